@@ -1,0 +1,49 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer; the rest is installed on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.PHONY: demo test lint format types imports proto bench assets clean
+.DELETE_ON_ERROR:
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> making the virtual environment in $(VENV) (first use only)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "==> installing pinned dependencies (torch first; some minutes on a slow line)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## stream one completion and print where the time went
+	@$(BIN)/paceline demo
+
+test: lint types imports $(STAMP)  ## lint, types, import rules and all tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
+	$(BIN)/python -m tools.generate_proto
+
+bench: $(STAMP)  ## measure, as ratios in one run
+	$(BIN)/python -m benchmarks.service
+
+assets: $(STAMP)  ## train the embedded pair again (an hour on two cores)
+	$(BIN)/python -m paceline.assets.training all
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,1 @@
+"""How the embedded pair was made: `python -m paceline.assets.training --help`."""

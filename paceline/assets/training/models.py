@@ -1,0 +1,109 @@
+"""Shapes of the pair, and the optimiser both are trained with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.assets.training.corpus import END_OF_TEXT_ID, VOCAB_SIZE
+
+MAX_POSITIONS = 2048
+
+
+def target_config(layers: int = 12) -> LlamaConfig:
+    """Deep and narrow: 12 layers make a step worth speculating about at 6.6M parameters."""
+    return _config(hidden_size=256, intermediate_size=448, num_hidden_layers=layers)
+
+
+def draft_config() -> LlamaConfig:
+    """One layer: its step must cost at most a tenth of the target's."""
+    return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=1)
+
+
+def _config(**shape: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=END_OF_TEXT_ID,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        **shape,
+    )
+
+
+def build(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised float32 model; residual outputs are scaled down with depth."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            scale = (2 * config.num_hidden_layers) ** -0.5
+            layer.self_attn.o_proj.weight.mul_(scale)
+            layer.mlp.down_proj.weight.mul_(scale)
+    return model
+
+
+def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
+    """A deeper model whose layers repeat the small one's stack (Du et al. 2024, depthwise stacking).
+
+    Most of the training can then run at the small model's price.
+    """
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        model.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
+        model.model.norm.load_state_dict(small.model.norm.state_dict())
+        for index, layer in enumerate(model.model.layers):
+            layer.load_state_dict(small.model.layers[index % len(small.model.layers)].state_dict())
+    return model
+
+
+@dataclass(slots=True)
+class Optimisers:
+    """Muon for the hidden matrices, AdamW for embeddings and norms, under one schedule."""
+
+    muon: torch.optim.Optimizer
+    adamw: torch.optim.Optimizer
+    muon_lr: float
+    adamw_lr: float
+
+    @classmethod
+    def create(cls, model: LlamaForCausalLM, muon_lr: float, adamw_lr: float) -> Optimisers:
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+        known = {id(p) for p in matrices}
+        others = [p for p in model.parameters() if id(p) not in known]
+        return cls(
+            torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=0.05),
+            torch.optim.AdamW(others, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
+            muon_lr,
+            adamw_lr,
+        )
+
+    def step(self, factor: float) -> None:
+        for optimiser, lr in ((self.muon, self.muon_lr), (self.adamw, self.adamw_lr)):
+            for group in optimiser.param_groups:
+                group["lr"] = lr * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
+        self.muon.load_state_dict(state["muon"])
+        self.adamw.load_state_dict(state["adamw"])
+
+
+def schedule(step: int, steps: int, warmup: int, decay_share: float) -> float:
+    """Warm-up, plateau, then linear to zero over the last `decay_share` of the run."""
+    decay_from = int(steps * (1 - decay_share))
+    if step < warmup:
+        return (step + 1) / warmup
+    if step < decay_from:
+        return 1.0
+    return max(0.0, (steps - step) / (steps - decay_from))

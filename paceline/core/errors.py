@@ -1,0 +1,79 @@
+"""Every error Paceline raises on purpose.
+
+PacelineError
+├── InvalidArgumentError        a field cannot be honoured; `field` names it (also a ValueError)
+│   └── TokenizerMismatchError  draft and target do not share a vocabulary
+├── NotFoundError               no such sequence, model or request
+├── FailedPreconditionError     the sender's picture is behind; `known_length` says where to resend from
+├── StaleEpochError             a newer owner has taken the sequence over
+├── ResourceExhaustedError      a bound was met: blocks, queue, streams
+├── UnavailableError            nobody can do this now; `last_index` says what the client already has
+├── DeadlineExceededError       the time the caller gave is over
+├── CancelledError              the caller went away
+└── InternalError               a defect or a broken model; the message never holds user text
+
+Messages are written for the person who sent the request. They never contain prompt text.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Root of the tree. `message` is safe to show to a client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidArgumentError(PacelineError, ValueError):
+    """A field of a request or a configuration cannot be honoured."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.description = message
+
+
+class TokenizerMismatchError(InvalidArgumentError):
+    """Two models that must share a tokenizer do not."""
+
+
+class NotFoundError(PacelineError):
+    """The named thing is not (or no longer) here."""
+
+
+class FailedPreconditionError(PacelineError):
+    """The receiver knows only `known_length` tokens of the sequence; resend from there."""
+
+    def __init__(self, message: str, known_length: int = 0) -> None:
+        super().__init__(message)
+        self.known_length = known_length
+
+
+class StaleEpochError(PacelineError):
+    """A command of an older epoch: its sender no longer owns the sequence."""
+
+
+class ResourceExhaustedError(PacelineError):
+    """A bound was met."""
+
+
+class UnavailableError(PacelineError):
+    """Nobody can serve this now. `last_index` is the index of the last token that was committed."""
+
+    def __init__(self, message: str, last_index: int | None = None) -> None:
+        super().__init__(message)
+        self.last_index = last_index
+
+
+class DeadlineExceededError(PacelineError):
+    """The caller's deadline passed."""
+
+
+class CancelledError(PacelineError):
+    """The caller cancelled."""
+
+
+class InternalError(PacelineError):
+    """A defect, or a model that produced no usable numbers."""

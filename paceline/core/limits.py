@@ -1,0 +1,44 @@
+"""Every bound of the system in one place. Meeting one is a clear error to its sender."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+"""One gRPC message, either direction."""
+
+MAX_PROMPT_TOKENS: Final = 1_048_576
+"""Before the model's own length, which is usually far smaller."""
+
+MAX_PROMPT_CHARACTERS: Final = 8 * 1024 * 1024
+
+MAX_TOKENS: Final = 1_048_576
+"""`max_tokens` and `min_tokens`."""
+
+MAX_SPECULATIVE_TOKENS: Final = 32
+"""K of one round."""
+
+MAX_SUPPORT: Final = 1024
+"""Tokens in the sparse distribution of one draft token."""
+
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_STRING_CHARACTERS: Final = 256
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_LOGIT_BIAS_ENTRIES: Final = 1024
+MAX_LOGIT_BIAS: Final = 100.0
+
+MAX_TEMPERATURE: Final = 100.0
+MIN_TEMPERATURE: Final = 1e-4
+"""A positive temperature below this is refused: it overflows; 0 is greedy."""
+
+MAX_SEED: Final = 2**64 - 1
+MAX_REQUEST_ID_CHARACTERS: Final = 128
+
+MAX_RUNNING_SEQUENCES: Final = 1024
+MAX_WAITING_SEQUENCES: Final = 4096
+"""Requests the coordinator holds; one more is refused with RESOURCE_EXHAUSTED."""
+
+MAX_UNREAD_TOKENS: Final = 1024
+"""A stream whose client has this many unread tokens pauses until it reads."""
+
+MAX_COMMANDS_PER_FRAME: Final = 4096
