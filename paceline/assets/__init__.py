@@ -1,0 +1,26 @@
+"""The embedded model pair: `path("target")`, `path("draft")`.
+
+Both folders load with plain `AutoModelForCausalLM` and `AutoTokenizer`; MODEL_CARD.md in this folder
+says what they were trained on and how well the draft predicts the target.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import InvalidArgumentError
+
+_PREFIX: Final = "embedded:"
+
+
+def path(role: str) -> Path:
+    """The folder of the embedded `target` or `draft` checkpoint. Raises InvalidArgumentError."""
+    if role not in ("target", "draft"):
+        raise InvalidArgumentError("role", f"must be target or draft, got {role!r}")
+    return Path(__file__).parent / role
+
+
+def resolve(model: str) -> str:
+    """`embedded:target` and `embedded:draft` as folders; every other name as it is."""
+    return str(path(model.removeprefix(_PREFIX))) if model.startswith(_PREFIX) else model

@@ -1,0 +1,7 @@
+"""Bookkeeping of the KV cache: blocks, block tables, leases. Standard library only, no tensors."""
+
+from paceline.kv.lease import Leases
+from paceline.kv.pool import BlockPool
+from paceline.kv.table import BlockTable, CopyBlock
+
+__all__ = ["BlockPool", "BlockTable", "CopyBlock", "Leases"]

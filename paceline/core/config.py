@@ -1,0 +1,120 @@
+"""Configuration of the three processes: frozen, validated when built, built once in `main`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _check(condition: bool, name: str, message: str) -> None:
+    if not condition:
+        raise InvalidArgumentError(name, message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One draft or target worker."""
+
+    model: str
+    """A directory, a hub id, or `embedded:target` / `embedded:draft`."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one; the announcement on standard output says which."""
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    """CPU threads of the model; 0 leaves torch's choice."""
+    block_size: int = 16
+    """Positions per cache block."""
+    num_blocks: int | None = None
+    """Blocks of the cache; None derives it from free memory."""
+    max_model_len: int | None = None
+    """At most the model's own length, which None takes."""
+    max_batch_tokens: int = 512
+    """Rows of one pass, prefill chunks and verification together."""
+    max_sequences: int = 256
+    lease_seconds: float = 600.0
+    """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""
+    support_mass: float = 0.995
+    """Share of the draft's probability that a proposal's sparse distribution holds (draft only)."""
+    support_bound: int = limits.MAX_SUPPORT
+    trust_remote_code: bool = False
+    exit_with_parent: bool = False
+    """Stop when standard input closes: a child never outlives its supervisor."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        _check(bool(self.model), "model", "is required")
+        _check(0 <= self.port < 65536, "port", f"must be in [0, 65535], got {self.port}")
+        _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
+        _check(self.threads >= 0, "threads", "must not be negative")
+        _check(self.block_size >= 1, "block_size", "must be at least 1")
+        _check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "must be at least 1")
+        _check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "must be at least 2")
+        _check(
+            self.max_batch_tokens > limits.MAX_SPECULATIVE_TOKENS,
+            "max_batch_tokens",
+            f"must be greater than {limits.MAX_SPECULATIVE_TOKENS}, the most draft tokens of a round",
+        )
+        _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
+        _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
+        _check(0 < self.support_mass <= 1, "support_mass", "must be in (0, 1]")
+        _check(
+            1 <= self.support_bound <= limits.MAX_SUPPORT,
+            "support_bound",
+            f"must be between 1 and {limits.MAX_SUPPORT}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """The coordinator: where its workers are and how it speculates by default."""
+
+    targets: tuple[str, ...]
+    """host:port of every target worker."""
+    drafts: tuple[str, ...] = ()
+    """host:port of every draft worker; none means plain decoding."""
+    tokenizer: str
+    """A directory with tokenizer.json, such a file, a hub id, or `embedded:target`."""
+    model_name: str = ""
+    """What clients see; empty takes the target's."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    num_speculative_tokens: int = 4
+    acceptance: AcceptanceMode = AcceptanceMode.COUPLED
+    draft_timeout: float = 5.0
+    """Seconds after which a round goes on without its proposal."""
+    target_timeout: float = 120.0
+    """Seconds a target may take for one round before it counts as lost."""
+    recovery_timeout: float = 60.0
+    """Seconds a sequence waits for a target worker to come back."""
+    max_running: int = 256
+    max_waiting: int = limits.MAX_WAITING_SEQUENCES
+    exit_with_parent: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        _check(bool(self.targets), "targets", "at least one target worker is required")
+        _check(0 <= self.port < 65536, "port", f"must be in [0, 65535], got {self.port}")
+        _check(
+            0 <= self.num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,
+            "num_speculative_tokens",
+            f"must be between 0 and {limits.MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}",
+        )
+        for name in ("draft_timeout", "target_timeout", "recovery_timeout"):
+            _check(getattr(self, name) > 0, name, "must be positive")
+        _check(
+            1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
+            "max_running",
+            f"must be between 1 and {limits.MAX_RUNNING_SEQUENCES}",
+        )
+        _check(
+            0 <= self.max_waiting <= limits.MAX_WAITING_SEQUENCES,
+            "max_waiting",
+            f"must be between 0 and {limits.MAX_WAITING_SEQUENCES}",
+        )

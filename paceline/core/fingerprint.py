@@ -1,0 +1,18 @@
+"""What two processes compare to know that they speak of the same token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+
+def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """SHA-256 (hex) over the (token, id) pairs sorted by token, added tokens included.
+
+    Each token enters as its UTF-8 length, its bytes and its id, so no two vocabularies read the same.
+    """
+    digest = hashlib.sha256()
+    for token, token_id in sorted(vocabulary.items()):
+        encoded = token.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:%b=%d;" % (len(encoded), encoded, token_id))
+    return digest.hexdigest()
