@@ -1,0 +1,81 @@
+"""Speculative decoding across machines: a draft worker guesses, a target worker verifies.
+
+    from paceline import Client, SamplingParams, SpeculationParams
+
+Names load when they are first used, so that importing a part of the package costs that part only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.client import (
+        AcceptanceMode,
+        AsyncClient,
+        CancelledError,
+        Client,
+        DeadlineExceededError,
+        FailedPreconditionError,
+        GenerationChunk,
+        GenerationResult,
+        InternalError,
+        InvalidArgumentError,
+        NotFoundError,
+        PacelineError,
+        ResourceExhaustedError,
+        SamplingParams,
+        SpeculationParams,
+        StaleEpochError,
+        TokenizerMismatchError,
+        TokenOrigin,
+        UnavailableError,
+    )
+    from paceline.core import errors
+
+    __version__: str
+
+__all__ = [
+    "AcceptanceMode",
+    "AsyncClient",
+    "CancelledError",
+    "Client",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "GenerationChunk",
+    "GenerationResult",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "PacelineError",
+    "ResourceExhaustedError",
+    "SamplingParams",
+    "SpeculationParams",
+    "StaleEpochError",
+    "TokenOrigin",
+    "TokenizerMismatchError",
+    "UnavailableError",
+    "__version__",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name. Raises AttributeError for any other."""
+    value: Any
+    if name == "__version__":
+        value = metadata.version("paceline")
+    elif name == "errors":
+        value = import_module("paceline.core.errors")
+    elif name in __all__:
+        value = getattr(import_module("paceline.client"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

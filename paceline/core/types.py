@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -88,8 +88,9 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    """Kept as a tuple; one string stands for itself."""
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
 
@@ -110,7 +111,7 @@ class SamplingParams:
         _require(
             temperature == 0 or limits.MIN_TEMPERATURE <= temperature <= limits.MAX_TEMPERATURE,
             "temperature",
-            f"must be 0 (greedy) or between {limits.MIN_TEMPERATURE} and {limits.MAX_TEMPERATURE}, got {temperature}",
+            f"must be 0 (greedy) or in [{limits.MIN_TEMPERATURE}, {limits.MAX_TEMPERATURE}], got {temperature}",
         )
         _require(0 < _number("top_p", self.top_p) <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         _require(_integer("top_k", self.top_k) >= 0, "top_k", f"must be at least 0, got {self.top_k}")
@@ -145,7 +146,9 @@ class SamplingParams:
             _require(value <= self.max_tokens, "min_tokens", "must not be greater than max_tokens")
 
     def _check_stop(self) -> None:
-        _require(len(self.stop) <= limits.MAX_STOP_STRINGS, "stop", f"at most {limits.MAX_STOP_STRINGS} strings")
+        _require(
+            len(self.stop) <= limits.MAX_STOP_STRINGS, "stop", f"at most {limits.MAX_STOP_STRINGS} strings"
+        )
         for text in self.stop:
             _require(isinstance(text, str) and bool(text), "stop", "must be non-empty strings")
             _require(
@@ -214,6 +217,15 @@ class SpeculationParams:
         """Build from a dictionary; an unknown name is refused, not ignored."""
         result: Self = _from_mapping(cls, values)
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParams:
+    """What a worker keeps of a request: how to sample, how to accept, where the prompt ends."""
+
+    sampling: SamplingParams
+    mode: AcceptanceMode
+    prompt_length: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ class BlockTable:
         """Slots of positions [start, stop), which must lie within the entries and the reservation."""
         if not 0 <= start <= stop <= self._length + self._reserved:
             raise ValueError(
-                f"positions [{start}, {stop}) reach outside the {self._length} entries and {self._reserved} reserved"
+                f"positions [{start}, {stop}) reach outside "
+                f"the {self._length} entries and {self._reserved} reserved"
             )
         size = self._pool.block_size
         first, last = start // size, -(-stop // size)

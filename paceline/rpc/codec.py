@@ -19,6 +19,7 @@ from paceline.core.types import (
     FinishReason,
     Proposal,
     SamplingParams,
+    SequenceParams,
     SparseDistribution,
     SpeculationParams,
     Timings,
@@ -44,9 +45,9 @@ _REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
 }
-_MODES_BACK = {wire: mode for mode, wire in _MODES.items()}
-_ORIGINS_BACK = {wire: origin for origin, wire in _ORIGINS.items()}
-_REASONS_BACK = {wire: reason for reason, wire in _REASONS.items()}
+_MODES_BACK: dict[int, AcceptanceMode] = {wire: mode for mode, wire in _MODES.items()}
+_ORIGINS_BACK: dict[int, TokenOrigin] = {wire: origin for origin, wire in _ORIGINS.items()}
+_REASONS_BACK: dict[int, FinishReason] = {wire: reason for reason, wire in _REASONS.items()}
 
 _PLAIN_SAMPLING_FIELDS = (
     "temperature",
@@ -66,24 +67,39 @@ UNLIMITED_MAX_TOKENS = -1
 """`max_tokens` on the wire for "up to the model's length"."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceParams:
-    """What a worker keeps of a request: how to sample, how to accept, where the prompt ends."""
-
-    sampling: SamplingParams
-    mode: AcceptanceMode
-    prompt_length: int
-    masked_until_min_tokens: tuple[int, ...] = ()
-
-
 def refuse_unknown_fields(message: Message, name: str) -> None:
     """Raise InvalidArgumentError if `message` carries a field this version does not define."""
-    for unknown in UnknownFieldSet(message):
-        raise InvalidArgumentError(name, f"unknown parameter (field number {unknown.field_number})")
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidArgumentError(name, f"unknown parameter (field number {unknown[0].field_number})")
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises InvalidArgumentError for a lone surrogate, which no UTF-8 can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(name, "is not valid Unicode text") from None
+
+
+def check_wire_ids(name: str, token_ids: Iterable[int]) -> None:
+    """Raises InvalidArgumentError if an id does not fit the wire's uint32."""
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < 2**32:
+            raise InvalidArgumentError(
+                name, f"token id {token_id} at position {position} is outside [0, 2^32)"
+            )
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Every field is set, so the receiver needs no defaults of its own."""
+    """Every field is set, so the receiver needs no defaults of its own.
+
+    Raises InvalidArgumentError for a value that the wire's type cannot hold.
+    """
+    check_wire_ids("logit_bias", params.logit_bias)
+    check_wire_ids("stop_token_ids", params.stop_token_ids)
+    for text in params.stop:
+        check_text("stop", text)
     message = common_pb2.SamplingParams(
         logit_bias=[
             common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias.items()
@@ -93,8 +109,12 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
     )
     for name in _PLAIN_SAMPLING_FIELDS:
         value = getattr(params, name)
-        if value is not None:
+        if value is None:
+            continue
+        try:
             setattr(message, name, value)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(name, "does not fit the wire's type") from None
     if params.max_tokens is None:
         message.max_tokens = UNLIMITED_MAX_TOKENS
     return message
@@ -103,11 +123,13 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidArgumentError naming the field."""
     refuse_unknown_fields(message, "sampling")
-    values = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS if message.HasField(name)}
+    given = {descriptor.name for descriptor, _ in message.ListFields()}
+    values = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS if name in given}
     if values.get("max_tokens") == UNLIMITED_MAX_TOKENS:
         values["max_tokens"] = None
     bias: dict[int, float] = {}
     for entry in message.logit_bias:
+        refuse_unknown_fields(entry, "logit_bias")
         if entry.token_id in bias:
             raise InvalidArgumentError("logit_bias", f"token id {entry.token_id} is named twice")
         bias[entry.token_id] = entry.bias
@@ -126,10 +148,9 @@ def mode_to_proto(mode: AcceptanceMode) -> common_pb2.AcceptanceMode.ValueType:
 
 def mode_from_proto(value: int, name: str = "acceptance") -> AcceptanceMode:
     """Raises InvalidArgumentError for a number that names no mode."""
-    for wire, mode in _MODES_BACK.items():
-        if wire == value:
-            return mode
-    raise InvalidArgumentError(name, f"no acceptance mode has the number {value}")
+    if value not in _MODES_BACK:
+        raise InvalidArgumentError(name, f"no acceptance mode has the number {value}")
+    return _MODES_BACK[value]
 
 
 def speculation_to_proto(params: SpeculationParams) -> generation_pb2.SpeculationParams:
@@ -158,12 +179,12 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
         sampling=sampling_to_proto(params.sampling),
         acceptance_mode=_MODES[params.mode],
         prompt_length=params.prompt_length,
-        masked_until_min_tokens=params.masked_until_min_tokens,
     )
 
 
 def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequenceParams:
     """Raises InvalidArgumentError; a sequence without a seed cannot be sampled repeatably."""
+    refuse_unknown_fields(message, "params")
     sampling = sampling_from_proto(message.sampling)
     if sampling.seed is None:
         raise InvalidArgumentError("seed", "a worker's sequence needs one")
@@ -171,7 +192,6 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
         sampling=sampling,
         mode=mode_from_proto(message.acceptance_mode),
         prompt_length=message.prompt_length,
-        masked_until_min_tokens=tuple(message.masked_until_min_tokens),
     )
 
 
@@ -203,6 +223,7 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
     Whether ids lie in the vocabulary and probabilities are proper is the target worker's to check,
     where they become tensors.
     """
+    refuse_unknown_fields(message, "proposal")
     token_ids = tuple(message.token_ids)
     if len(token_ids) > limits.MAX_SPECULATIVE_TOKENS:
         raise InvalidArgumentError(
@@ -219,6 +240,7 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
 
 
 def _sparse_from_proto(message: common_pb2.SparseDistribution) -> SparseDistribution:
+    refuse_unknown_fields(message, "proposal.distributions")
     size = len(message.token_ids)
     if size != len(message.probabilities) or size % 4 or not 0 < size // 4 <= limits.MAX_SUPPORT:
         raise InvalidArgumentError(
@@ -228,11 +250,15 @@ def _sparse_from_proto(message: common_pb2.SparseDistribution) -> SparseDistribu
     return SparseDistribution(message.token_ids, message.probabilities)
 
 
+def _microseconds(seconds: float) -> int:
+    return min(max(round(seconds * 1e6), 0), 2**32 - 1)
+
+
 def timings_to_proto(timings: Timings) -> common_pb2.Timings:
-    """Seconds to whole microseconds."""
+    """Seconds to whole microseconds; more than the wire's 71 minutes counts as that."""
     return common_pb2.Timings(
-        queue_us=round(timings.queue * 1e6),
-        compute_us=round(timings.compute * 1e6),
+        queue_us=_microseconds(timings.queue),
+        compute_us=_microseconds(timings.compute),
         rows=timings.rows,
         sequences=timings.sequences,
     )
@@ -243,9 +269,7 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
     return Timings(message.queue_us / 1e6, message.compute_us / 1e6, message.rows, message.sequences)
 
 
-def verdict_to_proto(
-    sequence_id: str, epoch: int, round_number: int, verdict: Verdict
-) -> target_pb2.Verdict:
+def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: Verdict) -> target_pb2.Verdict:
     """A verdict with the address of the round it answers."""
     return target_pb2.Verdict(
         sequence_id=sequence_id,
@@ -296,8 +320,10 @@ def origin_to_proto(origin: TokenOrigin) -> generation_pb2.TokenOrigin.ValueType
     return _ORIGINS[origin]
 
 
-def origin_from_proto(value: generation_pb2.TokenOrigin.ValueType) -> TokenOrigin:
-    """Raises KeyError for a number that names none."""
+def origin_from_proto(value: int) -> TokenOrigin:
+    """Raises InvalidArgumentError for a number that names none."""
+    if value not in _ORIGINS_BACK:
+        raise InvalidArgumentError("origins", f"no token origin has the number {value}")
     return _ORIGINS_BACK[value]
 
 
@@ -306,8 +332,10 @@ def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.
     return _REASONS[reason]
 
 
-def finish_reason_from_proto(value: generation_pb2.FinishReason.ValueType) -> FinishReason:
-    """Raises KeyError for a number that names none."""
+def finish_reason_from_proto(value: int) -> FinishReason:
+    """Raises InvalidArgumentError for a number that names none."""
+    if value not in _REASONS_BACK:
+        raise InvalidArgumentError("finish_reason", f"no finish reason has the number {value}")
     return _REASONS_BACK[value]
 
 
@@ -322,15 +350,18 @@ class GenerateCall:
 
 
 def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequest:
-    """What the SDK sends."""
+    """What the SDK sends. Raises InvalidArgumentError for text or ids that the wire cannot carry."""
+    check_text("request_id", call.request_id)
     message = generation_pb2.GenerateRequest(
         request_id=call.request_id,
         sampling=sampling_to_proto(call.sampling),
         speculation=speculation_to_proto(call.speculation),
     )
     if isinstance(call.prompt, str):
+        check_text("prompt", call.prompt)
         message.text = call.prompt
     else:
+        check_wire_ids("prompt", call.prompt)
         message.token_ids.ids.extend(call.prompt)
     return message
 
@@ -347,6 +378,7 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
             if len(prompt) > limits.MAX_PROMPT_CHARACTERS:
                 raise InvalidArgumentError("prompt", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
         case "token_ids":
+            refuse_unknown_fields(message.token_ids, "prompt")
             prompt = tuple(message.token_ids.ids)
             if len(prompt) > limits.MAX_PROMPT_TOKENS:
                 raise InvalidArgumentError("prompt", f"at most {limits.MAX_PROMPT_TOKENS} tokens")
@@ -379,5 +411,6 @@ def check_against_model(
     if wanted is not None and prompt_length + wanted > max_model_len:
         raise InvalidArgumentError(
             "max_tokens",
-            f"{wanted} after a prompt of {prompt_length} tokens exceeds the model's length of {max_model_len}",
+            f"{wanted} after a prompt of {prompt_length} tokens exceeds the model's length"
+            f" of {max_model_len}",
         )

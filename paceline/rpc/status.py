@@ -11,17 +11,26 @@
 | DeadlineExceededError | DEADLINE_EXCEEDED |
 | CancelledError | CANCELLED |
 | anything else | INTERNAL, without its text |
+
+`FailedPreconditionError.known_length` has a field of its own beside the status in `SequenceError`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import grpc
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from paceline.core import errors
 
 DOMAIN = "paceline"
+DETAILS_KEY = "grpc-status-details-bin"
+"""Where gRPC's rich error model puts the status."""
 
 _CODES: dict[type[errors.PacelineError], int] = {
     errors.InvalidArgumentError: code_pb2.INVALID_ARGUMENT,
@@ -39,50 +48,57 @@ _CODES: dict[type[errors.PacelineError], int] = {
 
 def to_status(error: BaseException) -> status_pb2.Status:
     """The status a peer may see. An unexpected exception's text stays in the log."""
-    known = isinstance(error, errors.PacelineError)
-    code = _CODES.get(type(error), code_pb2.INTERNAL) if known else code_pb2.INTERNAL
-    status = status_pb2.Status(code=code, message=error.message if known else "internal error")
-    reason = type(error).__name__.removesuffix("Error") if known else "Internal"
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
+    status = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error")
+    info = error_details_pb2.ErrorInfo(reason="Internal", domain=DOMAIN)
+    if isinstance(error, errors.PacelineError):
+        known = next((cls for cls in type(error).__mro__ if cls in _CODES), errors.InternalError)
+        status.code, status.message = _CODES[known], error.message
+        info.reason = known.__name__.removesuffix("Error")
     if isinstance(error, errors.UnavailableError) and error.last_index is not None:
         info.metadata["last_index"] = str(error.last_index)
     if isinstance(error, errors.InvalidArgumentError):
         info.metadata["field"] = error.field
-        violation = error_details_pb2.BadRequest(
-            field_violations=[
-                error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.description)
-            ]
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.description
         )
-        status.details.add().Pack(violation)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     status.details.add().Pack(info)
     return status
 
 
+def _read_details(details: Iterable[AnyMessage]) -> tuple[error_details_pb2.ErrorInfo, Any]:
+    """Our ErrorInfo and the first field violation. Whatever else a peer packed counts as absent."""
+    info, violation = error_details_pb2.ErrorInfo(), None
+    for detail in details:
+        try:
+            if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                given = error_details_pb2.ErrorInfo()
+                detail.Unpack(given)
+                if given.domain == DOMAIN:
+                    info = given
+            elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+                bad = error_details_pb2.BadRequest()
+                detail.Unpack(bad)
+                violation = next(iter(bad.field_violations), None)
+        except DecodeError:
+            continue
+    return info, violation
+
+
 def from_status(status: status_pb2.Status, known_length: int = 0) -> errors.PacelineError:
-    """The error a peer meant."""
-    field, reason, last_index, description = "", "", None, status.message
-    for detail in status.details:
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo()
-            detail.Unpack(info)
-            reason = info.reason
-            last_index = int(info.metadata["last_index"]) if "last_index" in info.metadata else None
-        elif detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            bad = error_details_pb2.BadRequest()
-            detail.Unpack(bad)
-            field, description = bad.field_violations[0].field, bad.field_violations[0].description
+    """The error a peer meant. Never raises: a peer's broken details are an error without details."""
+    info, violation = _read_details(status.details)
     match status.code:
         case code_pb2.INVALID_ARGUMENT:
-            mismatch = reason == "TokenizerMismatch"
+            mismatch = info.reason == "TokenizerMismatch"
             return (errors.TokenizerMismatchError if mismatch else errors.InvalidArgumentError)(
-                field or "request", description
+                violation.field if violation and violation.field else "request",
+                violation.description if violation and violation.description else status.message,
             )
         case code_pb2.FAILED_PRECONDITION:
             return errors.FailedPreconditionError(status.message, known_length)
         case code_pb2.UNAVAILABLE:
-            return errors.UnavailableError(status.message, last_index)
-        case code_pb2.INTERNAL | code_pb2.UNKNOWN:
-            return errors.InternalError(status.message)
+            return errors.UnavailableError(status.message, _index(info.metadata.get("last_index", "")))
     simple: dict[int, type[errors.PacelineError]] = {
         code_pb2.NOT_FOUND: errors.NotFoundError,
         code_pb2.ABORTED: errors.StaleEpochError,
@@ -94,22 +110,24 @@ def from_status(status: status_pb2.Status, known_length: int = 0) -> errors.Pace
     return simple.get(status.code, errors.InternalError)(status.message)
 
 
+def _index(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 20 else None
+
+
 def from_rpc_error(error: grpc.RpcError) -> errors.PacelineError:
-    """The error behind a failed call, with its details where the peer gave them."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        code, text = error.code(), error.details()
-        metadata = error.trailing_metadata()
-    else:
-        assert isinstance(error, grpc.Call)
-        code, text = error.code(), error.details()
-        metadata = error.trailing_metadata()
-    for key, value in metadata or ():
-        if key == rpc_status.GRPC_DETAILS_METADATA_KEY and isinstance(value, bytes):
-            return from_status(status_pb2.Status.FromString(value))
+    """The error behind a failed call of either API, with its details where the peer gave them."""
+    code, text = error.code(), error.details()
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return from_status(status_pb2.Status.FromString(value))
+            except DecodeError:
+                break
     return from_status(status_pb2.Status(code=code.value[0], message=text or code.name))
 
 
-async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> None:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
     """End a call with the status of `error`."""
     status = to_status(error)
     await context.abort_with_status(rpc_status.to_status(status))

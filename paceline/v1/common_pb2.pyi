@@ -192,26 +192,20 @@ class SequenceParams(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
-    MASKED_UNTIL_MIN_TOKENS_FIELD_NUMBER: _builtins.int
     acceptance_mode: Global___AcceptanceMode.ValueType
     prompt_length: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
-    @_builtins.property
-    def masked_until_min_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that min_tokens masks: end-of-sequence (unless ignored) and stop ids."""
-
     def __init__(
         self,
         *,
         sampling: Global___SamplingParams | None = ...,
         acceptance_mode: Global___AcceptanceMode.ValueType = ...,
         prompt_length: _builtins.int = ...,
-        masked_until_min_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "masked_until_min_tokens", b"masked_until_min_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "prompt_length", b"prompt_length", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

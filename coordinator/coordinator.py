@@ -1,0 +1,181 @@
+"""The coordinator as its faces see it: validated calls in, committed parts out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.dispatcher import Dispatcher, Running
+from coordinator.events import Deadlines
+from coordinator.ledger import Commit, Ledger
+from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.round import RoundMachine
+from coordinator.vocabulary import Vocabulary
+from paceline.core.clock import Clock, monotonic
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PacelineError,
+    TokenizerMismatchError,
+    UnavailableError,
+)
+from paceline.core.types import SequenceParams
+from paceline.rpc.codec import PROTOCOL_VERSION, GenerateCall, check_against_model
+from paceline.rpc.info import check_compatible
+from paceline.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request that was accepted, and how it will be run."""
+
+    request_id: str
+    params: SequenceParams
+    running: Running
+
+    @property
+    def machine(self) -> RoundMachine:
+        """Its round machine: ledger, counts and times."""
+        return self.running.machine
+
+
+class Coordinator:
+    """Owns the links and the dispatcher."""
+
+    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary, clock: Clock = monotonic) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
+        self._clock = clock
+        self._target_found = asyncio.Event()
+        self._request_ids: set[str] = set()
+        observer = LinkObserver(
+            self._admit, self._ready, self.dispatcher.link_lost, self.dispatcher.link_events
+        )
+        self.dispatcher.targets = [Link(a, TargetDialect(), observer) for a in config.targets]
+        self.dispatcher.drafts = [Link(a, DraftDialect(), observer) for a in config.drafts]
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """Targets first."""
+        return [*self.dispatcher.targets, *self.dispatcher.drafts]
+
+    async def run(self) -> None:
+        """Keep links and deadlines going until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for link in self.links:
+                group.create_task(link.run())
+            group.create_task(self.dispatcher.sweep())
+
+    async def wait_until_ready(self, draft_seconds: float) -> None:
+        """Until a target serves and every draft is ready or refused (those only up to a time)."""
+        await self._target_found.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(draft_seconds):
+                for draft in self.dispatcher.drafts:
+                    await draft.settled.wait()
+
+    def target_info(self) -> common_pb2.WorkerInfo:
+        """What the target is. Raises UnavailableError before one was ever there."""
+        for link in self.dispatcher.targets:
+            if link.known is not None and link.state is not LinkState.REFUSED:
+                return link.known
+        raise UnavailableError("no target worker is there yet")
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.config.model_name or self.target_info().model
+
+    async def generate(self, call: GenerateCall) -> Generation:
+        """Take a request on. Raises PacelineError; InvalidArgumentError names the field."""
+        await self._wait_for_target()
+        info = self.target_info()
+        text = isinstance(call.prompt, str)
+        prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        if not prompt:
+            raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
+        check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+        request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
+        if request_id in self._request_ids:
+            raise InvalidArgumentError("request_id", "is running already")
+        machine = self._machine(call, prompt, info)
+        running = self.dispatcher.submit(machine)
+        self._request_ids.add(request_id)
+        return Generation(request_id, machine.params, running)
+
+    def _machine(
+        self, call: GenerateCall, prompt: Sequence[int], info: common_pb2.WorkerInfo
+    ) -> RoundMachine:
+        config = self.config
+        sampling = call.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(64))
+        params = SequenceParams(sampling, call.speculation.mode or config.acceptance, len(prompt))
+        wanted = call.speculation.num_speculative_tokens
+        ledger = Ledger(
+            prompt,
+            sampling,
+            detokenizer=self.vocabulary.detokenizer(prompt),
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+        )
+        return RoundMachine(
+            # Unlike the request id it is never used twice, whatever clients choose.
+            sequence_id=secrets.token_hex(12),
+            ledger=ledger,
+            params=params,
+            num_speculative_tokens=config.num_speculative_tokens if wanted is None else wanted,
+            deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
+            vocabulary_size=info.vocabulary_size,
+            target_max_len=info.max_model_len,
+            deadline=self._clock() + config.recovery_timeout,
+        )
+
+    async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
+        """The commits of a request in order; leaving early cancels it. Raises PacelineError."""
+        running = generation.running
+        try:
+            while True:
+                part = await self.dispatcher.next_part(running)
+                if isinstance(part, PacelineError):
+                    raise part
+                yield part
+                if part.finish is not None:
+                    return
+        finally:
+            self._request_ids.discard(generation.request_id)
+            self.dispatcher.cancel(running)
+
+    async def _wait_for_target(self) -> None:
+        try:
+            await asyncio.wait_for(self._target_found.wait(), self.config.recovery_timeout)
+        except TimeoutError:
+            raise UnavailableError("no target worker is there") from None
+
+    def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
+        """Refuse a worker that cannot serve here, naming both values."""
+        if info.role != link.role:
+            raise InvalidArgumentError(f"{link.role}s", f"{link.address} is a {info.role} worker")
+        if info.protocol_version != PROTOCOL_VERSION:
+            raise FailedPreconditionError(
+                f"it speaks protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
+            )
+        if link.role == "target":
+            if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
+                raise TokenizerMismatchError(
+                    "tokenizer",
+                    f"tokenizer_fingerprint of the target {info.model} is {info.tokenizer_fingerprint}, "
+                    f"of {self.config.tokenizer} {self.vocabulary.fingerprint}",
+                )
+        else:
+            check_compatible(self.target_info(), info)
+
+    def _ready(self, link: Link) -> None:
+        if link.role == "target":
+            self._target_found.set()
+        self.dispatcher.link_ready(link)

@@ -1,0 +1,91 @@
+"""Token ids to text, piece by piece, and the search for stop strings across token borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+CONTEXT_TOKENS = 6
+"""Tokens of the prompt a decoder needs to see, so that the first piece joins the prompt as text would."""
+
+
+class Detokenizer(Protocol):
+    """Turns a sequence of tokens into text incrementally."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is complete now; it never ends inside a character."""
+
+    def finish(self) -> str:
+        """What was held back: bytes that will never become a whole character, shown as U+FFFD."""
+
+
+class StreamDetokenizer:
+    """Incremental decoding by the tokenizers library."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._context = list(prompt[-CONTEXT_TOKENS:])
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that is complete now."""
+        piece: str | None = self._stream.step(self._tokenizer, token_id)
+        self._pending.append(token_id)
+        if piece is None:
+            return ""
+        self._context = (self._context + self._pending)[-CONTEXT_TOKENS:]
+        self._pending = []
+        return piece
+
+    def finish(self) -> str:
+        """Decode what the stream still waits to complete."""
+        if not self._pending:
+            return ""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        whole = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=True)
+        self._pending = []
+        return str(whole[len(before) :]) if whole.startswith(before) else ""
+
+
+class StopSearch:
+    """Finds the first stop string in text that arrives in pieces.
+
+    Text that could be the beginning of a stop string is held back until it is known not to be one.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that was found or None).
+
+        After a stop string was found the text in front of it is returned and nothing may follow.
+        """
+        if not self._stops:
+            return piece, None
+        self._held += piece
+        found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        if found:
+            # The one completed first, as character after character would have shown; the longest of equals.
+            start, stop = min(found, key=lambda item: (item[0] + len(item[1]), item[0]))
+            text, self._held = self._held[:start], ""
+            return text, stop
+        keep = max(self._partial(stop) for stop in self._stops)
+        text = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return text, None
+
+    def _partial(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins `stop`."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+    def finish(self) -> str:
+        """Nothing more will come: what was held back is text after all."""
+        text, self._held = self._held, ""
+        return text

@@ -1,0 +1,253 @@
+"""The asyncio shell around the round machines: it carries actions out and brings events back.
+
+Which sequence talks to which worker, who waits for blocks, and whose deadline has passed is decided
+here; what a sequence does about it is decided in round.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.events import (
+    Action,
+    Emit,
+    Event,
+    Fail,
+    FromDraft,
+    FromTarget,
+    Phase,
+    Signal,
+    TargetHangs,
+    ToDraft,
+    ToTarget,
+    WaitForBlocks,
+)
+from coordinator.ledger import Commit
+from coordinator.links import Link
+from coordinator.round import RoundMachine
+from paceline.core import limits
+from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import PacelineError, ResourceExhaustedError
+from paceline.core.messages import SequenceFailed
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.05
+"""How often deadlines are looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One sequence with its workers and its client."""
+
+    machine: RoundMachine
+    target: Link | None = None
+    draft: Link | None = None
+    admitted: bool = False
+    was_blocked: bool = False
+    unread: int = 0
+    behind: bool = False
+    parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more will come."""
+        return self.machine.phase is Phase.DONE
+
+
+class Dispatcher:
+    """All sequences of this coordinator."""
+
+    def __init__(self, max_running: int, max_waiting: int, clock: Clock = monotonic) -> None:
+        self.targets: list[Link] = []
+        self.drafts: list[Link] = []
+        self.finished = 0
+        self.failed = 0
+        self._clock = clock
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._sequences: dict[str, Running] = {}
+        self._queue: deque[Running] = deque()
+        self._blocked: deque[Running] = deque()
+
+    @property
+    def running(self) -> int:
+        """Sequences that were admitted and have not ended."""
+        return len(self._sequences) - len(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place or for blocks."""
+        return len(self._queue) + len(self._blocked)
+
+    # ---- for the faces -----------------------------------------------------------------------------
+
+    def submit(self, machine: RoundMachine) -> Running:
+        """Take a sequence on. Raises ResourceExhaustedError when the queue is full."""
+        if len(self._queue) >= self._max_waiting and self.running >= self._max_running:
+            raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
+        running = Running(machine)
+        self._sequences[machine.sequence_id] = running
+        self._queue.append(running)
+        self._admit()
+        return running
+
+    async def next_part(self, running: Running) -> Commit | PacelineError:
+        """What the client gets next."""
+        part = await running.parts.get()
+        if isinstance(part, Commit):
+            running.unread -= len(part.token_ids)
+            if running.behind and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
+                running.behind = False
+                self._handle(running, Signal.CLIENT_CAUGHT_UP)
+        return part
+
+    def cancel(self, running: Running) -> None:
+        """The client went away: both caches are freed at once."""
+        self._handle(running, Signal.CANCEL)
+
+    def abort_all(self, error: PacelineError) -> None:
+        """End every sequence; for the shutdown."""
+        for running in list(self._sequences.values()):
+            self._carry_out(running, running.machine.give_up(error))
+
+    # ---- for the links -----------------------------------------------------------------------------
+
+    def link_ready(self, link: Link) -> None:
+        """A worker is there: sequences that have none of its kind take it."""
+        for running in list(self._sequences.values()):
+            if running.admitted:
+                self._assign(running)
+
+    def link_lost(self, link: Link) -> None:
+        """A worker is gone: its sequences learn it, then move to another one if there is one."""
+        for running in list(self._sequences.values()):
+            if running.target is link:
+                running.target = None
+                link.load -= 1
+                self._handle(running, Signal.TARGET_LOST)
+            elif running.draft is link:
+                running.draft = None
+                link.load -= 1
+                self._handle(running, Signal.DRAFT_LOST)
+            if running.admitted and not running.ended:
+                self._assign(running)
+
+    def link_events(self, link: Link, events: Iterable[Any]) -> None:
+        """Answers of a worker."""
+        for event in events:
+            running = self._sequences.get(event.sequence_id)
+            if running is None or link not in (running.target, running.draft):
+                continue
+            if isinstance(event, SequenceFailed):
+                event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
+            self._handle(running, event)
+            if running.was_blocked and running.machine.phase is not Phase.WAITING:
+                running.was_blocked = False
+                self._unblock_one()
+
+    async def sweep(self) -> None:
+        """Tell machines whose deadline has passed, for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self._clock()
+            for running in list(self._sequences.values()):
+                deadline = running.machine.deadline
+                if deadline is not None and now >= deadline:
+                    self._handle(running, Signal.DEADLINE)
+
+    # ---- within ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._queue and self.running < self._max_running:
+            running = self._queue.popleft()
+            if not running.ended:
+                running.admitted = True
+                self._assign(running)
+
+    def _assign(self, running: Running) -> None:
+        """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
+        the target's first pass finds it there."""
+        wants_draft = running.machine.num_speculative_tokens > 0
+        if running.draft is None and wants_draft and (draft := _least_loaded(self.drafts)) is not None:
+            running.draft = draft
+            draft.load += 1
+            running.machine.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
+            self._handle(running, Signal.DRAFT_READY)
+        if running.target is None and (target := _least_loaded(self.targets)) is not None:
+            running.target = target
+            target.load += 1
+            self._handle(running, Signal.TARGET_READY)
+
+    def _handle(self, running: Running, event: Event) -> None:
+        begun = self._clock()
+        self._carry_out(running, running.machine.handle(event, begun))
+        running.machine.times.coordinator += self._clock() - begun
+
+    def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToTarget(command):
+                    if running.target is not None:
+                        running.target.send(command)
+                case ToDraft(command):
+                    if running.draft is not None:
+                        running.draft.send(command)
+                case Emit(commit):
+                    self._emit(running, commit)
+                case Fail(error):
+                    self.failed += 1
+                    running.parts.put_nowait(error)
+                case WaitForBlocks(error):
+                    self._block(running, error)
+                case TargetHangs():
+                    if running.target is not None:
+                        running.target.hang_up()
+        if running.ended:
+            self._forget(running)
+
+    def _emit(self, running: Running, commit: Commit) -> None:
+        running.unread += len(commit.token_ids)
+        running.parts.put_nowait(commit)
+        if commit.finish is not None:
+            self.finished += 1
+        elif running.unread > limits.MAX_UNREAD_TOKENS and not running.behind:
+            running.behind = True
+            self._handle(running, Signal.CLIENT_BEHIND)
+
+    def _block(self, running: Running, error: ResourceExhaustedError) -> None:
+        """Out of blocks: wait for another sequence to end. With no other one they would never come."""
+        running.was_blocked = True
+        others = (r for r in self._sequences.values() if r is not running and r.admitted)
+        if any(r.machine.holds_target for r in others):
+            self._blocked.append(running)
+        else:
+            self._carry_out(running, running.machine.give_up(error))
+
+    def _unblock_one(self) -> None:
+        while self._blocked:
+            running = self._blocked.popleft()
+            if running.machine.phase is Phase.WAITING:
+                self._handle(running, Signal.BLOCKS_FREED)
+                return
+
+    def _forget(self, running: Running) -> None:
+        if self._sequences.pop(running.machine.sequence_id, None) is None:
+            return
+        for link in (running.target, running.draft):
+            if link is not None:
+                link.load -= 1
+        running.target = running.draft = None
+        if not running.admitted:
+            self._queue.remove(running)
+        self._unblock_one()
+        self._admit()
+
+
+def _least_loaded(links: Sequence[Link]) -> Link | None:
+    return min((link for link in links if link.ready), key=lambda link: link.load, default=None)

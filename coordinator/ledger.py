@@ -1,0 +1,123 @@
+"""The ledger: the committed tokens of one sequence, and the one place where it may end.
+
+A verdict is clipped at EOS, stop tokens, stop strings and `max_tokens` before it is committed; only what
+was committed is emitted. Everything else in the system can be rebuilt from this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.detokenize import Detokenizer, StopSearch
+from paceline.core.types import FinishReason, SamplingParams, TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a sequence ended, and on what."""
+
+    reason: FinishReason
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one verdict added: `index` is the first token's among the generated ones."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    text: str
+    finish: Finish | None = None
+
+
+class Ledger:
+    """Prompt and committed tokens of one sequence."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        detokenizer: Detokenizer,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+    ) -> None:
+        self.token_ids: list[int] = list(prompt)
+        self.prompt_length = len(prompt)
+        self.finish: Finish | None = None
+        self._sampling = sampling
+        self._detokenizer = detokenizer
+        self._search = StopSearch(sampling.stop)
+        self._eos = frozenset() if sampling.ignore_eos else eos_token_ids
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        room = max_model_len - len(prompt)
+        self._max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more may be committed."""
+        return self.finish is not None
+
+    @property
+    def num_generated(self) -> int:
+        """Committed tokens after the prompt."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self._max_tokens - self.num_generated
+
+    def commit(self, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
+        """Take a verdict in, whole or clipped at the first condition that ends the sequence."""
+        if self.ended:
+            raise ValueError("the sequence has ended")
+        index = self.num_generated
+        text: list[str] = []
+        for token_id, _ in tokens:
+            self.token_ids.append(token_id)
+            text.append(self._take(token_id))
+            if self.ended:
+                break
+        kept = tokens[: self.num_generated - index]
+        finish = self.finish
+        if finish is not None and finish.stop_string is None:
+            text.append(self._flush())
+        return Commit(
+            index,
+            tuple(token_id for token_id, _ in kept),
+            tuple(origin for _, origin in kept),
+            "".join(text),
+            finish,
+        )
+
+    def _take(self, token_id: int) -> str:
+        """The text one token adds; sets `finish` when the sequence ends with it."""
+        if token_id in self._eos or token_id in self._stop_ids:
+            self.finish = Finish(FinishReason.STOP, stop_token_id=token_id)
+            shown = self._sampling.include_stop_str_in_output and token_id in self._stop_ids
+            return self._search.push(self._detokenizer.push(token_id))[0] if shown else ""
+        piece = self._detokenizer.push(token_id)
+        if self.num_generated <= self._sampling.min_tokens:
+            # A stop string may not end the text yet, nor begin in it.
+            text = self._search.finish() + piece
+        else:
+            text, stop = self._search.push(piece)
+            if stop is not None:
+                self.finish = Finish(FinishReason.STOP, stop_string=stop)
+                return text + stop if self._sampling.include_stop_str_in_output else text
+        if self.num_generated >= self._max_tokens:
+            self.finish = Finish(FinishReason.LENGTH)
+        return text
+
+    def _flush(self) -> str:
+        """Text that was held back for what can no longer come."""
+        text, stop = self._search.push(self._detokenizer.finish())
+        assert stop is None or self.finish is not None
+        return text + (self._search.finish() if stop is None else "")

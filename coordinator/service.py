@@ -1,0 +1,187 @@
+"""The gRPC face: GenerationService over the coordinator."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+import grpc
+
+from coordinator.coordinator import Coordinator, Generation
+from coordinator.ledger import Commit
+from coordinator.links import Link, LinkState
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError, PacelineError
+from paceline.rpc import codec
+from paceline.rpc.server import Server
+from paceline.rpc.status import abort
+from paceline.v1 import generation_pb2 as pb
+from paceline.v1 import generation_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Answer = TypeVar("Answer")
+
+_STATES = {
+    LinkState.CONNECTING: pb.WORKER_STATE_CONNECTING,
+    LinkState.READY: pb.WORKER_STATE_READY,
+    LinkState.LOST: pb.WORKER_STATE_LOST,
+    LinkState.REFUSED: pb.WORKER_STATE_REFUSED,
+}
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """What the SDK talks to."""
+
+    def __init__(self, coordinator: Coordinator, server: Server) -> None:
+        self._coordinator = coordinator
+        self._server = server
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Stream the tokens of one request, round by round."""
+        try:
+            generation = await self._coordinator.generate(codec.generate_request_from_proto(request))
+            yield _started(generation)
+            async for commit in self._coordinator.parts(generation):
+                yield _chunk(commit)
+                if commit.finish is not None:
+                    yield _finished(generation, commit)
+        except PacelineError as error:
+            await abort(context, error)
+        except Exception as error:
+            log.exception("a request failed")
+            await abort(context, error)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
+        """The one model this coordinator serves."""
+        return await _or_abort(context, self._list_models())
+
+    async def _list_models(self) -> pb.ListModelsResponse:
+        info = self._coordinator.target_info()
+        model = pb.Model(
+            id=self._coordinator.model_name,
+            max_model_len=info.max_model_len,
+            vocabulary_size=info.vocabulary_size,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """Text to ids."""
+        return await _or_abort(context, self._tokenize(request))
+
+    async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        if len(request.text) > limits.MAX_PROMPT_CHARACTERS:
+            raise InvalidArgumentError("text", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
+        ids = await self._coordinator.vocabulary.encode(request.text)
+        return pb.TokenizeResponse(token_ids=ids, max_model_len=self._coordinator.target_info().max_model_len)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
+        """Ids to text."""
+        return await _or_abort(context, self._detokenize(request))
+
+    async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        vocabulary = self._coordinator.vocabulary
+        if len(request.token_ids) > limits.MAX_PROMPT_TOKENS:
+            raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
+        codec.check_token_ids("token_ids", request.token_ids, vocabulary.size)
+        return pb.DetokenizeResponse(text=vocabulary.decode(request.token_ids))
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
+        """The coordinator and its workers, as they are now."""
+        return await _or_abort(context, self._status())
+
+    async def _status(self) -> pb.GetStatusResponse:
+        coordinator, dispatcher = self._coordinator, self._coordinator.dispatcher
+        status = pb.CoordinatorStatus(
+            address=self._server.address,
+            process_id=os.getpid(),
+            running=dispatcher.running,
+            waiting=dispatcher.waiting,
+            num_speculative_tokens=coordinator.config.num_speculative_tokens,
+            acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
+            finished_requests=dispatcher.finished,
+            failed_requests=dispatcher.failed,
+        )
+        workers = [await _worker(link) for link in coordinator.links]
+        return pb.GetStatusResponse(coordinator=status, workers=workers)
+
+
+async def _or_abort(context: Context, answer: Awaitable[Answer]) -> Answer:
+    """The answer, or the call's end with a status that says why there is none."""
+    try:
+        return await answer
+    except PacelineError as error:
+        await abort(context, error)
+    except Exception as error:
+        log.exception("a call failed")
+        await abort(context, error)
+    raise AssertionError("abort does not return")
+
+
+async def _worker(link: Link) -> pb.WorkerStatus:
+    info = await link.refresh()
+    status = pb.WorkerStatus(
+        address=link.address, role=link.role, state=_STATES[link.state], reason=link.reason
+    )
+    if info is not None:
+        status.info.CopyFrom(info)
+    return status
+
+
+def _started(generation: Generation) -> pb.GenerateResponse:
+    started = pb.GenerateStarted(
+        request_id=generation.request_id,
+        seed=generation.params.sampling.seed or 0,
+        num_prompt_tokens=generation.params.prompt_length,
+        acceptance_mode=codec.mode_to_proto(generation.params.mode),
+    )
+    return pb.GenerateResponse(started=started)
+
+
+def _chunk(commit: Commit) -> pb.GenerateResponse:
+    chunk = pb.GenerateChunk(
+        index=commit.index,
+        token_ids=commit.token_ids,
+        text=commit.text,
+        origins=[codec.origin_to_proto(origin) for origin in commit.origins],
+    )
+    return pb.GenerateResponse(chunk=chunk)
+
+
+def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
+    machine, finish = generation.machine, commit.finish
+    assert finish is not None
+    stats, times = machine.stats, machine.times
+    generated, prompt = machine.ledger.num_generated, machine.ledger.prompt_length
+    finished = pb.GenerateFinished(
+        finish_reason=codec.finish_reason_to_proto(finish.reason),
+        usage=pb.Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated),
+        speculative_decoding=pb.SpeculativeDecoding(
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.acceptance_rate,
+            acceptance_histogram=stats.histogram,
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            acceptance_rate_per_position=stats.acceptance_rate_per_position,
+            num_rounds=stats.num_rounds,
+        ),
+        timings=pb.RoundTimings(
+            draft_us=round(times.draft * 1e6),
+            target_us=round(times.target * 1e6),
+            queue_us=round(times.queue * 1e6),
+            wire_us=round(times.wire * 1e6),
+            coordinator_us=round(times.coordinator * 1e6),
+            total_us=round(times.total * 1e6),
+        ),
+    )
+    if finish.stop_string is not None:
+        finished.stop_string = finish.stop_string
+    elif finish.stop_token_id is not None:
+        finished.stop_token_id = finish.stop_token_id
+    return pb.GenerateResponse(finished=finished)

@@ -1,0 +1,66 @@
+"""The draft worker's process and its gRPC service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from draft_worker.drafter import Drafter
+from paceline.core.config import WorkerConfig
+from paceline.engine.build import Built
+from paceline.rpc import frames
+from paceline.rpc.worker import serve_stream
+from paceline.v1 import draft_pb2, draft_pb2_grpc
+from paceline.worker_process import Role, WorkerShell
+from paceline.worker_process import run as run_worker
+
+
+class DraftService(draft_pb2_grpc.DraftServiceServicer):
+    """Propose tokens to coordinators."""
+
+    def __init__(self, shell: WorkerShell) -> None:
+        self._shell = shell
+
+    async def GetWorkerInfo(  # noqa: N802
+        self,
+        request: draft_pb2.DraftServiceGetWorkerInfoRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> draft_pb2.DraftServiceGetWorkerInfoResponse:
+        """What this worker is and has."""
+        return draft_pb2.DraftServiceGetWorkerInfoResponse(info=await self._shell.info())
+
+    async def Draft(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[draft_pb2.DraftRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[draft_pb2.DraftResponse]:
+        """Carry one coordinator's rounds."""
+        stream = serve_stream(
+            request_iterator, context, self._shell.thread, frames.draft_commands, frames.draft_response
+        )
+        async for frame in stream:
+            yield frame
+
+
+def _make_drafter(built: Built, config: WorkerConfig) -> Drafter:
+    return Drafter(
+        built.runner,
+        config,
+        vocabulary_size=built.loaded.vocab_size,
+        max_model_len=built.max_model_len,
+        eos_token_ids=sorted(built.loaded.eos_token_ids),
+    )
+
+
+def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftService(shell), server)
+
+
+ROLE = Role("draft", "paceline.v1.DraftService", _make_drafter, _register)
+
+
+def run(config: WorkerConfig) -> None:
+    """Serve until told to stop."""
+    run_worker(ROLE, config)

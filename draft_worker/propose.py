@@ -1,0 +1,124 @@
+"""From the draft's logits to its next tokens, and how each one was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
+from paceline.decoding.noise import Purpose, gumbel, uniforms
+from paceline.decoding.sampling import coupled_choice, draw, greedy_choice, to_sparse, truncate_support
+from paceline.decoding.row_context import RowContext, ledger_counts
+from paceline.decoding.row_params import RowParams
+from paceline.decoding.transforms import log_probs, processed_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One draft token; `distribution` is what it was drawn from, where the target needs to know."""
+
+    token_id: int
+    distribution: SparseDistribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseTape:
+    """All noise of one round, drawn at once: it depends on the round's place alone, not on any token."""
+
+    gumbel: Tensor | None = None
+    """float64 [K, V] in coupled mode."""
+    uniforms: Tensor | None = None
+    """float64 [K] in the other modes."""
+
+    @classmethod
+    def record(cls, params: SequenceParams, base_length: int, k: int, vocab_size: int) -> NoiseTape:
+        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py)."""
+        seed = params.sampling.seed
+        assert seed is not None
+        if params.sampling.greedy:
+            return cls()
+        if params.mode is AcceptanceMode.COUPLED:
+            return cls(gumbel=gumbel([seed] * k, range(base_length, base_length + k), vocab_size))
+        return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
+
+
+Step = tuple[SequenceParams, Sequence[int], list[int], NoiseTape]
+"""(request, ledger, draft tokens so far, noise of the round)."""
+
+
+def propose(
+    steps: Sequence[Step],
+    logits: Tensor,
+    support_mass: float,
+    support_bound: int,
+    eos_token_ids: Sequence[int] = (),
+) -> list[Drawn]:
+    """Draw the next draft token of every sequence.
+
+    Args:
+        steps: one a sequence.
+        logits: float [S, V], the draft's after each sequence's tokens so far.
+        support_mass: share of q's mass the sparse distributions hold.
+        support_bound: the most tokens in one of them.
+        eos_token_ids: the model's, for `min_tokens`.
+
+    Returns:
+        One token a sequence, in order.
+    """
+    row_params = RowParams.build(
+        [params.sampling for params, *_ in steps],
+        [1] * len(steps),
+        logits.device,
+        eos_token_ids=eos_token_ids,
+    )
+    context = _context(steps, row_params, logits.shape[1])
+    if row_params.all_greedy:
+        return [Drawn(t) for t in greedy_choice(processed_logits(logits, row_params, context)).tolist()]
+    log_p = log_probs(logits, row_params, context)
+    drawn: dict[int, Drawn] = {}
+    by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
+    by_choice = [i for i, step in enumerate(steps) if step[3].uniforms is None]
+    if by_choice:
+        rows = log_p if len(by_choice) == len(steps) else log_p[by_choice]
+        choices = coupled_choice(rows, _stacked_noise([steps[i] for i in by_choice], rows))
+        drawn.update((i, Drawn(t)) for i, t in zip(by_choice, choices.tolist(), strict=True))
+    if by_ratio:
+        rows = log_p if len(by_ratio) == len(steps) else log_p[by_ratio]
+        tokens = _draw_sparse([steps[i] for i in by_ratio], rows, support_mass, support_bound)
+        drawn.update(zip(by_ratio, tokens, strict=True))
+    return [drawn[i] for i in range(len(steps))]
+
+
+def _stacked_noise(steps: Sequence[Step], rows: Tensor) -> Tensor:
+    """float64 [S, V]; zero for greedy sequences, whose point mass no noise can move."""
+    silent = torch.zeros(rows.shape[1], dtype=torch.float64)
+    tapes = [silent if tape.gumbel is None else tape.gumbel[len(drafts)] for _, _, drafts, tape in steps]
+    return torch.stack(tapes).to(rows.device)
+
+
+def _draw_sparse(steps: Sequence[Step], rows: Tensor, mass: float, bound: int) -> list[Drawn]:
+    """Draw from exactly the distribution that is sent: truncated, renormalised, rounded to float32."""
+    ids, probabilities, lengths, _ = truncate_support(rows.exp(), mass, bound)
+    u = [float(tape.uniforms[len(drafts)]) for _, _, drafts, tape in steps if tape.uniforms is not None]
+    column = draw(probabilities, torch.tensor(u, dtype=torch.float64, device=rows.device))
+    tokens = ids.gather(1, column[:, None])[:, 0].tolist()
+    return [Drawn(t, d) for t, d in zip(tokens, to_sparse(ids, probabilities, lengths), strict=True)]
+
+
+def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> RowContext | None:
+    """What came before each row. The last draft token of a sequence is the newest of its context."""
+    if not row_params.needs_context:
+        return None
+    wanted = set(row_params.needs_counts)
+    return RowContext.build(
+        row_params,
+        [len(ledger) + len(drafts) - params.prompt_length for params, ledger, drafts, _ in steps],
+        [()] * len(steps),
+        [
+            ledger_counts([*ledger, *drafts], params.prompt_length, vocab_size) if i in wanted else None
+            for i, (params, ledger, drafts, _) in enumerate(steps)
+        ],
+    )

@@ -1,0 +1,5 @@
+"""The `paceline` command."""
+
+from paceline.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,75 @@
+"""All commands, and how their errors are told: one line, exit code 2 for bad arguments, else 1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated, NoReturn
+
+import typer
+
+from paceline.cli import generation, planning, serving
+from paceline.core.errors import InvalidArgumentError, PacelineError
+from paceline.supervisor import ChildFailedError
+
+app = typer.Typer(
+    name="paceline",
+    help="Speculative decoding across processes: a draft guesses, a target verifies, no token changes.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (serving, generation, planning):
+    module.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit the process."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="paceline", standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(_usage_message(error), error.exit_code)
+    except ChildFailedError as error:
+        _fail(error.message, error.exit_code)
+    except InvalidArgumentError as error:
+        _fail(error.message, 2)
+    except PacelineError as error:
+        _fail(error.message, 1)
+    except ModuleNotFoundError as error:
+        _fail(f"this command needs the module {error.name}: pip install 'paceline[all]'", 1)
+    except OSError as error:
+        _fail(str(error), 1)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    """`field: message`, as for errors of the configuration itself."""
+    if not isinstance(error, typer.BadParameter):
+        return error.format_message()
+    name = error.param.name if error.param is not None else None
+    message = error.message.removeprefix("Value error, ") or "is required"
+    return f"{name}: {message}" if name else error.format_message()

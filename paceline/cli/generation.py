@@ -1,0 +1,112 @@
+"""Commands of a client: generate, and ask for the state of the processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.options import Defaults, option, options_from_fields
+from paceline.cli.serving import DEFAULT_PORT
+from paceline.client import Client
+from paceline.client.server_status import ServerStatus, WorkerStatus
+from paceline.core.types import SamplingParams, SpeculationParams
+
+Address = Annotated[str, option("address", "host:port of the coordinator.")]
+Json = Annotated[bool, option("json", "Print one JSON object.")]
+_PIPED_WIDTH = 160
+_DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(generate)
+    app.command()(status)
+
+
+@options_from_fields
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")],
+    sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
+    speculation: SpeculationParams,
+    address: Address = _DEFAULT_ADDRESS,
+    as_json: Json = False,
+    no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
+    timeout: Annotated[float | None, option("timeout", "Seconds for the whole generation.")] = None,
+) -> None:
+    """Continue a prompt; the text streams to standard output."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with Client(address) as client:
+        if as_json or no_stream:
+            result = client.generate(text, sampling, speculation=speculation, timeout=timeout)
+            print(json.dumps(result.to_dict(), ensure_ascii=False) if as_json else result.text)
+            return
+        with client.stream(text, sampling, speculation=speculation, timeout=timeout) as stream:
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
+    print()
+
+
+def status(
+    address: Address = _DEFAULT_ADDRESS,
+    as_json: Json = False,
+    timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 10.0,
+) -> None:
+    """Show every process: role, address, model, cache use and state."""
+    with Client(address) as client:
+        answer = client.status(timeout=timeout)
+    if as_json:
+        print(json.dumps(answer.to_dict(), ensure_ascii=False))
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = _PIPED_WIDTH
+        console.print(status_table(answer))
+        console.print(f"\n{_summary(answer)}")
+
+
+def status_table(answer: ServerStatus) -> Table:
+    """One row a process."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("role", "address", "pid", "state"):
+        table.add_column(title, no_wrap=title != "state")
+    table.add_column("model", overflow="fold")
+    for title in ("vocabulary", "cache used"):
+        table.add_column(title, justify="right", no_wrap=True)
+    mine = answer.coordinator
+    table.add_row("coordinator", mine.address, str(mine.process_id), "ready")
+    for worker in answer.workers:
+        table.add_row(*_worker_row(worker))
+    return table
+
+
+def _summary(answer: ServerStatus) -> str:
+    mine = answer.coordinator
+    mode = mine.acceptance_mode.value if mine.acceptance_mode else "unknown"
+    return (
+        f"K = {mine.num_speculative_tokens}, acceptance {mode}; "
+        f"{mine.running} running, {mine.waiting} waiting, "
+        f"{mine.finished_requests} finished, {mine.failed_requests} failed"
+    )
+
+
+def _worker_row(worker: WorkerStatus) -> list[str]:
+    state = worker.state.value + (f" ({worker.reason})" if worker.reason else "")
+    info = worker.info
+    if info is None:
+        return [worker.role, worker.address, "", state]
+    cache = info.cache
+    used = (cache.total_blocks - cache.free_blocks) * cache.block_size
+    return [
+        worker.role,
+        worker.address,
+        str(info.process_id),
+        state,
+        f"{info.model}, {info.num_parameters / 1e6:,.1f}M, {info.dtype}, {info.device}",
+        f"{info.vocabulary_size:,}",
+        f"{used:,} of {cache.total_blocks * cache.block_size:,}",
+    ]

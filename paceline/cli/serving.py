@@ -1,0 +1,112 @@
+"""Commands that serve: the whole stack, or one process of it; and the health check of any."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import Defaults, option, options_from_fields
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import UnavailableError
+from paceline.rpc.status import from_rpc_error
+from paceline.supervisor import Stack, StackConfig, serve_stack, sigterm_as_interrupt
+
+DEFAULT_PORT = 50151
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(serve)
+    app.command()(coordinator)
+    app.command("draft-worker")(draft_worker)
+    app.command("target-worker")(target_worker)
+    app.command()(health)
+
+
+@options_from_fields
+def serve(
+    config: Annotated[StackConfig, Defaults({"port": DEFAULT_PORT})],
+    device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
+    dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
+    threads: Annotated[
+        int, option("threads", "CPU threads of each worker, where not given singly; 0 shares the cores.")
+    ] = 0,
+) -> None:
+    """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
+    logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
+    config = replace(
+        config,
+        draft_model=None if config.draft_model == "none" else config.draft_model,
+        target_device=device if config.target_device == "auto" else config.target_device,
+        draft_device=device if config.draft_device == "auto" else config.draft_device,
+        target_dtype=dtype if config.target_dtype == "auto" else config.target_dtype,
+        draft_dtype=dtype if config.draft_dtype == "auto" else config.draft_dtype,
+        target_threads=config.target_threads or threads,
+        draft_threads=config.draft_threads or threads,
+    )
+    with sigterm_as_interrupt():
+        try:
+            with serve_stack(config) as stack:
+                _announce(stack)
+                stack.wait()
+        except KeyboardInterrupt:
+            print("stopped", flush=True)
+
+
+def _announce(stack: Stack) -> None:
+    models = {"target": stack.config.target_model, "draft": stack.config.draft_model}
+    for role in stack.config.worker_roles:
+        print(f"{role} worker: {models[role]} at {stack.address_of(role)}")
+    print(f"Paceline listens on {stack.supervisor.status('coordinator').address}", flush=True)
+
+
+@options_from_fields
+def coordinator(config: CoordinatorConfig) -> None:
+    """Run a coordinator alone; its workers run elsewhere."""
+    from coordinator.main import run
+
+    run(config)
+
+
+@options_from_fields
+def draft_worker(config: WorkerConfig) -> None:
+    """Run a draft worker alone."""
+    from draft_worker.main import run
+
+    run(config)
+
+
+@options_from_fields
+def target_worker(config: WorkerConfig) -> None:
+    """Run a target worker alone."""
+    from target_worker.main import run
+
+    run(config)
+
+
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of any process")],
+    service: Annotated[str, option("service", "A gRPC service's full name; empty asks for the whole.")] = "",
+    timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 5.0,
+) -> None:
+    """Ask a process whether it is serving (grpc.health.v1); exit code 0 if so, else 1."""
+    import grpc
+    from grpc_health.v1 import health_pb2
+
+    with grpc.insecure_channel(address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            response = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    if response.status != health_pb2.HealthCheckResponse.SERVING:
+        raise UnavailableError(f"{address}: {state}")
+    print(state)

@@ -1,0 +1,152 @@
+"""What the server says of itself, as values: its models, and the state of its processes."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from paceline.client.results import to_plain
+from paceline.core.types import AcceptanceMode
+from paceline.rpc import codec
+from paceline.v1 import common_pb2, generation_pb2
+
+_T = TypeVar("_T")
+
+
+class WorkerState(enum.Enum):
+    """How the coordinator sees one worker."""
+
+    UNKNOWN = "unknown"
+    """A state this version of the SDK has no word for."""
+    CONNECTING = "connecting"
+    READY = "ready"
+    LOST = "lost"
+    REFUSED = "refused"
+    """Connected, but it cannot serve this target; `reason` says why."""
+
+
+_STATES: dict[int, WorkerState] = {
+    generation_pb2.WORKER_STATE_CONNECTING: WorkerState.CONNECTING,
+    generation_pb2.WORKER_STATE_READY: WorkerState.READY,
+    generation_pb2.WORKER_STATE_LOST: WorkerState.LOST,
+    generation_pb2.WORKER_STATE_REFUSED: WorkerState.REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that the server offers."""
+
+    id: str
+    max_model_len: int
+    vocabulary_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """A worker's key-value cache, in blocks of `block_size` positions."""
+
+    block_size: int
+    total_blocks: int
+    free_blocks: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker last said of itself."""
+
+    protocol_version: int
+    role: str
+    model: str
+    process_id: int
+    instance_id: str
+    vocabulary_size: int
+    tokenizer_fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_speculative_tokens: int
+    cache: CacheInfo
+    device: str
+    dtype: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One configured worker as the coordinator sees it."""
+
+    address: str
+    role: str
+    """`target` or `draft`."""
+    state: WorkerState
+    reason: str
+    info: WorkerInfo | None
+    """None if it never answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """The coordinator's own state and defaults."""
+
+    address: str
+    process_id: int
+    running: int
+    waiting: int
+    num_speculative_tokens: int
+    acceptance_mode: AcceptanceMode | None
+    """None if the server did not say."""
+    finished_requests: int
+    failed_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The coordinator and all of its workers."""
+
+    coordinator: CoordinatorStatus
+    workers: tuple[WorkerStatus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def mirror(cls: type[_T], message: Message, **given: Any) -> _T:
+    """A dataclass from the message's fields of the same names, except those `given`."""
+    values = dict(given)
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in given:
+            value = getattr(message, f.name)
+            values[f.name] = value if isinstance(value, str | int | float) else tuple(value)
+    return cls(**values)
+
+
+def models_from_proto(response: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
+    """The offered models."""
+    return tuple(mirror(Model, model) for model in response.models)
+
+
+def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatus:
+    """A newer server's states and modes are unknown, not errors: this is for people to look at."""
+    mode = response.coordinator.acceptance_mode
+    known = mode in common_pb2.AcceptanceMode.values() and mode != common_pb2.ACCEPTANCE_MODE_UNSPECIFIED
+    return ServerStatus(
+        coordinator=mirror(
+            CoordinatorStatus,
+            response.coordinator,
+            acceptance_mode=codec.mode_from_proto(mode) if known else None,
+        ),
+        workers=tuple(_worker(worker) for worker in response.workers),
+    )
+
+
+def _worker(message: generation_pb2.WorkerStatus) -> WorkerStatus:
+    info = None
+    if message.HasField("info"):
+        info = mirror(WorkerInfo, message.info, cache=mirror(CacheInfo, message.info.cache))
+    return mirror(WorkerStatus, message, state=_STATES.get(message.state, WorkerState.UNKNOWN), info=info)

@@ -1,0 +1,95 @@
+"""What the coordinator and its workers say to each other, as values.
+
+Everything is named by absolute position, so that repeating a message is harmless (docs/protocol.md).
+`epoch` numbers the owners of a sequence on one worker: a command of an older epoch is fenced off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.errors import PacelineError
+from paceline.core.types import Proposal, SequenceParams, Timings, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSequence:
+    """Take a sequence on, with the whole ledger."""
+
+    sequence_id: str
+    epoch: int
+    token_ids: tuple[int, ...]
+    params: SequenceParams
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRound:
+    """Judge `proposal` after a ledger of `base_length` tokens; an empty one is plain decoding."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    base_length: int
+    committed_tail: tuple[int, ...]
+    """The ledger's last tokens, as many as the sender believes the worker lacks."""
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRound:
+    """Propose `num_draft_tokens` tokens after a ledger of `base_length` tokens."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    base_length: int
+    committed_tail: tuple[int, ...]
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSequence:
+    """Forget a sequence and free its blocks."""
+
+    sequence_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """The answer to one VerifyRound."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProposal:
+    """The answer to one DraftRound."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    base_length: int
+    proposal: Proposal
+    num_computed_tokens: int
+    """Entries in the draft's cache: base_length + K - 1, since the last draft token was not fed."""
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """Something went wrong for one sequence; all others go on. `round` 0 where no round was meant."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    error: PacelineError
+
+
+TargetCommand = OpenSequence | VerifyRound | CloseSequence
+DraftCommand = OpenSequence | DraftRound | CloseSequence
+TargetEvent = RoundVerdict | SequenceFailed
+DraftEvent = DraftProposal | SequenceFailed

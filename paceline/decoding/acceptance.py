@@ -1,0 +1,139 @@
+"""The target's decision on a batch of draft chains: how many tokens are accepted, and which comes next.
+
+Every function here leaves the target's distribution unchanged. p is the target's distribution and q the
+one the draft tokens were drawn from. Shapes: S sequences, K the longest chain, V the vocabulary; chains
+shorter than K are padded and `num_draft` holds their lengths, padding is never looked at. Row i of p is
+the distribution after i draft tokens: it judges draft token i, or gives the bonus when i is the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.decoding.sampling import draw
+
+RESIDUAL_FLOOR: Final = 1e-12
+"""A residual that sums to less is rounding: p = q, and the next token is drawn from p."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdicts on S proposals."""
+
+    path: Tensor
+    """int64 [S, K]: indices of the accepted draft tokens (nodes of a tree) in order, -1 beyond."""
+    num_accepted: Tensor
+    """int64 [S]."""
+    next_token: Tensor
+    """int64 [S]: the bonus, or the correction."""
+    is_bonus: Tensor
+    """bool [S]: nothing of the proposal was rejected (also when it was empty)."""
+
+
+def accept_coupled(draft: Tensor, num_draft: Tensor, choices: Tensor) -> Decision:
+    """Accept draft tokens as long as they equal the target's own choices (Daliri et al. 2025).
+
+    Greedy decoding is the case where the choices are argmaxes.
+
+    Args:
+        draft: int64 [S, K].
+        num_draft: int64 [S].
+        choices: int64 [S, K+1]: the target's own token after each prefix of the chain.
+    """
+    matches = draft == choices[:, : draft.shape[1]]
+    accepted = _leading(matches & _within(draft, num_draft))
+    return _decision(draft, num_draft, accepted, choices.gather(1, accepted[:, None])[:, 0])
+
+
+def accept_rejection(
+    draft: Tensor, num_draft: Tensor, p: Tensor, q: Tensor, accept_u: Tensor, next_u: Tensor
+) -> Decision:
+    """Accept token by token with probability min(1, p/q) (Leviathan et al. 2023, algorithm 1).
+
+    The correction is drawn from norm(max(0, p - q)), the bonus from p.
+
+    Args:
+        draft: int64 [S, K].
+        num_draft: int64 [S].
+        p: float [S, K+1, V], rows sum to 1.
+        q: float [S, K, V], rows sum to 1; one-hot for a deterministic drafter.
+        accept_u: float64 [S, K], uniform in (0, 1).
+        next_u: float64 [S], uniform in (0, 1).
+    """
+    passed = accept_u < _ratios(draft, p, q)
+    accepted = _leading(passed & _within(draft, num_draft))
+    scale = torch.ones(len(draft), dtype=torch.float64, device=p.device)
+    next_token = draw(_next_weights(num_draft, accepted, p, q, scale), next_u)
+    return _decision(draft, num_draft, accepted, next_token)
+
+
+def accept_block(
+    draft: Tensor, num_draft: Tensor, p: Tensor, q: Tensor, accept_u: Tensor, next_u: Tensor
+) -> Decision:
+    """Judge the chain as a whole (Sun et al. 2024, "Block verification accelerates speculative decoding").
+
+    Never fewer accepted tokens in expectation than `accept_rejection`, and the same arguments. The tests
+    of all draft tokens are looked at, so `accept_u` must be new in every round (see noise.py).
+    """
+    num_steps = draft.shape[1]
+    ratios = _ratios(draft, p, q).nan_to_num(nan=0.0)
+    pi = torch.ones(len(draft), num_steps + 1, dtype=torch.float64, device=p.device)
+    threshold = torch.zeros(len(draft), num_steps, dtype=torch.float64, device=p.device)
+    for i in range(1, num_steps + 1):
+        pi[:, i] = (pi[:, i - 1] * ratios[:, i - 1]).clamp(max=1.0)
+        if i == num_steps:
+            threshold[:, i - 1] = pi[:, i]
+            continue
+        residual = (pi[:, i, None] * p[:, i].double() - q[:, i].double()).clamp_(min=0.0).sum(1)
+        denominator = residual + 1.0 - pi[:, i]
+        partial = torch.where(denominator > 0, residual / denominator, 1.0)
+        threshold[:, i - 1] = torch.where(num_draft == i, pi[:, i], partial)
+    accepted = _largest((accept_u <= threshold) & _within(draft, num_draft))
+    scale = pi.gather(1, accepted[:, None])[:, 0]
+    next_token = draw(_next_weights(num_draft, accepted, p, q, scale), next_u)
+    return _decision(draft, num_draft, accepted, next_token)
+
+
+def _within(draft: Tensor, num_draft: Tensor) -> Tensor:
+    """bool [S, K]: true for draft tokens, false for padding."""
+    return torch.arange(draft.shape[1], device=draft.device) < num_draft[:, None]
+
+
+def _leading(passed: Tensor) -> Tensor:
+    """int64 [S]: how many tests are passed before the first failure."""
+    return passed.to(torch.int64).cumprod(1).sum(1)
+
+
+def _largest(passed: Tensor) -> Tensor:
+    """int64 [S]: the number (from 1) of the last test that is passed, 0 if none is."""
+    if passed.shape[1] == 0:
+        return passed.sum(1)
+    return (passed * torch.arange(1, passed.shape[1] + 1, device=passed.device)).amax(1)
+
+
+def _ratios(draft: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """float64 [S, K]: p/q of each draft token; NaN where both are 0, so that no test is passed."""
+    index = draft.clamp(min=0)[:, :, None]
+    return (p[:, : draft.shape[1]].gather(2, index).double() / q.gather(2, index).double())[:, :, 0]
+
+
+def _next_weights(num_draft: Tensor, accepted: Tensor, p: Tensor, q: Tensor, scale: Tensor) -> Tensor:
+    """float64 [S, V]: max(0, scale * p - q) at the first token not accepted, p after the last one."""
+    rows = torch.arange(len(p), device=p.device)
+    p_next = p[rows, accepted].double()
+    if q.shape[1] == 0:
+        return p_next
+    q_next = q[rows, accepted.clamp(max=q.shape[1] - 1)].double()
+    residual = (scale[:, None] * p_next - q_next).clamp_(min=0.0)
+    corrected = (accepted < num_draft) & (residual.sum(1) > RESIDUAL_FLOOR)
+    return torch.where(corrected[:, None], residual, p_next)
+
+
+def _decision(draft: Tensor, num_draft: Tensor, accepted: Tensor, next_token: Tensor) -> Decision:
+    steps = torch.arange(draft.shape[1], device=draft.device)
+    path = torch.where(steps < accepted[:, None], steps, -1)
+    return Decision(path, accepted, next_token, accepted == num_draft)

@@ -1,0 +1,190 @@
+"""Random numbers as a pure function of (seed, position, purpose, index): no state, the same bits anywhere.
+
+The generator is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with
+key (seed, purpose) and counter (block, position, 0, 0). numpy's implementation serves the CPU; the same
+function in torch integers serves every other device.
+
+Which position to give. Coupled noise belongs to the absolute index of the token being decided, so that
+draft and target meet. Everything else belongs to a round: position is the ledger's length when the round
+starts (it grows with every round), and the index within the stream is the draft token's index. Noise of a
+ratio test or a draft draw must not be keyed by the token's own position: block verification looks at tests
+and draft tokens beyond the ones it accepts, and meeting the same noise again in the next round is biased.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_MULTIPLIERS: Final = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEPS: Final = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS: Final = 10
+_LOW: Final = 0xFFFFFFFF
+_SCALE: Final = 2.0**-52
+
+
+class Purpose(enum.IntEnum):
+    """What a number is for. Numbers of different purposes are independent; never use one for two."""
+
+    DRAFT_DRAW = 1
+    """The draft's draw of a token from q."""
+    ACCEPT_TEST = 2
+    """The target's test of a draft token."""
+    NEXT_TOKEN = 3
+    """The target's draw of the correction or bonus token."""
+    COUPLED = 4
+    """The Gumbel noise both sides add at one position of the sequence."""
+
+
+class _Generator(threading.local):
+    """One numpy generator a thread; setting its state costs a fifth of constructing it."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(0)
+        self.key = np.zeros(2, dtype=np.uint64)
+        self.counter = np.zeros(4, dtype=np.uint64)
+        self.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": self.counter, "key": self.key},
+            "buffer": np.zeros(4, dtype=np.uint64),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+    def raw(self, seed: int, position: int, purpose: int, count: int) -> npt.NDArray[np.uint64]:
+        self.key[0] = seed
+        self.key[1] = purpose
+        self.counter[1] = position
+        self.philox.state = self.state  # type: ignore[assignment]
+        return self.philox.random_raw(count)
+
+
+_generator = _Generator()
+
+
+def uniforms(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    purpose: Purpose,
+    count: int,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Uniform numbers strictly between 0 and 1.
+
+    The map is ((raw >> 12) + 0.5) * 2^-52: exact in float64, symmetric about 1/2, between 2^-53 and
+    1 - 2^-53. (With 53 random bits, the half added to the largest would round up to exactly 1.)
+
+    Args:
+        seeds: N integers in [0, 2^64).
+        positions: N integers in [0, 2^63).
+        purpose: the role of the numbers.
+        count: numbers a stream.
+        device: where to compute; None is the CPU.
+
+    Returns:
+        float64 [N, count]; row r holds the first `count` values of stream (seeds[r], positions[r],
+        purpose), the same bits on every device.
+    """
+    if device is None or device.type == "cpu":
+        return torch.from_numpy(_uniforms_cpu(seeds, positions, purpose, count))
+    raw = philox_torch(seeds, positions, purpose, count, device)
+    return ((raw >> 12) & (2**52 - 1)).to(torch.float64).add_(0.5).mul_(_SCALE)
+
+
+def gumbel(
+    seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | None = None
+) -> Tensor:
+    """Standard Gumbel noise -log(-log(u)), one number a token, with purpose COUPLED.
+
+    The uniforms behind it have the same bits on every device; the logarithms may differ in their last
+    bit, which changes an argmax with a probability of about 1e-13.
+
+    Args:
+        seeds: N integers in [0, 2^64).
+        positions: N absolute indices of the tokens being decided.
+        vocab_size: V.
+        device: where to compute; None is the CPU.
+
+    Returns:
+        float64 [N, V], all finite.
+    """
+    if device is None or device.type == "cpu":
+        values = _uniforms_cpu(seeds, positions, Purpose.COUPLED, vocab_size)
+        for _ in range(2):
+            np.log(values, out=values)
+            np.negative(values, out=values)
+        return torch.from_numpy(values)
+    return uniforms(seeds, positions, Purpose.COUPLED, vocab_size, device).log_().neg_().log_().neg_()
+
+
+def _uniforms_cpu(
+    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int
+) -> npt.NDArray[np.float64]:
+    values = np.empty((len(seeds), count))
+    for row, seed, position in zip(values, seeds, positions, strict=True):
+        raw = _generator.raw(seed, position, purpose, count)
+        np.right_shift(raw, 12, out=raw)
+        np.add(raw, 0.5, out=row)
+    values *= _SCALE
+    return values
+
+
+def philox_torch(
+    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int, device: torch.device
+) -> Tensor:
+    """The generator's raw 64-bit outputs, computed with torch integers on any device.
+
+    Returns:
+        int64 [N, count]: the bits of the unsigned outputs.
+    """
+    blocks = -(-count // 4)
+    shape = (len(seeds), blocks)
+
+    def column(values: Sequence[int]) -> Tensor:
+        return torch.tensor([_signed(v) for v in values], dtype=torch.int64, device=device)[:, None]
+
+    # numpy adds 1 to the counter before each block.
+    first = torch.arange(1, blocks + 1, dtype=torch.int64, device=device).expand(shape)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    counter = (first, column(positions), zero, zero)
+    words = philox4x64(counter, (column(seeds), torch.full_like(zero, int(purpose))))
+    return torch.stack([word.expand(shape) for word in words], dim=-1).reshape(len(seeds), -1)[:, :count]
+
+
+def philox4x64(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ten rounds of Philox4x64 on int64 tensors whose bits are the unsigned words; shapes broadcast."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = k0 + _signed(_KEY_STEPS[0]), k1 + _signed(_KEY_STEPS[1])
+    return c0, c1, c2, c3
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The high and low 64 bits of the unsigned product, by 32-bit halves; int64 wraps as wanted."""
+    a_high, a_low = a >> 32, a & _LOW
+    b_high, b_low = (b >> 32) & _LOW, b & _LOW
+    low = b_low * a_low
+    middle = b_low * a_high
+    # At most 2^64 - 1, so the unsigned sum does not overflow.
+    cross = ((low >> 32) & _LOW) + (middle & _LOW) + b_high * a_low
+    high = ((middle >> 32) & _LOW) + ((cross >> 32) & _LOW) + b_high * a_high
+    return high, (cross << 32) | (low & _LOW)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit integer."""
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,125 @@
+"""What came before each row of a batch: the context of penalties and min_tokens.
+
+It grows along a proposal as it would in plain decoding: row i of a chain has seen the ledger and the first
+i draft tokens, the row of a tree's node the ledger and the path down to the node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.decoding.row_params import RowParams
+
+
+def ledger_counts(
+    token_ids: Sequence[int], num_prompt_tokens: int, vocab_size: int, device: torch.device | None = None
+) -> Tensor:
+    """How often each token occurs in a sequence: everywhere, and among the generated tokens.
+
+    A caller may keep the result and add 1 to both rows for each token it commits.
+
+    Args:
+        token_ids: the ledger, prompt first.
+        num_prompt_tokens: how many of them are the prompt.
+        vocab_size: V.
+        device: of the result.
+
+    Returns:
+        int32 [2, V].
+    """
+    ids = np.asarray(token_ids, dtype=np.int64)
+    parts = (ids, ids[num_prompt_tokens:])
+    counts = np.stack([np.bincount(part, minlength=vocab_size) for part in parts]).astype(np.int32)
+    return torch.from_numpy(counts).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What came before each row: the ledger, and the draft tokens on the way to the row."""
+
+    num_generated: Tensor
+    """int64 [R]: generated tokens before the row's, drafts included."""
+    counts: Tensor | None
+    """int32 [P, 2, V] for the P rows with penalties: everywhere, and among the generated tokens."""
+
+    @classmethod
+    def build(
+        cls,
+        row_params: RowParams,
+        num_generated: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        counts: Sequence[Tensor | None] = (),
+        parents: Sequence[Sequence[int]] = (),
+    ) -> RowContext:
+        """The context of proposals: row i of a chain has seen the ledger and drafts[:i].
+
+        Args:
+            row_params: of the batch; sequence s has len(drafts[s]) + 1 rows.
+            num_generated: generated tokens in each sequence's ledger.
+            drafts: each sequence's draft tokens.
+            counts: `ledger_counts` of each sequence; needed for those in `row_params.needs_counts`.
+            parents: for trees, each node's parent or -1; an empty entry (or none at all) is a chain.
+        """
+        shapes = [
+            _tree(tuple(parents[i])) if parents and parents[i] else _chain(len(draft))
+            for i, draft in enumerate(drafts)
+        ]
+        if tuple(len(s.depth) for s in shapes) != row_params.num_rows:
+            raise ValueError("each sequence has one row more than draft tokens")
+        generated = np.concatenate([n + s.depth for n, s in zip(num_generated, shapes, strict=True)])
+        penalties = row_params.penalties
+        if penalties is None:
+            return cls(torch.from_numpy(generated), None)
+        device = penalties.rows.device
+        ledgers = [_present(counts[i]) for i in penalties.sequences]
+        sizes = torch.tensor([row_params.num_rows[i] for i in penalties.sequences], device=device)
+        grown = torch.stack(ledgers).repeat_interleave(sizes, dim=0)
+        starts = np.cumsum([0] + [row_params.num_rows[i] for i in penalties.sequences])
+        rows = np.concatenate(
+            [start + shapes[i].row for start, i in zip(starts[:-1], penalties.sequences, strict=True)]
+        )
+        tokens = np.concatenate(
+            [np.asarray(drafts[i], dtype=np.int64)[shapes[i].ancestor] for i in penalties.sequences]
+        )
+        where = (torch.from_numpy(rows).to(device)[:, None], torch.arange(2, device=device))
+        one = torch.ones((), dtype=grown.dtype, device=device)
+        grown.index_put_((*where, torch.from_numpy(tokens).to(device)[:, None]), one, accumulate=True)
+        return cls(torch.from_numpy(generated).to(device), grown)
+
+
+def _present(counts: Tensor | None) -> Tensor:
+    if counts is None:
+        raise ValueError("a sequence with penalties needs its ledger counts")
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A proposal's rows: pairs (row, draft token on the way to it), and each row's depth."""
+
+    row: npt.NDArray[np.int64]
+    ancestor: npt.NDArray[np.int64]
+    depth: npt.NDArray[np.int64]
+
+
+@functools.lru_cache(maxsize=64)
+def _chain(length: int) -> _Shape:
+    row, ancestor = np.tril_indices(length + 1, -1, length)
+    return _Shape(row.astype(np.int64), ancestor.astype(np.int64), np.arange(length + 1))
+
+
+@functools.lru_cache(maxsize=256)
+def _tree(parents: tuple[int, ...]) -> _Shape:
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(parents):
+        paths.append([*paths[parent + 1], node])
+    depth = np.array([len(path) for path in paths], dtype=np.int64)
+    row = np.repeat(np.arange(len(paths)), depth)
+    return _Shape(row, np.array([n for path in paths for n in path], dtype=np.int64), depth)

@@ -1,0 +1,190 @@
+"""Drawing tokens, and the form in which a draft's distribution travels.
+
+A draft that is judged by a ratio test sends the support it drew from. Both sides read the same float32
+values: the draft draws in proportion to them (`draw` needs no normalised input), the target divides them
+by their float64 sum, so q is exactly the distribution behind the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SparseDistribution
+
+_FIELD = "proposal.distributions"
+
+
+def draw(probabilities: Tensor, u: Tensor) -> Tensor:
+    """Draw one token a row by inverting the cumulative distribution in float64.
+
+    Never returns a token of probability 0 while a row has a positive one. Rows need not sum to 1.
+
+    Args:
+        probabilities: float [R, V], non-negative.
+        u: float64 [R], uniform in [0, 1).
+
+    Returns:
+        int64 [R].
+    """
+    cumulative = probabilities.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    # Rounding may lift u * total to the total itself, which no entry exceeds.
+    point = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, point, right=True).clamp_(max=probabilities.shape[1] - 1)
+    # A parallel scan may round a flat stretch unevenly and so stop in it.
+    positive = probabilities.gather(1, index) > 0
+    return torch.where(positive, index, probabilities.argmax(-1, keepdim=True))[:, 0]
+
+
+def greedy_choice(logits: Tensor) -> Tensor:
+    """The most likely token a row, the lowest id among equals. float [..., V] -> int64 [...]."""
+    return logits.argmax(-1)
+
+
+def coupled_choice(log_probs: Tensor, noise: Tensor) -> Tensor:
+    """Draw by the Gumbel-max trick: argmax(log-probability + noise) (Daliri et al. 2025).
+
+    Two models that add the same noise tend to choose the same token.
+
+    Args:
+        log_probs: float [R, V], -inf for tokens that are filtered out.
+        noise: float64 [R, V], finite, from `noise.gumbel`.
+
+    Returns:
+        int64 [R].
+    """
+    return (log_probs + noise).argmax(-1)
+
+
+def point_mass(token_ids: Tensor, vocab_size: int) -> Tensor:
+    """The distribution of a deterministic drafter: int64 [...] -> float64 [..., V], one-hot.
+
+    Negative ids (padding) count as token 0.
+    """
+    shape = (*token_ids.shape, vocab_size)
+    masses = torch.zeros(shape, dtype=torch.float64, device=token_ids.device)
+    return masses.scatter_(-1, token_ids.clamp(min=0)[..., None], 1.0)
+
+
+def truncate_support(
+    probabilities: Tensor, mass: float = 0.995, bound: int = limits.MAX_SUPPORT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keep the fewest tokens that hold `mass` of each row, at most `bound`, and renormalise them.
+
+    Args:
+        probabilities: float [R, V], rows sum to 1.
+        mass: what to keep, in (0, 1].
+        bound: the most tokens a row.
+
+    Returns:
+        ids int64 [R, M] and probabilities float32 [R, M] in falling order, 0 beyond a row's length;
+        lengths int64 [R], at least 1; and the mass kept before renormalising, float64 [R].
+    """
+    top, ids = probabilities.double().topk(min(bound, probabilities.shape[1]), dim=-1)
+    cumulative = top.cumsum(-1)
+    kept = (cumulative - top < mass) & (top > 0)
+    kept[:, 0] = True
+    lengths = kept.sum(-1)
+    longest = int(lengths.max()) if len(lengths) else 0
+    ids, top, kept = ids[:, :longest], top[:, :longest], kept[:, :longest]
+    top = top * kept
+    total = top.sum(-1)
+    return ids * kept, (top / total[:, None]).float(), lengths, total
+
+
+def to_sparse(ids: Tensor, probabilities: Tensor, lengths: Tensor) -> list[SparseDistribution]:
+    """The padded form of `truncate_support` as wire values, one a row."""
+    id_rows = ids.cpu().numpy().astype("<u4")
+    probability_rows = probabilities.cpu().numpy().astype("<f4")
+    return [
+        SparseDistribution(i[:n].tobytes(), p[:n].tobytes())
+        for i, p, n in zip(id_rows, probability_rows, lengths.tolist(), strict=True)
+    ]
+
+
+def check_sparse(
+    distributions: Sequence[SparseDistribution], vocab_size: int, token_ids: Sequence[int] | None = None
+) -> None:
+    """Refuse distributions that `dense_from_sparse` cannot rebuild.
+
+    Args:
+        distributions: one a draft token.
+        vocab_size: V.
+        token_ids: the draft tokens; when given, each must have a positive probability in its distribution.
+
+    Raises:
+        InvalidArgumentError: `proposal.distributions`; a length, an id, a repeated id, a probability or
+            a sum cannot be honoured, or a token cannot have been drawn.
+    """
+    keys, probabilities, _ = _parse(distributions, vocab_size)
+    if token_ids is not None:
+        _require(len(token_ids) == len(distributions), "must have one entry a draft token")
+        drawn = np.arange(len(token_ids)) * vocab_size + np.asarray(token_ids, dtype=np.int64)
+        _require(bool(np.isin(drawn, keys[probabilities > 0]).all()), "must contain the token drawn from it")
+
+
+def dense_from_sparse(
+    distributions: Sequence[SparseDistribution], vocab_size: int, device: torch.device | None = None
+) -> Tensor:
+    """Rebuild q from the wire.
+
+    Args:
+        distributions: R of them.
+        vocab_size: V.
+        device: of the result; None is the CPU.
+
+    Returns:
+        float64 [R, V], rows sum to 1.
+
+    Raises:
+        InvalidArgumentError: `proposal.distributions`, as `check_sparse`.
+    """
+    keys, probabilities, rows = _parse(distributions, vocab_size)
+    totals = np.bincount(rows, weights=probabilities, minlength=len(distributions))
+    dense = torch.zeros(len(distributions) * vocab_size, dtype=torch.float64, device=device)
+    dense[torch.from_numpy(keys).to(device)] = torch.from_numpy(probabilities / totals[rows]).to(device)
+    return dense.view(len(distributions), vocab_size)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidArgumentError(_FIELD, message)
+
+
+def _parse(
+    distributions: Sequence[SparseDistribution], vocab_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Flat index (row * V + id), probability and row of every entry of all distributions, checked."""
+    lengths = np.array([len(d.token_ids) for d in distributions], dtype=np.int64)
+    _require(
+        all(len(d.token_ids) == len(d.probabilities) for d in distributions) and not (lengths % 4).any(),
+        "must hold as many ids as probabilities, 4 bytes each",
+    )
+    counts = lengths // 4
+    _require(
+        bool(((counts >= 1) & (counts <= limits.MAX_SUPPORT)).all()),
+        f"must have between 1 and {limits.MAX_SUPPORT} tokens",
+    )
+    ids = np.frombuffer(b"".join(d.token_ids for d in distributions), dtype="<u4").astype(np.int64)
+    probabilities = np.frombuffer(b"".join(d.probabilities for d in distributions), dtype="<f4").astype(
+        np.float64
+    )
+    _require(bool((ids < vocab_size).all()), f"must have ids below the vocabulary size {vocab_size}")
+    _require(bool((probabilities >= 0).all()), "must have non-negative probabilities")
+    _require(bool(np.isfinite(probabilities).all()), "must have finite probabilities")
+    rows = np.repeat(np.arange(len(distributions)), counts)
+    keys = rows * vocab_size + ids
+    seen = np.zeros(len(distributions) * vocab_size, dtype=bool)
+    seen[keys] = True
+    _require(int(np.count_nonzero(seen)) == len(keys), "must have distinct ids")
+    positive = np.zeros(len(distributions), dtype=bool)
+    positive[rows[probabilities > 0]] = True
+    _require(bool(positive.all()), "must have a positive sum")
+    return keys, probabilities, rows

@@ -1,0 +1,90 @@
+"""What speculation should bring: Leviathan et al. 2023, section 3. Standard library only.
+
+`alpha` is the acceptance rate of one draft token, `k` the number of draft tokens a round, `c` the time of
+one draft step over the time of one target step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Tokens of one round, the next token included: (1 - alpha^(k+1)) / (1 - alpha) (equation 1)."""
+    _check(alpha, k)
+    if alpha == 1:
+        return float(k + 1)
+    return (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def speedup(alpha: float, c: float, k: int, *, overhead: float = 0.0, row_cost: float = 0.0) -> float:
+    """Improvement of the time per token: expected tokens over the round's time (theorem 3.8).
+
+    Args:
+        alpha: acceptance rate.
+        c: draft time a draft token, over the target's step; count only what lookahead does not hide.
+        k: draft tokens a round.
+        overhead: wire and queue time of a round, over the target's step.
+        row_cost: what each row beyond the first adds to the target's step, as a part of it.
+    """
+    return expected_tokens(alpha, k) / (k * (c + row_cost) + 1 + overhead)
+
+
+def operations_factor(alpha: float, c_hat: float, k: int) -> float:
+    """Growth of the arithmetic operations per token (theorem 3.11).
+
+    `c_hat` is the draft's operations per token over the target's.
+    """
+    return (k * c_hat + k + 1) / expected_tokens(alpha, k)
+
+
+def improvement_possible(alpha: float, c: float) -> bool:
+    """True when some k makes decoding faster: alpha > c (corollary 3.9)."""
+    return alpha > c
+
+
+def least_improvement(alpha: float, c: float) -> float:
+    """The speed-up of k = 1, which the best k reaches at least: (1 + alpha) / (1 + c) (corollary 3.9)."""
+    return (1 + alpha) / (1 + c)
+
+
+def best_k(alpha: float, c: float, max_k: int, *, overhead: float = 0.0, row_cost: float = 0.0) -> int:
+    """The k in [0, max_k] with the greatest speed-up, the smallest among equals; 0 is plain decoding.
+
+    The arguments are those of `speedup`; the overhead is not paid at k = 0.
+    """
+
+    def gain(k: int) -> float:
+        return speedup(alpha, c, k, overhead=overhead, row_cost=row_cost) if k else 1.0
+
+    return max(range(max_k + 1), key=gain)
+
+
+def oracle_bound(alpha: float) -> float:
+    """Tokens a round if every round drafted exactly what will be accepted: 1 / (1 - alpha) (section 3.5)."""
+    _check(alpha, 0)
+    return 1 / (1 - alpha) if alpha < 1 else math.inf
+
+
+def acceptance_from(p: Sequence[float], q: Sequence[float]) -> float:
+    """Acceptance rate of the ratio test at one position: the sum of min(p, q) (corollary 3.6)."""
+    return math.fsum(min(a, b) for a, b in zip(p, q, strict=True))
+
+
+def coupled_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
+    """Probability that argmaxes under common Gumbel noise agree (Daliri et al. 2025).
+
+    The sum over v of 1 / sum over w of max(p_w / p_v, q_w / q_v); between (1 - TV) / (1 + TV) and 1 - TV.
+    """
+    pairs = list(zip(p, q, strict=True))
+    return math.fsum(
+        1 / math.fsum(max(a / p_v, b / q_v) for a, b in pairs) for p_v, q_v in pairs if p_v > 0 and q_v > 0
+    )
+
+
+def _check(alpha: float, k: int) -> None:
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, got {k}")

@@ -1,0 +1,135 @@
+"""Logits become a distribution, as the request asks ("standardised sampling", Leviathan et al. 2023, 2.2).
+
+The order is: repetition, presence and frequency penalties, logit_bias, the min_tokens mask, temperature,
+min_p, top_k, top_p. Each step means what it means in transformers (repetition, temperature, min_p, top_k,
+top_p) and vLLM (presence, frequency, min_tokens). Draft and target apply the same steps.
+
+Steps that no row of a batch asks for cost nothing, and the others touch only the rows that ask for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.decoding.row_context import RowContext, ledger_counts
+from paceline.decoding.row_params import MinP, Penalties, RowParams, TopFilters
+
+__all__ = ["RowContext", "RowParams", "ledger_counts", "log_probs", "processed_logits"]
+
+
+def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
+    """Penalties, logit_bias and the min_tokens mask: all that changes which token an argmax takes.
+
+    Args:
+        logits: float [R, V].
+        row_params: of the R rows.
+        context: needed when `row_params.needs_context`.
+
+    Returns:
+        float32 [R, V]; the input itself when it is float32 and no row asks for anything.
+
+    Raises:
+        InvalidArgumentError: `logit_bias` or `stop_token_ids` names a token outside the vocabulary.
+    """
+    values = logits.float()
+    if row_params.penalties is None and row_params.bias is None and row_params.min_tokens is None:
+        return values
+    if row_params.needs_context and context is None:
+        raise ValueError("penalties and min_tokens need a context")
+    if values is logits:
+        values = values.clone()
+    if row_params.penalties is not None and context is not None and context.counts is not None:
+        rows = row_params.penalties.rows
+        values[rows] = _penalise(values[rows], row_params.penalties, context.counts)
+    if (bias := row_params.bias) is not None:
+        _check_token("logit_bias", bias.largest_token, values.shape[1])
+        values[bias.rows, bias.tokens] += bias.values
+    if (mask := row_params.min_tokens) is not None and context is not None:
+        _check_token("stop_token_ids", mask.largest_token, values.shape[1])
+        too_early = context.num_generated.to(values.device)[mask.rows] < mask.at_least
+        where = (mask.rows, mask.tokens)
+        values[where] = values[where].masked_fill(too_early, -torch.inf)
+    return values
+
+
+def _check_token(name: str, token_id: int, vocab_size: int) -> None:
+    if token_id >= vocab_size:
+        raise InvalidArgumentError(name, f"token id {token_id} is outside the vocabulary of {vocab_size}")
+
+
+def _penalise(values: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
+    everywhere, generated = counts[:, 0], counts[:, 1]
+    repeated = torch.where(values < 0, values * penalties.repetition, values / penalties.repetition)
+    values = torch.where(everywhere > 0, repeated, values)
+    return values - penalties.frequency * generated - penalties.presence * (generated > 0)
+
+
+def log_probs(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
+    """The distribution each row's token is drawn from.
+
+    A greedy row's is a point mass on the argmax (the lowest id among equals), so that every acceptance
+    mode serves batches in which some rows are greedy.
+
+    Args:
+        logits: float [R, V].
+        row_params: of the R rows.
+        context: needed when `row_params.needs_context`.
+
+    Returns:
+        float32 log-probabilities [R, V], -inf for tokens that are filtered out.
+
+    Raises:
+        InvalidArgumentError: as `processed_logits`.
+    """
+    values = processed_logits(logits, row_params, context)
+    greedy = row_params.greedy_rows
+    best = values[greedy].argmax(-1) if greedy is not None else None
+    if row_params.temperature is not None:
+        values = values / row_params.temperature
+    if row_params.min_p is not None:
+        rows = row_params.min_p.rows
+        values = values.index_copy(0, rows, _filter_min_p(values[rows], row_params.min_p))
+    if row_params.top is not None:
+        rows = row_params.top.rows
+        values = values.index_copy(0, rows, _filter_top(values[rows], row_params.top))
+    result = values.log_softmax(-1)
+    if greedy is not None:
+        result.index_fill_(0, greedy, -torch.inf)
+        result[greedy, best] = 0.0
+    return result
+
+
+def _filter_min_p(values: Tensor, filters: MinP) -> Tensor:
+    """Drop tokens less likely than min_p times the likeliest one."""
+    probabilities = values.softmax(-1)
+    floor = filters.min_p * probabilities.amax(-1, keepdim=True)
+    return values.masked_fill(probabilities < floor, -torch.inf)
+
+
+def _filter_top(values: Tensor, filters: TopFilters) -> Tensor:
+    """Keep the top_k values (and those equal to the last), then the fewest of them that hold top_p."""
+    vocab_size = values.shape[1]
+    last = (filters.top_k - 1).clamp(max=vocab_size - 1)
+    if not filters.any_top_p:
+        top = values.topk(min(filters.largest_top_k, vocab_size), dim=-1).values
+        return values.masked_fill(values < top.gather(1, last), -torch.inf)
+    ordered = _descending(values)
+    below = ordered < ordered.gather(1, last)
+    probabilities = ordered.masked_fill(below, -torch.inf).softmax(-1, dtype=torch.float64)
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (~below & (before < filters.top_p)).sum(-1, keepdim=True).clamp_(min=1)
+    cut = ordered.gather(1, kept - 1)
+    # Of the values equal to the last one kept, the lowest ids stay.
+    equal = values == cut
+    spare = kept - (values > cut).sum(-1, keepdim=True)
+    return values.masked_fill((values < cut) | (equal & (equal.cumsum(-1) > spare)), -torch.inf)
+
+
+def _descending(values: Tensor) -> Tensor:
+    """Each row from its largest value down. numpy's sort is six times as fast as torch's on a CPU."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.sort(dim=-1, descending=True).values

@@ -1,0 +1,111 @@
+"""Decisions on one draft tree.
+
+A tree is its nodes in topological order, each with the index of its parent, or -1 below the root (the
+newest token of the ledger). Row 0 of choices and of p belongs to the root, row i + 1 to node i. Each
+function returns the decision on one sequence (S = 1) whose path holds node indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.decoding.acceptance import RESIDUAL_FLOOR, Decision
+from paceline.decoding.sampling import draw
+
+
+def children_of(parents: Sequence[int]) -> list[list[int]]:
+    """Children in order: entry 0 is the root's, entry i + 1 those of node i.
+
+    Raises:
+        InvalidArgumentError: `proposal.parents`; a parent does not come before its child.
+    """
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise InvalidArgumentError("proposal.parents", f"node {node} has parent {parent}")
+        children[parent + 1].append(node)
+    return children
+
+
+def walk_coupled(token_ids: Sequence[int], parents: Sequence[int], choices: Tensor) -> Decision:
+    """Go down to the child that equals the target's choice, until there is none.
+
+    Greedy decoding is the case where the choices are argmaxes (SpecInfer, Miao et al. 2024).
+
+    Args:
+        token_ids: N draft tokens.
+        parents: N.
+        choices: int64 [N+1]: the target's own token after the root and after each node.
+
+    Raises:
+        InvalidArgumentError: `proposal.parents`.
+    """
+    children = children_of(parents)
+    chosen = choices.tolist()
+    path: list[int] = []
+    at = 0
+    while (child := next((c for c in children[at] if token_ids[c] == chosen[at]), None)) is not None:
+        path.append(child)
+        at = child + 1
+    return _decision(path, len(parents), choices[at : at + 1], is_bonus=not children[at])
+
+
+def accept_tree_rejection(
+    token_ids: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, accept_u: Tensor, next_u: Tensor
+) -> Decision:
+    """SpecInfer's multi-step speculative sampling (Miao et al. 2024, algorithm 2).
+
+    Siblings are tried in order: child c is accepted with probability min(1, p(c)/q(c)); after a rejection
+    p becomes norm(max(0, p - q)) for the next sibling, and for the final draw when none is left.
+
+    Lossless when siblings are independent draws from the q they are judged with, or drawn without
+    replacement with each q renormalised over what the earlier siblings left. `accept_u` must be new in
+    every round (see noise.py).
+
+    Args:
+        token_ids: N draft tokens.
+        parents: N.
+        p: float [N+1, V], rows sum to 1: the target's distribution after the root and after each node.
+        q: float [N, V], rows sum to 1: the distribution each node was drawn from.
+        accept_u: float64 [N], uniform in (0, 1).
+        next_u: float64 [1], uniform in (0, 1).
+
+    Raises:
+        InvalidArgumentError: `proposal.parents`.
+    """
+    children = children_of(parents)
+    tests = accept_u.tolist()
+    path: list[int] = []
+    at = 0
+    current = p[0].double()
+    while True:
+        for child in children[at]:
+            token, q_child = token_ids[child], q[child].double()
+            # u < p/q without the division; a token that p excludes is never accepted.
+            if tests[child] * float(q_child[token]) < float(current[token]):
+                path.append(child)
+                at = child + 1
+                current = p[at].double()
+                break
+            residual = (current - q_child).clamp_(min=0.0)
+            total = residual.sum()
+            if total > RESIDUAL_FLOOR:
+                current = residual / total
+        else:
+            break
+    return _decision(path, len(parents), draw(current[None], next_u), is_bonus=not children[at])
+
+
+def _decision(path: list[int], num_nodes: int, next_token: Tensor, *, is_bonus: bool) -> Decision:
+    device = next_token.device
+    padded = path + [-1] * (num_nodes - len(path))
+    return Decision(
+        path=torch.tensor([padded], dtype=torch.int64, device=device),
+        num_accepted=torch.tensor([len(path)], device=device),
+        next_token=next_token,
+        is_bonus=torch.tensor([is_bonus], device=device),
+    )

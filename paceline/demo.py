@@ -1,0 +1,254 @@
+"""`paceline demo`: one completion on this machine, coloured by how each token came about, and its account.
+
+Everything the table says was measured on the stack that streamed the text: requests with and without
+speculation alternate, after warm-ups of both, so that whatever slows the machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline import assets
+from paceline.client import Client, GenerationResult
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SamplingParams, SpeculationParams, TokenOrigin
+from paceline.decoding import theory
+from paceline.supervisor import StackConfig, discard, log_to_stderr, serve_stack
+
+DEFAULT_PROMPT: Final = '''"""Small helpers for reading configuration files."""
+
+import json
+import os
+
+
+def read_config(path):
+    """Return the configuration at *path* as a dictionary."""
+    with open(path, encoding="utf-8") as file:
+'''
+
+STYLES: Final = {
+    TokenOrigin.ACCEPTED: "green",
+    TokenOrigin.CORRECTION: "red",
+    TokenOrigin.BONUS: "cyan",
+    TokenOrigin.TARGET: "",
+}
+_MEANINGS: Final = {
+    TokenOrigin.ACCEPTED: "drafted, and accepted by the target",
+    TokenOrigin.CORRECTION: "the target's own token where it rejected the draft",
+    TokenOrigin.BONUS: "the target's extra token after a fully accepted draft",
+}
+_PLAIN: Final = SpeculationParams(num_speculative_tokens=0)
+_SPECULATIVE: Final = SpeculationParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What to show."""
+
+    stack: StackConfig = field(default_factory=StackConfig)
+    prompt: str = DEFAULT_PROMPT
+    max_tokens: int = 160
+    temperature: float = 0.0
+    seed: int = 0
+    pairs: int = 3
+    """Measured requests with and without speculation, each."""
+    verbose: bool = False
+    """Show the processes' logs."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        if self.pairs < 1:
+            raise InvalidArgumentError("pairs", f"must be at least 1, got {self.pairs}")
+        _ = self.sampling  # validates the rest
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The same for every request, so that with and without speculation do the same work."""
+        return SamplingParams(
+            temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, ignore_eos=True
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One request and the seconds the client waited for it."""
+
+    result: GenerationResult
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, prefill included."""
+        return self.result.usage.completion_tokens / self.seconds
+
+
+def run_demo(config: DemoConfig, console: Console) -> None:
+    """Start the stack, stream, measure, print, stop the stack. Raises PacelineError."""
+    console.print(
+        f"Starting a coordinator, a target worker ({config.stack.target_model}) and "
+        f"a draft worker ({config.stack.draft_model}) …"
+    )
+    sink = log_to_stderr if config.verbose else discard
+    with contextlib.ExitStack() as exits:
+        with console.status("loading the models …"):
+            stack = exits.enter_context(serve_stack(config.stack, sink=sink))
+        client = exits.enter_context(Client(stack.address))
+        for role in stack.roles:
+            console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")
+        _warm_up(client, config)
+        _stream(client, config, console)
+        speculative, plain = _measure(client, config)
+    console.print()
+    console.print(comparison(speculative, plain))
+    console.print()
+    console.print(round_account(speculative[-1].result, plain[-1].result))
+    console.print()
+    for line in conclusions(speculative, plain):
+        console.print(line)
+
+
+def _warm_up(client: Client, config: DemoConfig) -> None:
+    """First passes allocate, and load code; nobody should measure them."""
+    for speculation in (_SPECULATIVE, _PLAIN):
+        client.generate(config.prompt, config.sampling, speculation=speculation)
+
+
+def _stream(client: Client, config: DemoConfig, console: Console) -> None:
+    if console.is_terminal and not console.no_color:
+        legend = [f"[{STYLES[o]}]{o.value}[/]: {meaning}" for o, meaning in _MEANINGS.items()]
+        console.print("\n" + "\n".join(legend))
+    console.print()
+    console.print(Text(config.prompt, style="dim"), end="", soft_wrap=True)
+    pieces = TokenTexts(config.stack.target_model)
+    with client.stream(config.prompt, config.sampling, speculation=_SPECULATIVE) as stream:
+        for chunk in stream:
+            for token_id, origin in zip(chunk.token_ids, chunk.origins, strict=True):
+                console.print(Text(pieces.text_of(token_id), style=STYLES[origin]), end="", soft_wrap=True)
+    console.print()
+
+
+class TokenTexts:
+    """What each token adds to the text. A character of several tokens counts for the last of them."""
+
+    def __init__(self, model: str) -> None:
+        from tokenizers import Tokenizer
+        from tokenizers.decoders import DecodeStream
+
+        file = Path(assets.resolve(model)) / "tokenizer.json"
+        self._tokenizer: Any = (
+            Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(model)
+        )
+        self._stream: Any = DecodeStream(skip_special_tokens=True)
+
+    def text_of(self, token_id: int) -> str:
+        """The text of the next token; empty while a character is incomplete."""
+        return self._stream.step(self._tokenizer, token_id) or ""
+
+
+def _measure(client: Client, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:
+    """Speculative and plain requests, in turns."""
+    speculative: list[Measured] = []
+    plain: list[Measured] = []
+    for _ in range(config.pairs):
+        for speculation, measured in ((_SPECULATIVE, speculative), (_PLAIN, plain)):
+            start = time.perf_counter()
+            result = client.generate(config.prompt, config.sampling, speculation=speculation)
+            measured.append(Measured(result, time.perf_counter() - start))
+    return speculative, plain
+
+
+def comparison(speculative: list[Measured], plain: list[Measured]) -> Table:
+    """With and without speculation, side by side; rates are medians."""
+    counts = speculative[-1].result.speculative_decoding
+    table = Table(title="With and without speculation", box=None, pad_edge=False, title_justify="left")
+    table.add_column("")
+    table.add_column("speculative", justify="right")
+    table.add_column("plain", justify="right")
+    rates = [statistics.median(m.rate for m in measured) for measured in (speculative, plain)]
+    table.add_row("tokens per second", f"{rates[0]:.1f}", f"{rates[1]:.1f}")
+    table.add_row("times plain decoding", f"{rates[0] / rates[1]:.2f}×", "1.00×")
+    table.add_row(
+        "target passes",
+        str(counts.num_rounds),
+        str(plain[-1].result.speculative_decoding.num_rounds),
+    )
+    table.add_row("acceptance rate", f"{counts.draft_acceptance_rate:.1%}", "")
+    table.add_row("mean acceptance length", f"{counts.mean_acceptance_length:.2f}", "")
+    for position, rate in enumerate(counts.acceptance_rate_per_position, 1):
+        table.add_row(f"  accepted at position {position}", f"{rate:.1%}", "")
+    return table
+
+
+def _parts(result: GenerationResult) -> Iterator[tuple[str, float]]:
+    """Where a request's time went, in seconds; the parts add up to the total."""
+    timings = result.timings
+    parts = {
+        "draft": timings.draft,
+        "target": timings.target,
+        "queue": timings.queue,
+        "wire": timings.wire,
+        "coordinator": timings.coordinator,
+    }
+    yield from parts.items()
+    yield "not accounted for", max(0.0, timings.total - sum(parts.values()))
+
+
+def round_account(speculative: GenerationResult, plain: GenerationResult) -> Table:
+    """Milliseconds and share of an average round."""
+    table = Table(title="Where the time of a round goes", box=None, pad_edge=False, title_justify="left")
+    table.add_column("")
+    for name in ("speculative", "share", "plain", "share"):
+        table.add_column(name, justify="right")
+    rows = zip(_parts(speculative), _parts(plain), strict=True)
+    for (part, mine), (_, others) in rows:
+        cells = [part]
+        for seconds, result in ((mine, speculative), (others, plain)):
+            rounds = max(1, result.speculative_decoding.num_rounds)
+            total = result.timings.total or 1.0
+            cells += [f"{1000 * seconds / rounds:.2f} ms", f"{seconds / total:.0%}"]
+        table.add_row(*cells)
+    return table
+
+
+def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]:
+    """Whether the tokens are the same, and what the theory allows with what was measured."""
+    with_draft, without = speculative[-1].result, plain[-1].result
+    pairs = zip(with_draft.token_ids, without.token_ids, strict=False)
+    different = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if different is None and len(with_draft.token_ids) == len(without.token_ids):
+        same = f"Both ways gave the same {len(without.token_ids)} tokens."
+    else:
+        same = (
+            f"The two ways differ from token {different} on: other matrix shapes, other last bits of logits."
+        )
+    counts = with_draft.speculative_decoding
+    if not counts.num_draft_tokens:
+        return [same, "Nothing was drafted."]
+    k = round(counts.num_draft_tokens / counts.num_spec_steps)
+    step = without.timings.target / max(1, without.speculative_decoding.num_rounds)
+    c = with_draft.timings.draft / counts.num_draft_tokens / step if step else 0.0
+    alpha = per_token_alpha(counts.mean_acceptance_length, k)
+    return [
+        same,
+        f"Theorem 3.8 allows {theory.speedup(alpha, c, k):.2f}× with the measured α = {alpha:.2f}, "
+        f"c = {c:.2f} and K = {k}; it knows neither the wire nor the price of the target's extra rows.",
+    ]
+
+
+def per_token_alpha(mean_length: float, k: int) -> float:
+    """The α for which (1 − α^(K+1)) / (1 − α) is the measured mean acceptance length, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if theory.expected_tokens(middle, k) < mean_length else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,298 @@
+"""The attention that transformers calls: write new keys and values into the paged cache, then attend.
+
+`AttentionInterface` hands every layer's query, key and value to `paged_attention`; the batch travels as
+the keyword argument `paceline_batch` of `model(...)`. What a layer attends to is decided by the batch
+alone, never by transformers' mask: `inspect_attention` runs the model once, at start, and learns from
+the masks the model asks for which layers have a sliding window, and refuses a model whose masks or
+arguments mean something this attention does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from paceline.core.errors import InternalError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from paceline.engine.batch import AttentionGroup, RaggedBatch
+
+IMPLEMENTATION: Final = "paceline"
+BATCH_KEYWORD: Final = "paceline_batch"
+
+_FOLD_ROWS: Final = 64
+"""Query rows per key-value head up to which folding the group of query heads into rows is faster."""
+
+_HARMLESS: Final = frozenset(
+    {"position_ids", "position_embeddings", "past_key_values", "cache_position", "output_attentions"}
+    | {"output_hidden_states", "return_dict", "use_cache", "layer_idx", "layer_type"}
+)
+"""Arguments that models pass along and that mean nothing to an attention function."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one attention layer stores and sees, as observed in a forward pass."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    """Sliding window: a row at position p sees positions (p - window, p]. None sees all of [0, p]."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Stands in for the batch while `inspect_attention` runs, and takes notes."""
+
+    model_name: str
+    layers: dict[int, LayerLayout] = field(default_factory=dict)
+
+    def refuse(self, why: str) -> InvalidArgumentError:
+        return InvalidArgumentError("model", f"{self.model_name} {why}")
+
+
+_probe: _Probe | None = None
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    paceline_batch: RaggedBatch | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of packed rows through the block tables.
+
+    query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]; returns [1, T, Hq, Dv].
+    """
+    if paceline_batch is None:
+        if _probe is None:
+            raise InternalError(f"the model was called without {BATCH_KEYWORD}")
+        return _observe(_probe, module, query, key, value, attention_mask, softcap=softcap, **kwargs)
+    batch = paceline_batch
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache = batch.cache
+    # Written before reading: the rows of this pass see one another through the cache.
+    if batch.slot_range is not None:
+        start, stop = batch.slot_range
+        keys_by_head, values_by_head = cache.keys_by_head[layer], cache.values_by_head[layer]
+        keys_by_head.narrow(2, start, stop - start).copy_(key)
+        values_by_head.narrow(2, start, stop - start).copy_(value)
+        group = batch.groups[0]
+        heads, kv_heads = query.shape[1], key.shape[1]
+        if group.num_rows * heads <= _FOLD_ROWS * kv_heads:
+            return _attend_one(
+                group, query, keys_by_head, values_by_head, scaling, softcap, cache.windows[layer]
+            ), None
+    else:
+        cache.keys[layer].index_copy_(0, batch.slots, key[0].transpose(0, 1))
+        cache.values[layer].index_copy_(0, batch.slots, value[0].transpose(0, 1))
+    keys, values, window = cache.keys[layer], cache.values[layer], cache.windows[layer]
+    groups = batch.groups
+    if batch.unpack is None:  # one group whose rows are the batch's rows, in order
+        return _attend(groups[0], query, keys, values, scaling, softcap, window).unsqueeze(0), None
+    parts = [_attend(group, query, keys, values, scaling, softcap, window) for group in groups]
+    return torch.cat(parts).index_select(0, batch.unpack).unsqueeze(0), None
+
+
+def _attend_one(
+    group: AttentionGroup,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> Tensor:
+    """The shortest way for a lone contiguous sequence with few rows: no copies, ten tensor operations.
+
+    keys and values are the layer's cache as [1, Hkv, slots, D]; returns [1, T, Hq, Dv].
+    """
+    assert group.slot_range is not None
+    num_heads, num_kv_heads, num_rows = query.shape[1], keys.shape[1], group.num_rows
+    per_kv = num_heads // num_kv_heads
+    first, mask = group.plan(window, per_kv, query.dtype)
+    start, count = group.slot_range[0] + first, group.num_keys - first
+    k, v = keys.narrow(2, start, count), values.narrow(2, start, count)
+    if per_kv == 1:
+        return _sdpa(query, k, v, mask, scaling, softcap).transpose(1, 2)
+    q = query.reshape(1, num_kv_heads, per_kv * num_rows, -1)
+    out = _sdpa(q, k, v, mask, scaling, softcap)
+    return out.reshape(1, num_heads, num_rows, -1).transpose(1, 2)
+
+
+def _attend(
+    group: AttentionGroup,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    window: int | None,
+) -> Tensor:
+    """Rows of one group, [S * n, Hq, Dv] in the group's row order. keys and values are the layer's cache."""
+    num_heads, num_kv_heads = query.shape[1], keys.shape[1]
+    per_kv = num_heads // num_kv_heads
+    num_sequences, num_rows = group.num_sequences, group.num_rows
+    # A mask of [rows, keys] for every query head would be large for a prefill chunk; few rows fold.
+    fold = num_sequences > 1 or num_rows * per_kv <= _FOLD_ROWS
+    first, mask = group.plan(window, per_kv if fold else 1, query.dtype)
+    if group.slot_range is not None:
+        start, stop = group.slot_range
+        k = keys[start + first : stop].transpose(0, 1)
+        v = values[start + first : stop].transpose(0, 1)
+        q = query[0] if group.rows is None else query[0].index_select(1, group.rows)
+    else:
+        assert group.gather is not None
+        k = keys.index_select(0, group.gather)
+        v = values.index_select(0, group.gather)
+        q = query[0] if group.rows is None else query[0].index_select(1, group.rows)
+        if num_sequences > 1:
+            k = k.view(num_sequences, -1, *k.shape[1:]).transpose(1, 2)
+            v = v.view(num_sequences, -1, *v.shape[1:]).transpose(1, 2)
+            q = q.reshape(num_heads, num_sequences, num_rows, -1).transpose(0, 1)
+            q = q.reshape(num_sequences, num_kv_heads, per_kv * num_rows, -1)
+            out = _sdpa(q, k, v, mask, scaling, softcap)
+            out = out.reshape(num_sequences, num_heads, num_rows, -1).transpose(1, 2)
+            return out.reshape(num_sequences * num_rows, num_heads, -1)
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    if fold:
+        q = q.reshape(1, num_kv_heads, per_kv * num_rows, -1)
+        out = _sdpa(q, k.unsqueeze(0), v.unsqueeze(0), mask, scaling, softcap)
+    else:
+        # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
+        q = q.reshape(num_kv_heads, per_kv, num_rows, -1)
+        k = k.unsqueeze(1).expand(-1, per_kv, -1, -1)
+        v = v.unsqueeze(1).expand(-1, per_kv, -1, -1)
+        out = _sdpa(q, k, v, mask, scaling, softcap)
+    return out.reshape(num_heads, num_rows, -1).transpose(0, 1)
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Softmax attention over [..., rows, D] and [..., keys, D]; `mask` is added to the scores."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+
+
+def _window_tag(
+    *,
+    q_length: int,
+    mask_function: Callable[[int, int, Tensor, Tensor], Tensor],
+    local_size: int | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """The mask transformers asks for: None, or while probing a [1, 1, 1, 1] tensor naming its window.
+
+    0 stands for a plain causal mask. The mask function is evaluated around its own edges, so chunked,
+    bidirectional or image masks are recognised as what they are and refused.
+    """
+    if _probe is None:
+        return None
+    reach = 2 * (local_size or 0) + q_length
+    edges = (
+        {0, q_length - 1} if local_size is None else {0, local_size - 1, local_size, local_size + 1, reach}
+    )
+    rows = torch.tensor(sorted(edges))[:, None]
+    columns = torch.arange(reach + 2)[None, :]
+    expected = columns <= rows
+    if local_size is not None:
+        expected &= columns > rows - local_size
+    try:
+        actual = torch.as_tensor(mask_function(0, 0, rows, columns)).expand_as(expected)
+    except (IndexError, RuntimeError, TypeError) as error:
+        raise _probe.refuse("uses an attention mask that is neither causal nor a sliding window") from error
+    if not torch.equal(actual.to("cpu", torch.bool), expected):
+        raise _probe.refuse("uses an attention mask that is neither causal nor a sliding window")
+    return torch.full((1, 1, 1, 1), local_size or 0, dtype=torch.int64, device=device)
+
+
+def _observe(
+    probe: _Probe,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    softcap: float | None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Note what one layer is, and refuse what cannot be honoured; the output is of the right shape only."""
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int) or layer in probe.layers:
+        raise probe.refuse("has attention layers that do not number themselves one by one")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise probe.refuse("attends to later positions; only decoders can be served")
+    if dropout:
+        raise probe.refuse("applies attention dropout; it must be in evaluation mode")
+    unknown = sorted(k for k, v in kwargs.items() if k not in _HARMLESS and v is not None and v is not False)
+    if unknown:
+        raise probe.refuse(f"passes {', '.join(unknown)} to its attention, which is not supported")
+    window = sliding_window
+    if attention_mask is not None:
+        if attention_mask.dtype != torch.int64 or attention_mask.numel() != 1:
+            raise probe.refuse("builds its own attention masks, which is not supported")
+        # The mask is what the reference attention obeys; `sliding_window` only informs fused kernels.
+        window = int(attention_mask.item()) or None
+    if query.shape[1] % key.shape[1] or (softcap is not None and softcap <= 0):
+        raise probe.refuse("has an attention layout that is not supported")
+    probe.layers[layer] = LayerLayout(key.shape[1], key.shape[3], value.shape[3], window)
+    return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+
+@torch.inference_mode()
+def inspect_attention(model: Any) -> tuple[LayerLayout, ...]:
+    """Run two tokens through `model` and return the layout of every layer, in order.
+
+    Raises InvalidArgumentError naming `model` when the model cannot be served exactly: layers that keep
+    another state than keys and values, masks or attention arguments this attention does not know.
+    """
+    global _probe  # noqa: PLW0603 - the mask function has no other way to know
+    name = type(model).__name__
+    probe = _Probe(name)
+    device = next(model.parameters()).device
+    if _probe is not None:
+        raise InternalError("two models are inspected at once")
+    _probe = probe
+    try:
+        model(
+            input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
+            position_ids=torch.arange(2, device=device)[None],
+            use_cache=False,
+        )
+    finally:
+        _probe = None
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    if sorted(probe.layers) != list(range(num_layers)):
+        raise probe.refuse(
+            f"runs {len(probe.layers)} of its {num_layers} layers through transformers' attention interface; "
+            "every layer must"
+        )
+    return tuple(probe.layers[index] for index in range(num_layers))
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+# Without this entry transformers takes "no mask" for granted and a model's window would go unnoticed.
+AttentionMaskInterface.register(IMPLEMENTATION, _window_tag)

@@ -1,0 +1,71 @@
+"""From a worker's configuration to a runner that is ready: device, threads, weights, cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from paceline import assets
+from paceline.core.config import WorkerConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine.loading import LoadedModel, load_model, make_runner
+from paceline.engine.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A loaded model on its cache."""
+
+    loaded: LoadedModel
+    runner: ModelRunner
+    max_model_len: int
+    num_parameters: int
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises InvalidArgumentError for a device this torch lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError("device", f"{name!r} is no device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgumentError("device", "no CUDA device is available to this process")
+    return device
+
+
+def build(config: WorkerConfig) -> Built:
+    """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    # Nobody looks at a hub or at telemetry while a request waits.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    device = choose_device(config.device)
+    loaded = load_model(
+        assets.resolve(config.model),
+        device=device,
+        dtype=None if config.dtype == "auto" else config.dtype,
+        trust_remote_code=config.trust_remote_code,
+    )
+    max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    runner = make_runner(
+        loaded, block_size=config.block_size, num_blocks=config.num_blocks, max_model_len=max_model_len
+    )
+    # A sequence can never be longer than the whole cache.
+    max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
+    num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    log.info(
+        "%s on %s: %d parameters, %d cache blocks of %d",
+        config.model,
+        device,
+        num_parameters,
+        runner.cache.pool.num_blocks,
+        config.block_size,
+    )
+    return Built(loaded, runner, max_model_len, num_parameters)

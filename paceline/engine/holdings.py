@@ -1,0 +1,113 @@
+"""The sequences one worker holds: sessions with their cache tables and leases. Bookkeeping only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from paceline.core.clock import Clock
+from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
+from paceline.core.messages import CloseSequence, OpenSequence
+from paceline.engine.session import Session
+from paceline.kv.lease import Leases
+from paceline.kv.table import BlockTable
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class Held(Generic[Answer]):
+    """One sequence on this worker."""
+
+    session: Session[Answer]
+    table: BlockTable
+
+    def cut_to_ledger(self) -> None:
+        """Drop the cache entries that the ledger does not confirm."""
+        self.cut_to(self.session.agreed_length())
+
+    def cut_to(self, length: int) -> None:
+        """Drop the cache entries at `length` and beyond, and any reservation."""
+        self.table.truncate_to(length)
+        del self.session.cached[length:]
+
+    def fed(self, token_ids: list[int]) -> None:
+        """Record that the pass just run wrote entries for `token_ids`."""
+        self.session.cached.extend(token_ids)
+        assert self.table.length == len(self.session.cached)
+
+
+@dataclass(slots=True)
+class Holdings(Generic[Answer]):
+    """Sequences by id, each with a lease that its rounds renew."""
+
+    new_table: Callable[[], BlockTable]
+    max_sequences: int
+    clock: Clock
+    lease_seconds: float
+    _held: dict[str, Held[Answer]] = field(default_factory=dict)
+    _leases: Leases[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(self.clock, self.lease_seconds)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held[Answer]]:
+        return iter(self._held.values())
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._held
+
+    def find(self, sequence_id: str) -> Held[Answer] | None:
+        """The sequence if it is held; its lease is left alone."""
+        return self._held.get(sequence_id)
+
+    def open(self, command: OpenSequence) -> None:
+        """Take a sequence on; one of an older epoch is replaced, the same epoch again changes nothing.
+
+        Raises StaleEpochError, ResourceExhaustedError.
+        """
+        old = self._held.get(command.sequence_id)
+        if old is not None:
+            if command.epoch < old.session.epoch:
+                raise StaleEpochError(f"epoch {command.epoch} is older than {old.session.epoch}")
+            if command.epoch == old.session.epoch:
+                return
+            self.drop(command.sequence_id)
+        if len(self._held) >= self.max_sequences:
+            raise ResourceExhaustedError(f"this worker holds {self.max_sequences} sequences already")
+        session: Session[Answer] = Session(
+            command.sequence_id, command.epoch, command.params, list(command.token_ids)
+        )
+        self._held[command.sequence_id] = Held(session, self.new_table())
+        self._leases.renew(command.sequence_id)
+
+    def get(self, sequence_id: str) -> Held[Answer]:
+        """The sequence, its lease renewed. Raises NotFoundError."""
+        held = self._held.get(sequence_id)
+        if held is None:
+            raise NotFoundError("no such sequence: never opened, or its lease is over")
+        self._leases.renew(sequence_id)
+        return held
+
+    def close(self, command: CloseSequence) -> bool:
+        """Drop the sequence unless a newer epoch owns it. True when it was dropped."""
+        held = self._held.get(command.sequence_id)
+        if held is None or held.session.epoch > command.epoch:
+            return False
+        self.drop(command.sequence_id)
+        return True
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence, if held, and free its blocks."""
+        held = self._held.pop(sequence_id, None)
+        if held is not None:
+            held.table.free()
+            self._leases.end(sequence_id)
+
+    def expired(self) -> list[str]:
+        """Sequences whose lease is over; the caller drops them."""
+        return self._leases.expired()

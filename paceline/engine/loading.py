@@ -1,0 +1,168 @@
+"""Loading a model and its tokenizer so that the runner can drive them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.hub import cached_file
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.core.limits import MAX_RUNNING_SEQUENCES
+from paceline.engine.attention import IMPLEMENTATION, inspect_attention
+from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
+from paceline.engine.runner import ModelRunner, max_length_of
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to serve, and what others must know to talk to it."""
+
+    model: Any
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    """Token ids the tokenizer knows: [0, vocab_size). The model's output may be wider (padding)."""
+    max_model_len: int
+    fingerprint: str
+    """Of the tokenizer's vocabulary; see paceline.core.fingerprint."""
+
+
+def load_model(
+    path_or_id: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a decoder by path or Hugging Face id.
+
+    `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
+    few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
+    last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Raises
+    InvalidArgumentError naming `model` or `dtype`.
+    """
+    if dtype is not None and dtype not in _DTYPES:
+        raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
+    name = str(path_or_id)
+    device = torch.device(device)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError("model", f"{name} has no configuration that can be loaded") from error
+    _refuse_unsupported(config)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype="auto" if dtype is None else _DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            "model", f"{name} cannot be loaded as a decoder with a tokenizer"
+        ) from error
+    if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
+        model = model.float()
+    model = prepare(model.to(device))
+    vocabulary = _vocabulary(name, tokenizer)
+    width = model.get_output_embeddings().weight.shape[0]
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids(model),
+        vocab_size=min(max(vocabulary.values()) + 1, width),
+        max_model_len=max_length_of(model.config),
+        fingerprint=vocabulary_fingerprint(vocabulary),
+    )
+
+
+def prepare(model: Any) -> Any:
+    """Put `model` into evaluation mode and on Paceline's attention, or refuse it."""
+    _refuse_unsupported(model.config)
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise InvalidArgumentError(
+            "model", f"{type(model).__name__} does not support transformers' attention interface"
+        )
+    return model
+
+
+def make_runner(
+    loaded: LoadedModel | Any,
+    *,
+    block_size: int | None = None,
+    num_blocks: int | None = None,
+    memory_bytes: int | None = None,
+    max_model_len: int | None = None,
+) -> ModelRunner:
+    """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
+
+    `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache
+    sized by memory never has more blocks than all sequences the server admits could fill.
+    """
+    model = loaded.model if isinstance(loaded, LoadedModel) else loaded
+    layers = inspect_attention(model)
+    size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    longest = max_model_len or max_length_of(model.config)
+    if num_blocks is None:
+        memory = default_memory_bytes(model.device) if memory_bytes is None else memory_bytes
+        num_blocks = min(
+            num_blocks_for(memory, layers, size, model.dtype),
+            MAX_RUNNING_SEQUENCES * -(-longest // size),
+        )
+    cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
+    vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
+    return ModelRunner(model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len)
+
+
+def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of `config`'s shape with random weights, on its own copy of the config; for tests."""
+    config = copy.deepcopy(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(config, dtype=dtype)
+    return prepare(model)
+
+
+def eos_token_ids(model: Any) -> frozenset[int]:
+    """The tokens that end a sequence: the generation config's, else the config's; possibly none."""
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _refuse_unsupported(config: Any) -> None:
+    if config.is_encoder_decoder:
+        raise InvalidArgumentError("model", f"{config.model_type} is an encoder-decoder, not a decoder")
+
+
+def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
+    """Token to id, from tokenizer.json where there is one, so that a process without torch gets the same."""
+    path = cached_file(
+        name, "tokenizer.json", _raise_exceptions_for_missing_entries=False, local_files_only=True
+    )
+    if path is not None:
+        from tokenizers import Tokenizer
+
+        vocabulary: dict[str, int] = Tokenizer.from_file(path).get_vocab(with_added_tokens=True)
+        return vocabulary
+    return dict(tokenizer.get_vocab())

@@ -1,0 +1,165 @@
+"""One pass of the model over the work that is ready, and what to do when it cannot run.
+
+Both workers turn their commands into jobs: tokens to feed at the end of a sequence, and how many of
+the last rows' logits are wanted. Prefill, decode and verification differ only in those two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from paceline.core.clock import Clock
+from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
+from paceline.core.types import Timings
+from paceline.engine.batch import SequenceInput
+from paceline.engine.holdings import Held
+from paceline.engine.planner import Chunk, Feed, plan_pass
+from paceline.kv.table import BlockTable
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What a pass needs of the model."""
+
+    def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+        """float32 logits [rows wanted, vocabulary], in the order of the inputs."""
+
+    def new_table(self) -> BlockTable:
+        """An empty table of the runner's pool."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence's outstanding feed."""
+
+    held: Held[Any]
+    feed: list[int]
+    rows: int
+    arrived: float
+    offset: int = 0
+    started: float | None = None
+    compute: float = 0.0
+    rows_in_pass: int = 0
+    sequences_in_pass: int = 0
+
+    @property
+    def sequence_id(self) -> str:
+        """The sequence it belongs to."""
+        return self.held.session.sequence_id
+
+    @property
+    def remaining(self) -> int:
+        """Tokens not fed yet."""
+        return len(self.feed) - self.offset
+
+    def feed_next(self, token_ids: list[int], rows: int) -> None:
+        """Go on with another feed; the timings go on as well."""
+        self.feed, self.rows, self.offset = token_ids, rows, 0
+
+    def timings(self) -> Timings:
+        """Queue and compute time up to now."""
+        started = self.arrived if self.started is None else self.started
+        return Timings(started - self.arrived, self.compute, self.rows_in_pass, self.sequences_in_pass)
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What one pass did: jobs whose wanted rows are there, and jobs that cannot go on."""
+
+    finished: list[Job] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    """[sum of the finished jobs' rows, vocabulary], in order."""
+    failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
+
+
+def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> PassResult:
+    """Plan and run one pass over `jobs` (in order of arrival)."""
+    result = PassResult()
+    by_id = {job.sequence_id: job for job in jobs}
+    plan = plan_pass([Feed(job.sequence_id, job.remaining, job.rows) for job in jobs], budget)
+    chunks = _with_room([(by_id[chunk.sequence_id], chunk) for chunk in plan], result)
+    if not chunks:
+        return result
+    begun = clock()
+    for job, _ in chunks:
+        if job.started is None:
+            job.started = begun
+    try:
+        result.logits = _forward(chunks, runner)
+        done = chunks
+    except Exception:
+        log.exception("a pass over %d sequences failed; running them one by one", len(chunks))
+        done, result.logits = _forward_one_by_one(chunks, runner, result)
+    spent = clock() - begun
+    rows = sum(chunk.count for _, chunk in done)
+    for job, chunk in done:
+        job.compute += spent
+        job.rows_in_pass, job.sequences_in_pass = rows, len(done)
+        if chunk.final:
+            result.finished.append(job)
+    return result
+
+
+def _with_room(chunks: list[tuple[Job, Chunk]], result: PassResult) -> list[tuple[Job, Chunk]]:
+    """Leave out, as failed, the sequences for whose rows the pool has no blocks."""
+    fitting: list[tuple[Job, Chunk]] = []
+    taken = 0
+    for job, chunk in chunks:
+        table = job.held.table
+        needed = table.blocks_needed(chunk.count)
+        if taken + needed <= table.pool.free_blocks:
+            taken += needed
+            fitting.append((job, chunk))
+        else:
+            error = ResourceExhaustedError(
+                f"{needed} cache blocks are needed, {table.pool.free_blocks - taken} are free"
+            )
+            result.failed.append((job, error))
+    return fitting
+
+
+def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner) -> torch.Tensor:
+    inputs = []
+    for job, chunk in chunks:
+        token_ids = job.feed[job.offset : job.offset + chunk.count]
+        inputs.append(SequenceInput(job.held.table, token_ids, job.rows if chunk.final else 0))
+    logits = runner.forward(inputs)
+    for (job, chunk), fed in zip(chunks, inputs, strict=True):
+        job.offset += chunk.count
+        job.held.fed(list(fed.token_ids))
+    return logits
+
+
+def _forward_one_by_one(
+    chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult
+) -> tuple[list[tuple[Job, Chunk]], torch.Tensor | None]:
+    """One sequence's failure must end that sequence and no other: find out whose it is."""
+    done: list[tuple[Job, Chunk]] = []
+    logits: list[torch.Tensor] = []
+    for job, chunk in chunks:
+        # A pass that failed half-way may have committed nothing: only whole passes count.
+        job.held.cut_to(len(job.held.session.cached))
+        try:
+            part = _forward([(job, chunk)], runner)
+        except Exception as error:
+            log.exception("the pass of one sequence failed")
+            known = error if isinstance(error, PacelineError) else InternalError("the model failed")
+            result.failed.append((job, known))
+        else:
+            done.append((job, chunk))
+            if chunk.final:
+                logits.append(part)
+    return done, torch.cat(logits) if logits else None
+
+
+def broken_rows(logits: torch.Tensor) -> list[bool]:
+    """Which rows hold NaN, or infinities that leave no distribution. logits: [R, V]."""
+    peak = logits.amax(dim=-1)
+    usable = torch.isfinite(peak) & ~torch.isnan(logits.sum(dim=-1))
+    return [not row for row in usable.tolist()]

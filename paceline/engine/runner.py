@@ -1,0 +1,180 @@
+"""The one primitive: feed each sequence some tokens at its end, return the logits that were asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.engine.attention import IMPLEMENTATION
+from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.cache import PagedCache
+from paceline.kv import BlockTable
+
+
+class ModelRunner:
+    """A transformers decoder on a paged cache. Not thread safe: one thread owns it."""
+
+    def __init__(
+        self,
+        model: Any,
+        cache: PagedCache,
+        device: torch.device | str = "cpu",
+        *,
+        vocab_size: int | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer."""
+        config = model.config.get_text_config(decoder=True)
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise InvalidArgumentError("model", f"must use the attention implementation {IMPLEMENTATION!r}")
+        if model.training:
+            raise InvalidArgumentError("model", "must be in evaluation mode")
+        accepted = inspect.signature(model.forward).parameters
+        if "position_ids" not in accepted:
+            raise InvalidArgumentError("model", f"{type(model).__name__} does not take position_ids")
+        if len(cache.layers) != config.num_hidden_layers:
+            raise InvalidArgumentError("model", "does not have the layers the cache was made for")
+        self._model = model
+        self._cache = cache
+        self._device = torch.device(device)
+        self._keeps_logits = "logits_to_keep" in accepted
+        width = model.get_output_embeddings().weight.shape[0]
+        self._vocab_size = width if vocab_size is None else vocab_size
+        if not 0 < self._vocab_size <= width:
+            raise InvalidArgumentError("vocab_size", f"must be in [1, {width}], got {self._vocab_size}")
+        longest = max_length_of(model.config)
+        self._max_model_len = longest if max_model_len is None else max_model_len
+        if not 0 < self._max_model_len <= longest:
+            raise InvalidArgumentError(
+                "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
+            )
+        self._num_layers = int(config.num_hidden_layers)
+        # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
+        # which our attention would not look at.
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self._device)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._model
+
+    @property
+    def cache(self) -> PagedCache:
+        """The cache and, in it, the pool."""
+        return self._cache
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the cache live."""
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and cache; logits are float32 always."""
+        return self._cache.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self._num_layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits that `forward` returns."""
+        return self._vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Entries a sequence can have."""
+        return self._max_model_len
+
+    def new_table(self) -> BlockTable:
+        """An empty sequence."""
+        return BlockTable(self._cache.pool)
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """A second sequence with the same entries; full blocks are shared, the partial one is copied."""
+        other, copies = table.fork()
+        self._cache.apply(copies)
+        return other
+
+    def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
+        """Feed every sequence its tokens in one pass; returns float32 [sum of num_logits, vocab_size].
+
+        Logits come in the order of `inputs`, rows in the order of positions. Every table has grown by its
+        tokens afterwards; `table.truncate_to` takes them back. Raises ResourceExhaustedError when the
+        blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
+        anything is touched. Any other error leaves the tables as long as they were.
+        """
+        self._check(inputs)
+        tables = [item.table for item in inputs]
+        try:
+            for item in inputs:
+                copies = item.table.reserve(len(item.token_ids))
+                if copies:
+                    self._cache.apply(copies)
+            logits = self._run(RaggedBatch.build(inputs, self._cache))
+        except BaseException:
+            for table in tables:
+                table.truncate_to(table.length)
+            raise
+        for item in inputs:
+            item.table.commit(len(item.token_ids))
+        return logits
+
+    @torch.inference_mode()
+    def _run(self, batch: RaggedBatch) -> Tensor:
+        limit = {"logits_to_keep": batch.logits_to_keep} if self._keeps_logits else {}
+        logits: Tensor = self._model(
+            input_ids=batch.input_ids,
+            attention_mask=self._no_mask,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            paceline_batch=batch,
+            **limit,
+        ).logits[0]
+        if not self._keeps_logits:
+            keep = batch.logits_to_keep
+            logits = logits[-keep:] if isinstance(keep, int) else logits.index_select(0, keep)
+        return logits[: batch.num_logits, : self._vocab_size].float()
+
+    def _check(self, inputs: Sequence[SequenceInput]) -> None:
+        if not inputs:
+            raise InvalidArgumentError("inputs", "a batch needs at least one sequence")
+        pool = self._cache.pool
+        needed = 0
+        for item in inputs:
+            n = len(item.token_ids)
+            if n < 1:
+                raise InvalidArgumentError("token_ids", "a sequence in a batch needs at least one token")
+            if not 0 <= item.num_logits <= n:
+                raise InvalidArgumentError("num_logits", f"must be in [0, {n}], got {item.num_logits}")
+            if item.table.length + n > self._max_model_len:
+                raise InvalidArgumentError(
+                    "token_ids",
+                    f"{item.table.length} + {n} entries are more than the model's {self._max_model_len}",
+                )
+            if item.table.pool is not pool:
+                raise InvalidArgumentError("table", "belongs to another cache")
+            needed += item.table.blocks_needed(n)
+        if len(inputs) > 1 and len({id(item.table) for item in inputs}) != len(inputs):
+            raise InvalidArgumentError("table", "a sequence can be in a batch only once")
+        if needed > pool.free_blocks:
+            raise ResourceExhaustedError(
+                f"the KV cache has {pool.free_blocks} of {pool.num_blocks} blocks free, {needed} are needed"
+            )
+
+
+def max_length_of(config: Any) -> int:
+    """The number of positions a model was made for, from its config."""
+    config = config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise InvalidArgumentError("model", "its config does not say how long a sequence may be")

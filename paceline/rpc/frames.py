@@ -1,0 +1,273 @@
+"""Frames of the worker streams: many commands or events in one message.
+
+A command that does not parse becomes a `SequenceFailed` for its sequence; the rest of the frame is
+handled. That keeps one sequence's bad input from ending the stream that all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.messages import (
+    CloseSequence,
+    DraftCommand,
+    DraftEvent,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+    RoundVerdict,
+    SequenceFailed,
+    TargetCommand,
+    TargetEvent,
+    VerifyRound,
+)
+from paceline.rpc import codec
+from paceline.rpc.status import from_status, to_status
+from paceline.v1 import common_pb2, draft_pb2, target_pb2
+
+
+def _close(command: CloseSequence) -> target_pb2.CloseSequence:
+    return target_pb2.CloseSequence(sequence_id=command.sequence_id, epoch=command.epoch)
+
+
+def _failure_to_proto(event: SequenceFailed) -> common_pb2.SequenceError:
+    return common_pb2.SequenceError(
+        sequence_id=event.sequence_id,
+        epoch=event.epoch,
+        round=event.round,
+        status=to_status(event.error),
+        known_length=getattr(event.error, "known_length", 0),
+    )
+
+
+def _failure_from_proto(message: common_pb2.SequenceError) -> SequenceFailed:
+    return SequenceFailed(
+        message.sequence_id,
+        message.epoch,
+        message.round,
+        from_status(message.status, message.known_length),
+    )
+
+
+def verify_request(commands: Iterable[TargetCommand]) -> target_pb2.VerifyRequest:
+    """A frame for the target worker."""
+    frame = target_pb2.VerifyRequest()
+    for command in commands:
+        slot = frame.commands.add()
+        match command:
+            case OpenSequence():
+                slot.open_sequence.CopyFrom(
+                    target_pb2.OpenTargetSequence(
+                        sequence_id=command.sequence_id,
+                        epoch=command.epoch,
+                        token_ids=command.token_ids,
+                        params=codec.sequence_params_to_proto(command.params),
+                    )
+                )
+            case VerifyRound():
+                slot.verify_round.CopyFrom(
+                    target_pb2.VerifyRound(
+                        sequence_id=command.sequence_id,
+                        epoch=command.epoch,
+                        round=command.round,
+                        base_length=command.base_length,
+                        committed_tail=command.committed_tail,
+                        proposal=codec.proposal_to_proto(command.proposal),
+                    )
+                )
+            case CloseSequence():
+                slot.close_sequence.CopyFrom(_close(command))
+    return frame
+
+
+def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
+    """A frame for the draft worker."""
+    frame = draft_pb2.DraftRequest()
+    for command in commands:
+        slot = frame.commands.add()
+        match command:
+            case OpenSequence():
+                slot.open_sequence.CopyFrom(
+                    draft_pb2.OpenDraftSequence(
+                        sequence_id=command.sequence_id,
+                        epoch=command.epoch,
+                        token_ids=command.token_ids,
+                        params=codec.sequence_params_to_proto(command.params),
+                    )
+                )
+            case DraftRound():
+                slot.draft_round.CopyFrom(
+                    draft_pb2.DraftRound(
+                        sequence_id=command.sequence_id,
+                        epoch=command.epoch,
+                        round=command.round,
+                        base_length=command.base_length,
+                        committed_tail=command.committed_tail,
+                        num_draft_tokens=command.num_draft_tokens,
+                    )
+                )
+            case CloseSequence():
+                slot.close_sequence.CopyFrom(_close(command))
+    return frame
+
+
+def _check_frame(size: int) -> None:
+    if size > limits.MAX_COMMANDS_PER_FRAME:
+        raise InvalidArgumentError(
+            "commands", f"at most {limits.MAX_COMMANDS_PER_FRAME} in a frame, got {size}"
+        )
+
+
+def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | SequenceFailed]:
+    """The commands of a frame in order. Raises InvalidArgumentError only for the frame as a whole."""
+    _check_frame(len(frame.commands))
+    commands: list[TargetCommand | SequenceFailed] = []
+    for slot in frame.commands:
+        match slot.WhichOneof("command"):
+            case "open_sequence":
+                commands.append(_open(slot.open_sequence))
+            case "verify_round":
+                commands.append(_verify_round(slot.verify_round))
+            case "close_sequence":
+                commands.append(CloseSequence(slot.close_sequence.sequence_id, slot.close_sequence.epoch))
+            case _:
+                raise InvalidArgumentError("commands", "holds a command this version does not know")
+    return commands
+
+
+def draft_commands(frame: draft_pb2.DraftRequest) -> list[DraftCommand | SequenceFailed]:
+    """The commands of a frame in order. Raises InvalidArgumentError only for the frame as a whole."""
+    _check_frame(len(frame.commands))
+    commands: list[DraftCommand | SequenceFailed] = []
+    for slot in frame.commands:
+        match slot.WhichOneof("command"):
+            case "open_sequence":
+                commands.append(_open(slot.open_sequence))
+            case "draft_round":
+                commands.append(_draft_round(slot.draft_round))
+            case "close_sequence":
+                commands.append(CloseSequence(slot.close_sequence.sequence_id, slot.close_sequence.epoch))
+            case _:
+                raise InvalidArgumentError("commands", "holds a command this version does not know")
+    return commands
+
+
+def _open(
+    message: target_pb2.OpenTargetSequence | draft_pb2.OpenDraftSequence,
+) -> OpenSequence | SequenceFailed:
+    try:
+        params = codec.sequence_params_from_proto(message.params)
+    except InvalidArgumentError as error:
+        return SequenceFailed(message.sequence_id, message.epoch, 0, error)
+    return OpenSequence(message.sequence_id, message.epoch, tuple(message.token_ids), params)
+
+
+def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFailed:
+    try:
+        proposal = codec.proposal_from_proto(message.proposal)
+    except InvalidArgumentError as error:
+        return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
+    return VerifyRound(
+        message.sequence_id,
+        message.epoch,
+        message.round,
+        message.base_length,
+        tuple(message.committed_tail),
+        proposal,
+    )
+
+
+def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
+    if not 1 <= message.num_draft_tokens <= limits.MAX_SPECULATIVE_TOKENS:
+        error = InvalidArgumentError(
+            "num_draft_tokens", f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}"
+        )
+        return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
+    return DraftRound(
+        message.sequence_id,
+        message.epoch,
+        message.round,
+        message.base_length,
+        tuple(message.committed_tail),
+        message.num_draft_tokens,
+    )
+
+
+def verify_response(events: Sequence[TargetEvent]) -> target_pb2.VerifyResponse:
+    """A frame from the target worker."""
+    frame = target_pb2.VerifyResponse()
+    for event in events:
+        slot = frame.events.add()
+        if isinstance(event, RoundVerdict):
+            slot.verdict.CopyFrom(
+                codec.verdict_to_proto(event.sequence_id, event.epoch, event.round, event.verdict)
+            )
+        else:
+            slot.error.CopyFrom(_failure_to_proto(event))
+    return frame
+
+
+def draft_response(events: Sequence[DraftEvent]) -> draft_pb2.DraftResponse:
+    """A frame from the draft worker."""
+    frame = draft_pb2.DraftResponse()
+    for event in events:
+        slot = frame.events.add()
+        if isinstance(event, DraftProposal):
+            slot.proposal.CopyFrom(
+                codec.draft_proposal_to_proto(
+                    event.sequence_id,
+                    event.epoch,
+                    event.round,
+                    event.base_length,
+                    event.proposal,
+                    event.num_computed_tokens,
+                    event.timings,
+                )
+            )
+        else:
+            slot.error.CopyFrom(_failure_to_proto(event))
+    return frame
+
+
+def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
+    """The events of a frame; an answer that does not parse is that sequence's failure."""
+    events: list[TargetEvent] = []
+    for slot in frame.events:
+        if slot.HasField("error"):
+            events.append(_failure_from_proto(slot.error))
+            continue
+        message = slot.verdict
+        address = (message.sequence_id, message.epoch, message.round)
+        try:
+            events.append(RoundVerdict(*address, codec.verdict_from_proto(message)))
+        except InvalidArgumentError as error:
+            events.append(SequenceFailed(*address, error))
+    return events
+
+
+def draft_events(frame: draft_pb2.DraftResponse) -> list[DraftEvent]:
+    """The events of a frame; an answer that does not parse is that sequence's failure."""
+    events: list[DraftEvent] = []
+    for slot in frame.events:
+        if slot.HasField("error"):
+            events.append(_failure_from_proto(slot.error))
+            continue
+        message = slot.proposal
+        address = (message.sequence_id, message.epoch, message.round)
+        try:
+            proposal = codec.proposal_from_proto(message.proposal)
+        except InvalidArgumentError as error:
+            events.append(SequenceFailed(*address, error))
+            continue
+        events.append(
+            DraftProposal(
+                *address,
+                message.base_length,
+                proposal,
+                message.num_computed_tokens,
+                codec.timings_from_proto(message.timings),
+            )
+        )
+    return events

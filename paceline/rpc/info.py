@@ -1,0 +1,24 @@
+"""What a worker says of itself, and whether a draft worker may serve a target worker."""
+
+from __future__ import annotations
+
+from paceline.core.errors import TokenizerMismatchError
+from paceline.v1 import common_pb2
+
+
+def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo) -> None:
+    """Raise TokenizerMismatchError, with both values, unless the two share a tokenizer.
+
+    Padded embeddings do not matter: both sides report the ids their tokenizer knows.
+    """
+    pairs = (
+        ("vocabulary_size", target.vocabulary_size, draft.vocabulary_size),
+        ("tokenizer_fingerprint", target.tokenizer_fingerprint, draft.tokenizer_fingerprint),
+        ("eos_token_ids", sorted(target.eos_token_ids), sorted(draft.eos_token_ids)),
+    )
+    for name, of_target, of_draft in pairs:
+        if of_target != of_draft:
+            raise TokenizerMismatchError(
+                "draft_model",
+                f"{name} of the draft {draft.model} is {of_draft}, of the target {target.model} {of_target}",
+            )

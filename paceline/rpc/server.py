@@ -1,0 +1,128 @@
+"""What every Paceline server process does the same way: options, health, announcement, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from paceline.core import limits
+from paceline.core.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 10.0
+"""How long running calls may go on after SIGTERM."""
+
+KEEPALIVE_MS = 20_000
+
+SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two servers must never share a port by accident.
+    ("grpc.so_reuseport", 0),
+)
+
+CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A restarted worker is back on the same address: find it soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+def configure_logging(role: str) -> None:
+    """Log lines on standard error; standard output is for the announcement."""
+    logging.basicConfig(
+        level=os.environ.get("PACELINE_LOG_LEVEL", "INFO").upper(),
+        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+class Server:
+    """A grpc.aio server with health, a bound port, and a shutdown that drains."""
+
+    def __init__(self, role: str, host: str, port: int) -> None:
+        self.role = role
+        self._host = host
+        self._port = port
+        self._stop = asyncio.Event()
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    @property
+    def address(self) -> str:
+        """host:port clients can reach; known after `start`."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Bind and serve. Raises UnavailableError when the port is taken."""
+        try:
+            self._port = self.grpc.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {self.address}") from error
+        await self.grpc.start()
+
+    async def set_serving(self, serving: bool, services: Sequence[str] = ()) -> None:
+        """Tell health checks whether work is welcome, for the process and each named service."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in ("", *services):
+            await self._health.set(service, status)
+
+    def announce(self) -> None:
+        """One JSON line on standard output: whoever started this process may use it now."""
+        line = {"event": "ready", "role": self.role, "address": self.address, "pid": os.getpid()}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    def request_stop(self) -> None:
+        """Begin the shutdown; safe to call more than once, on the event loop's thread."""
+        self._stop.set()
+
+    async def run_until_stopped(self, *, exit_with_parent: bool) -> None:
+        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, self.request_stop)
+        if exit_with_parent:
+            _watch_standard_input(loop, self.request_stop)
+        await self._stop.wait()
+        log.info("stopping")
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(DRAIN_SECONDS)
+
+
+def _watch_standard_input(loop: asyncio.AbstractEventLoop, stop: Any) -> None:
+    """A supervisor holds the other end of the pipe: its end, however it came, is the end of ours."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,122 @@
+"""The shell around a worker's engine thread: one bidirectional stream a coordinator, many sequences.
+
+Commands go to the engine thread frame by frame; events come back in frames as large as whatever was
+ready, so the message count follows the worker's steps, not the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from paceline.core.errors import PacelineError
+from paceline.rpc.status import abort
+
+log = logging.getLogger(__name__)
+
+Request = TypeVar("Request", contravariant=True)
+Response = TypeVar("Response", covariant=True)
+
+MAX_IDLE_SECONDS = 30.0
+"""A worker whose engine thread has not come round for this long is not ready."""
+WATCH_SECONDS = 1.0
+
+
+class Engine(Protocol):
+    """What the shell needs of the engine thread."""
+
+    on_death: Callable[[], None] | None
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """How long ago the loop last went round."""
+
+    def submit(self, route: Callable[[Sequence[Any]], None], commands: Sequence[Any]) -> None:
+        """Queue commands of one stream."""
+
+    def leave(self, route: Callable[[Sequence[Any]], None]) -> None:
+        """The stream ended."""
+
+    def ask(self, question: Callable[[], None]) -> None:
+        """Run something on the engine thread between steps."""
+
+
+async def serve_stream(
+    requests: AsyncIterator[Request],
+    context: grpc.aio.ServicerContext[Any, Any],
+    engine: Engine,
+    parse: Callable[[Request], Sequence[Any]],
+    render: Callable[[Sequence[Any]], Response],
+) -> AsyncIterator[Response]:
+    """Carry one coordinator's stream until either side ends it."""
+    loop = asyncio.get_running_loop()
+    outbox: list[Any] = []
+    ready = asyncio.Event()
+    ended: list[PacelineError | None] = []
+
+    def take(events: Sequence[Any]) -> None:
+        outbox.extend(events)
+        ready.set()
+
+    def end(error: PacelineError | None) -> None:
+        ended.append(error)
+        ready.set()
+
+    def route(events: Sequence[Any]) -> None:
+        loop.call_soon_threadsafe(take, list(events))
+
+    async def read() -> None:
+        try:
+            async for frame in requests:
+                engine.submit(route, parse(frame))
+        except PacelineError as error:
+            end(error)
+        else:
+            end(None)
+
+    reader = asyncio.create_task(read())
+    try:
+        while not ended:
+            await ready.wait()
+            ready.clear()
+            if outbox:
+                events = outbox.copy()
+                outbox.clear()
+                yield render(events)
+        if ended[0] is not None:
+            await abort(context, ended[0])
+    finally:
+        reader.cancel()
+        engine.leave(route)
+
+
+async def ask(engine: Engine, question: Callable[[], Any]) -> Any:
+    """The answer to `question`, put on the engine thread between two steps."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    def run() -> None:
+        loop.call_soon_threadsafe(settle, question())
+
+    engine.ask(run)
+    return await future
+
+
+async def watch_progress(engine: Engine, set_serving: Callable[[bool], Any]) -> None:
+    """Readiness means forward progress: a stuck engine thread turns it off, and back on when it moves."""
+    serving = True
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        moving = engine.seconds_since_progress < MAX_IDLE_SECONDS
+        if moving != serving:
+            log.warning("the engine thread %s", "moves again" if moving else "is stuck")
+            await set_serving(moving)
+            serving = moving

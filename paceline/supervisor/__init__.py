@@ -1,0 +1,33 @@
+"""The processes of Paceline on one machine, started, kept alive and stopped together.
+
+`serve_stack(StackConfig(...))` is the whole of it for most users; `Supervisor` knows nothing of models.
+"""
+
+from paceline.supervisor.arguments import arguments, flag
+from paceline.supervisor.children import (
+    Backoff,
+    ChildFailedError,
+    ChildSpec,
+    ChildStatus,
+    Supervisor,
+    discard,
+    log_to_stderr,
+    sigterm_as_interrupt,
+)
+from paceline.supervisor.stack import Stack, StackConfig, serve_stack
+
+__all__ = [
+    "Backoff",
+    "ChildFailedError",
+    "ChildSpec",
+    "ChildStatus",
+    "Stack",
+    "StackConfig",
+    "Supervisor",
+    "arguments",
+    "discard",
+    "flag",
+    "log_to_stderr",
+    "serve_stack",
+    "sigterm_as_interrupt",
+]

@@ -1,0 +1,37 @@
+"""A configuration as command-line arguments; `paceline.cli` reads them back into an equal one."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import MISSING, fields
+
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+
+_REPEATABLE = {"targets": "target", "drafts": "draft", "stop_token_ids": "stop_token_id"}
+
+Config = WorkerConfig | CoordinatorConfig
+
+
+def flag(field: str) -> str:
+    """The option that sets a field; one that holds several values is repeated: `targets` is `--target`."""
+    return "--" + _REPEATABLE.get(field, field).replace("_", "-")
+
+
+def variable(field: str) -> str:
+    """The environment variable that sets a field."""
+    return "PACELINE_" + _REPEATABLE.get(field, field).upper()
+
+
+def arguments(config: Config) -> list[str]:
+    """Every field that differs from its default, as options."""
+    result = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.default is not MISSING and value == field.default:
+            continue
+        if value is True:
+            result.append(flag(field.name))
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            result += [flag(field.name), str(item.value if isinstance(item, enum.Enum) else item)]
+    return result

@@ -1,0 +1,386 @@
+"""Child processes that are kept alive: start, watch, restart, stop, and never leave an orphan.
+
+A child announces itself with one JSON line on standard output,
+`{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`; everything else it writes is a log.
+
+starting ──ready──▶ ready ──exit──▶ waiting ──backoff──▶ starting      (a restart keeps the reported port)
+    └──exit before its first announcement──▶ failed, and everything with it
+
+Its standard input is a pipe that only the supervisor holds: when the supervisor goes, however it goes,
+the pipe closes and a child started with `--exit-with-parent` ends. Each child has its own process group, so
+that Ctrl-C in a terminal reaches the supervisor alone, which then stops the children in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 15.0  # seconds; more than a process takes to drain
+_TAIL_LINES = 20
+_LAST_LINES_TIMEOUT = 2.0  # seconds to read what a dead child wrote last
+_NICE_STOP = (signal.SIGTERM, signal.SIGCONT)  # the second wakes a stopped process up to see the first
+
+Sink = Callable[[str], None]
+"""Takes one log line of a child, without its line end."""
+
+
+class ChildFailedError(PacelineError):
+    """A child ended, or stayed silent, before it was ever ready. `exit_code` is fit for our own exit."""
+
+    def __init__(self, role: str, message: str, exit_code: int) -> None:
+        super().__init__(f"{role}: {message}")
+        self.role = role
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What to run. `--port N` is added to `command`: `port` at first, the announced one after a restart."""
+
+    role: str
+    command: tuple[str, ...]
+    port: int = 0
+    environment: Mapping[str, str] | None = None
+    """None inherits ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Seconds before a restart: they grow with each failure in a row, up to `maximum`."""
+
+    initial: float = 0.1
+    factor: float = 2.0
+    maximum: float = 10.0
+    healthy_after: float = 30.0
+    """Seconds of readiness that forgive the failures before."""
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after this many failures in a row."""
+        return min(self.maximum, self.initial * self.factor ** min(failures - 1, 64))
+
+    def count(self, failures: int, ready_seconds: float) -> int:
+        """Failures in a row, now that a child ended that had been ready for so long."""
+        return 1 if ready_seconds >= self.healthy_after else failures + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStatus:
+    """A child at one moment. `starts` counts the processes it has had."""
+
+    role: str
+    pid: int | None
+    address: str
+    ready: bool
+    starts: int
+
+
+def log_to_stderr(line: str) -> None:
+    """The sink that passes children's logs on."""
+    with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
+        print(line, file=sys.stderr, flush=True)
+
+
+def discard(line: str) -> None:
+    """The sink that drops children's logs; an error message still quotes their last lines."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` as its parts. Raises InvalidArgumentError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgumentError("address", f"must be host:port, got {address!r}")
+    return host, int(port)
+
+
+def announced_address(line: str) -> str | None:
+    """The address in a ready line; None for any other line."""
+    try:
+        event = json.loads(line)
+        if event["event"] != "ready":
+            return None
+        address: str = event["address"]
+        split_address(address)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return address
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """While inside, the first SIGTERM raises KeyboardInterrupt in the main thread, as Ctrl-C does.
+
+    Further ones change nothing: `timeout`, for one, sends it to the process and then to its group.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class _Child(threading.Thread):
+    """One child and its successors; the thread spawns, waits, backs off, spawns again."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        changed: threading.Condition,
+        stopping: threading.Event,
+        backoff: Backoff,
+        sink: Sink,
+        clock: Clock,
+    ) -> None:
+        super().__init__(name=f"keeper of {spec.role}", daemon=True)
+        self.spec = spec
+        self._changed = changed
+        self._stopping = stopping
+        self._backoff = backoff
+        self._sink = sink
+        self._clock = clock
+        # Guarded by `changed`:
+        self._process: subprocess.Popen[str] | None = None
+        self._port = spec.port
+        self._address = ""
+        self._ready_since: float | None = None
+        self._starts = 0
+        self.failure: ChildFailedError | None = None
+
+    @property
+    def status(self) -> ChildStatus:
+        """To be read with `changed` held."""
+        pid = self._process.pid if self._process else None
+        return ChildStatus(self.spec.role, pid, self._address, self._ready_since is not None, self._starts)
+
+    def signal(self, *numbers: signal.Signals) -> None:
+        """Signal the present process, if there is one."""
+        with self._changed:
+            for number in numbers:
+                if self._process:
+                    self._process.send_signal(number)
+
+    def run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                exit_code, last_words, ready_seconds = self._run_once()
+            except OSError as error:  # no such program, or no room for a process
+                exit_code, last_words, ready_seconds = 1, f"cannot be started: {error.strerror}", 0.0
+            with self._changed:
+                if self._stopping.is_set():
+                    return
+                if not self._address:
+                    self.failure = ChildFailedError(self.spec.role, last_words, exit_code)
+                    self._changed.notify_all()
+                    return
+            failures = self._backoff.count(failures, ready_seconds)
+            delay = self._backoff.delay(failures)
+            logger.warning("%s %s; restarting in %.1f s", self.spec.role, last_words, delay)
+            if self._stopping.wait(delay):
+                return
+
+    def _run_once(self) -> tuple[int, str, float]:
+        """From start to end of one process: exit code, last words, seconds it was ready."""
+        with self._changed:  # held while spawning, so that a stop sees either no process or this one
+            if self._stopping.is_set():
+                return 0, "", 0.0
+            process = subprocess.Popen(
+                [*self.spec.command, "--port", str(self._port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self.spec.environment,
+                text=True,
+                errors="replace",
+                process_group=0,
+            )
+            self._process = process
+            self._starts += 1
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        readers = [
+            threading.Thread(target=self._read_output, args=(process,), daemon=True),
+            threading.Thread(target=self._read_log, args=(process.stderr, tail), daemon=True),
+        ]
+        for reader in readers:
+            reader.start()
+        exit_code = process.wait()
+        for reader in readers:
+            reader.join(_LAST_LINES_TIMEOUT)  # a grandchild may hold the pipes open
+        assert process.stdin
+        process.stdin.close()
+        with self._changed:
+            since, self._ready_since, self._process = self._ready_since, None, None
+            self._changed.notify_all()
+        ready_seconds = 0.0 if since is None else self._clock() - since
+        return _shell_code(exit_code), _last_words(exit_code, tail), ready_seconds
+
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        with process.stdout:
+            for line in process.stdout:
+                address = announced_address(line)
+                if address is None:
+                    self._sink(f"[{self.spec.role}] {line.rstrip()}")
+                    continue
+                with self._changed:
+                    if self._process is process:
+                        self._address, self._port = address, split_address(address)[1]
+                        self._ready_since = self._clock()
+                        self._changed.notify_all()
+
+    def _read_log(self, stream: IO[str], tail: deque[str]) -> None:
+        with stream:
+            for line in stream:
+                if line.strip():  # progress bars leave empty ones
+                    tail.append(line.rstrip())
+                    self._sink(f"[{self.spec.role}] {line.rstrip()}")
+
+
+def _shell_code(exit_code: int) -> int:
+    """As a shell reports it: 128 + signal number; never 0, since the end was not asked for."""
+    return 128 - exit_code if exit_code < 0 else exit_code or 1
+
+
+def _last_words(exit_code: int, tail: Sequence[str]) -> str:
+    """The child's own error line if it wrote one, else how it ended."""
+    for line in reversed(tail):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    how = (
+        f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
+    )
+    said = next((line for line in reversed(tail) if line), "")
+    return f"{how}: {said}" if said and exit_code > 0 else how
+
+
+class Supervisor:
+    """Keeps children alive for as long as the `with` block lasts.
+
+    `start` may be called several times; children of a later call are stopped before those of an earlier one.
+    Everything may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        sink: Sink = log_to_stderr,
+        backoff: Backoff | None = None,
+        stop_timeout: float = STOP_TIMEOUT,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._stopping = threading.Event()
+        self._groups: list[list[_Child]] = []
+        self._sink = sink
+        self._backoff = backoff or Backoff()
+        self._stop_timeout = stop_timeout
+        self._clock = clock
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, specs: Sequence[ChildSpec], timeout: float) -> list[ChildStatus]:
+        """Start all at once and wait until each is ready. Raises ChildFailedError."""
+        group = [
+            _Child(
+                spec,
+                changed=self._changed,
+                stopping=self._stopping,
+                backoff=self._backoff,
+                sink=self._sink,
+                clock=self._clock,
+            )
+            for spec in specs
+        ]
+        self._groups.append(group)
+        for child in group:
+            child.start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: any(c.failure for c in group) or all(c.status.ready for c in group), timeout
+            )
+            for child in group:
+                if child.failure:
+                    raise child.failure
+            for child in group:
+                if not child.status.ready:
+                    raise ChildFailedError(child.spec.role, f"was not ready within {timeout:g} seconds", 1)
+            return [child.status for child in group]
+
+    def status(self, role: str) -> ChildStatus:
+        """The child of this role now. Raises InvalidArgumentError for an unknown role."""
+        with self._changed:
+            return self._child(role).status
+
+    def signal(self, role: str, number: signal.Signals) -> int:
+        """Signal a child's present process; returns its pid. Raises InvalidArgumentError if it has none."""
+        with self._changed:
+            child = self._child(role)
+            pid = child.status.pid
+            if pid is None:
+                raise InvalidArgumentError("role", f"{role} has no process just now")
+            child.signal(number)
+            return pid
+
+    def wait_until(self, role: str, condition: Callable[[ChildStatus], bool], timeout: float) -> ChildStatus:
+        """Wait for a child to satisfy `condition`. Raises DeadlineExceededError."""
+        with self._changed:
+            child = self._child(role)
+            if not self._changed.wait_for(lambda: condition(child.status), timeout):
+                raise DeadlineExceededError(f"after {timeout:g} seconds still not as wanted: {child.status}")
+            return child.status
+
+    def wait(self) -> None:
+        """Block until `stop`, or until a signal raises in the main thread."""
+        self._stopping.wait()
+
+    def stop(self) -> None:
+        """Ask every child to end, wait, then kill what is left. Idempotent.
+
+        A KeyboardInterrupt meanwhile (a second Ctrl-C) cuts the waiting short, not the killing.
+        """
+        self._stopping.set()
+        try:
+            for group in reversed(self._groups):
+                for child in group:
+                    child.signal(*_NICE_STOP)
+                deadline = self._clock() + self._stop_timeout
+                for child in group:
+                    child.join(max(0.0, deadline - self._clock()))
+        finally:
+            children = [child for group in self._groups for child in group]
+            for child in children:
+                child.signal(signal.SIGKILL)
+            for child in children:
+                child.join()
+
+    def _child(self, role: str) -> _Child:
+        for group in self._groups:
+            for child in group:
+                if child.spec.role == role:
+                    return child
+        raise InvalidArgumentError("role", f"no such child: {role}")

@@ -1,0 +1,246 @@
+"""Coordinator, target worker and draft worker as one supervised unit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline import assets
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
+from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.core.types import AcceptanceMode
+from paceline.supervisor.arguments import Config, arguments, variable
+from paceline.supervisor.children import (
+    STOP_TIMEOUT,
+    ChildSpec,
+    ChildStatus,
+    Sink,
+    Supervisor,
+    log_to_stderr,
+    split_address,
+)
+
+_ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """One target, at most one draft and their coordinator on this machine.
+
+    Workers listen on 127.0.0.1, the coordinator on `host`. Port 0 takes a free one.
+    """
+
+    target_model: str = "embedded:target"
+    draft_model: str | None = "embedded:draft"
+    """None: no draft worker, plain decoding."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    target_port: int = 0
+    draft_port: int = 0
+    num_speculative_tokens: int = 4
+    acceptance: AcceptanceMode = AcceptanceMode.COUPLED
+    target_device: str = "auto"
+    draft_device: str = "auto"
+    target_dtype: str = "auto"
+    draft_dtype: str = "auto"
+    target_threads: int = 0
+    """CPU threads; 0 divides the cores by the number of workers."""
+    draft_threads: int = 0
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
+    start_timeout: float = 900.0
+    """Seconds for all processes to become ready; a first download counts."""
+    target: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of the target's WorkerConfig; they win over the ones above."""
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    """The same for the draft."""
+    coordinator: Mapping[str, Any] = field(default_factory=dict)
+    """The same for the coordinator's CoordinatorConfig."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to what the children inherit."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
+        if self.start_timeout <= 0:
+            raise InvalidArgumentError("start_timeout", "must be positive")
+        for role in self.worker_roles:
+            self.worker_config(role)
+        self.coordinator_config(("127.0.0.1:1",), ())
+
+    @property
+    def worker_roles(self) -> tuple[str, ...]:
+        """Which workers there are."""
+        return ("target", "draft") if self.draft_model else ("target",)
+
+    def worker_config(self, role: str) -> WorkerConfig:
+        """The configuration of the `target` or the `draft` worker."""
+        mine: Mapping[str, Any] = getattr(self, role)
+        prefix = f"{role}_"
+        values = {
+            name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
+        }
+        values["threads"] = values["threads"] or _threads(len(self.worker_roles))
+        shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code")
+        values |= {name: getattr(self, name) for name in shared}
+        return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
+
+    def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
+        """The coordinator's configuration, once the workers' addresses are known."""
+        values = {
+            "targets": targets,
+            "drafts": drafts,
+            "tokenizer": self.target_model,
+            "host": self.host,
+            "port": self.port,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "acceptance": self.acceptance,
+        }
+        return _build(
+            CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
+        )
+
+
+def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _ConfigT:
+    known = {f.name for f in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise InvalidArgumentError(f"{role}.{name}", f"unknown; known are {', '.join(sorted(known))}")
+    try:
+        return cls(**values)
+    except InvalidArgumentError as error:
+        own = f"{role}_{error.field}"
+        known_as = own if own in {f.name for f in fields(StackConfig)} else error.field
+        raise InvalidArgumentError(known_as, error.description) from None
+
+
+def _threads(workers: int) -> int:
+    """Torch's threads spin while they wait, so workers must not share cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // workers)
+
+
+def check_tokenizers(target_model: str, draft_model: str) -> None:
+    """Refuse two local models with different vocabularies before anything is loaded.
+
+    Models that are not local folders with a tokenizer.json pass; the coordinator compares them later.
+    Raises TokenizerMismatchError naming both.
+    """
+    prints = [_fingerprint(model) for model in (target_model, draft_model)]
+    if None not in prints and prints[0] != prints[1]:
+        raise TokenizerMismatchError(
+            "draft_model",
+            f"the draft {draft_model} (tokenizer {prints[1]:.12}) and the target {target_model} "
+            f"(tokenizer {prints[0]:.12}) do not share a vocabulary",
+        )
+
+
+def _fingerprint(model: str) -> str | None:
+    file = Path(assets.resolve(model)) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library raises nothing more special
+        raise InvalidArgumentError("tokenizer", f"{file} cannot be read: {error}") from None
+    return vocabulary_fingerprint(vocabulary)
+
+
+class Stack:
+    """A running stack. Roles are `target`, `draft` and `coordinator`."""
+
+    def __init__(self, config: StackConfig, supervisor: Supervisor) -> None:
+        self.config = config
+        self.supervisor = supervisor
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Every process there is, in the order of their start."""
+        return (*self.config.worker_roles, "coordinator")
+
+    @property
+    def address(self) -> str:
+        """Where clients on this machine reach the coordinator."""
+        return self.address_of("coordinator")
+
+    def address_of(self, role: str) -> str:
+        """Where a process listens; it stays the same across restarts."""
+        host, port = split_address(self.supervisor.status(role).address)
+        return f"{_ANY_HOST.get(host, host)}:{port}"
+
+    def pid(self, role: str) -> int:
+        """The present process. Raises DeadlineExceededError if none comes up within half a minute."""
+        pid = self.supervisor.wait_until(role, lambda s: s.pid is not None, 30.0).pid
+        assert pid is not None
+        return pid
+
+    def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal; returns the pid it went to, for `wait_for_restart`."""
+        return self.supervisor.signal(role, number)
+
+    def wait_for_restart(self, role: str, after: int | None = None, timeout: float = 120.0) -> ChildStatus:
+        """Wait until a process other than `after` is ready; None stands for the role's first process.
+
+        Raises DeadlineExceededError.
+        """
+        if after is None:
+            return self.supervisor.wait_until(role, lambda s: s.ready and s.starts > 1, timeout)
+        return self.supervisor.wait_until(role, lambda s: s.ready and s.pid != after, timeout)
+
+    def wait(self) -> None:
+        """Block until a signal raises in the main thread."""
+        self.supervisor.wait()
+
+
+@contextlib.contextmanager
+def serve_stack(
+    config: StackConfig, *, sink: Sink = log_to_stderr, stop_timeout: float = STOP_TIMEOUT
+) -> Iterator[Stack]:
+    """Run the stack for as long as the block lasts; no process is left behind, whatever ends it.
+
+    Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
+    """
+    if config.draft_model:
+        check_tokenizers(config.target_model, config.draft_model)
+    environment = _environment(config.environment)
+    with Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor:
+
+        def spec(role: str, command: str, child: Config) -> ChildSpec:
+            prefix = (sys.executable, "-P", "-m", "paceline", command)
+            return ChildSpec(
+                role=role,
+                command=(*prefix, *arguments(replace(child, port=0))),
+                port=child.port,
+                environment=environment,
+            )
+
+        workers = supervisor.start(
+            [spec(role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles],
+            config.start_timeout,
+        )
+        targets, drafts = (
+            tuple(w.address for w in workers if w.role == role) for role in ("target", "draft")
+        )
+        supervisor.start(
+            [spec("coordinator", "coordinator", config.coordinator_config(targets, drafts))],
+            config.start_timeout,
+        )
+        yield Stack(config, supervisor)
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without the variables that would override what children are told on their command line."""
+    settings = {variable(f.name) for cls in (WorkerConfig, CoordinatorConfig) for f in fields(cls)}
+    return {name: value for name, value in os.environ.items() if name not in settings} | dict(more)

@@ -1,0 +1,184 @@
+"""From logits to verdicts for a batch of rounds: transforms, then each one's acceptance mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.types import AcceptanceMode, Proposal, SequenceParams
+from paceline.decoding import acceptance
+from paceline.decoding.noise import Purpose, gumbel, uniforms
+from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
+from paceline.decoding.row_context import RowContext, ledger_counts
+from paceline.decoding.row_params import RowParams
+from paceline.decoding.transforms import log_probs, processed_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One round to decide: its request, the ledger, and the chain that was proposed."""
+
+    params: SequenceParams
+    ledger: Sequence[int]
+    proposal: Proposal
+
+    @property
+    def num_draft(self) -> int:
+        """K of this round."""
+        return self.proposal.num_draft_tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits this round owns."""
+        return self.num_draft + 1
+
+    @property
+    def seed(self) -> int:
+        """The request's seed; the coordinator has drawn one where the client gave none."""
+        assert self.params.sampling.seed is not None
+        return self.params.sampling.seed
+
+    @property
+    def chooses(self) -> bool:
+        """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
+        return self.params.sampling.greedy or self.params.mode is AcceptanceMode.COUPLED
+
+
+def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Judge every round.
+
+    Args:
+        cases: the rounds.
+        logits: float [sum of the cases' rows, V], each case's rows in order.
+        eos_token_ids: the model's, for `min_tokens`.
+
+    Returns:
+        (accepted draft tokens, next token) of each case.
+    """
+    results: dict[int, tuple[int, int]] = {}
+    starts = _starts(cases)
+    choosing = [i for i, case in enumerate(cases) if case.chooses]
+    for mode in AcceptanceMode:
+        members = (
+            choosing
+            if mode is AcceptanceMode.COUPLED
+            else [i for i, c in enumerate(cases) if c.params.mode is mode and not c.chooses]
+        )
+        if not members:
+            continue
+        group = [cases[i] for i in members]
+        rows = logits if len(group) == len(cases) else logits[_rows(group, [starts[i] for i in members])]
+        if mode is AcceptanceMode.COUPLED:
+            decision = _by_choice(group, rows, eos_token_ids)
+        else:
+            decision = _by_ratio(group, rows, mode, eos_token_ids)
+        answers = torch.stack((decision.num_accepted, decision.next_token)).tolist()
+        for index, accepted, token in zip(members, *answers, strict=True):
+            results[index] = (accepted, token)
+    return [results[i] for i in range(len(cases))]
+
+
+def _starts(cases: Sequence[Case]) -> list[int]:
+    starts, row = [], 0
+    for case in cases:
+        starts.append(row)
+        row += case.rows
+    return starts
+
+
+def _rows(group: Sequence[Case], starts: Sequence[int]) -> list[int]:
+    return [row for case, start in zip(group, starts, strict=True) for row in range(start, start + case.rows)]
+
+
+def _context(group: Sequence[Case], row_params: RowParams, vocab_size: int) -> RowContext | None:
+    if not row_params.needs_context:
+        return None
+    wanted = set(row_params.needs_counts)
+    return RowContext.build(
+        row_params,
+        [len(case.ledger) - case.params.prompt_length for case in group],
+        [case.proposal.token_ids for case in group],
+        [
+            ledger_counts(case.ledger, case.params.prompt_length, vocab_size) if i in wanted else None
+            for i, case in enumerate(group)
+        ],
+    )
+
+
+def _layout(group: Sequence[Case], vocab: Tensor, eos: Sequence[int]) -> tuple[RowParams, RowContext | None]:
+    row_params = RowParams.build(
+        [case.params.sampling for case in group],
+        [case.rows for case in group],
+        vocab.device,
+        eos_token_ids=eos,
+    )
+    return row_params, _context(group, row_params, vocab.shape[1])
+
+
+def _chains(group: Sequence[Case], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The chains padded to the longest, int64 [S, K], and their lengths, int64 [S]."""
+    longest = max(case.num_draft for case in group)
+    padded = [[*c.proposal.token_ids, *([-1] * (longest - c.num_draft))] for c in group]
+    draft = torch.tensor(padded, dtype=torch.int64, device=device).view(len(group), longest)
+    return draft, torch.tensor([c.num_draft for c in group], device=device)
+
+
+def _padded_rows(group: Sequence[Case], device: torch.device) -> Tensor:
+    """int64 [S, K+1]: the row of each case's i-th distribution; the last one where a chain is shorter."""
+    longest = max(case.num_draft for case in group)
+    starts = _starts(group)
+    index = [
+        [start + min(i, c.num_draft) for i in range(longest + 1)]
+        for c, start in zip(group, starts, strict=True)
+    ]
+    return torch.tensor(index, device=device)
+
+
+def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> acceptance.Decision:
+    row_params, context = _layout(group, logits, eos)
+    if row_params.all_greedy:
+        choices = greedy_choice(processed_logits(logits, row_params, context))
+    else:
+        # A greedy row's log-probabilities are a point mass, which no noise can move.
+        seeds = [case.seed for case in group for _ in range(case.rows)]
+        positions = [len(case.ledger) + i for case in group for i in range(case.rows)]
+        noise = gumbel(seeds, positions, logits.shape[1], logits.device)
+        choices = coupled_choice(log_probs(logits, row_params, context), noise)
+    draft, num_draft = _chains(group, logits.device)
+    return acceptance.accept_coupled(draft, num_draft, choices[_padded_rows(group, logits.device)])
+
+
+def _by_ratio(
+    group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]
+) -> acceptance.Decision:
+    row_params, context = _layout(group, logits, eos)
+    p = log_probs(logits, row_params, context).double().exp()
+    draft, num_draft = _chains(group, logits.device)
+    seeds = [case.seed for case in group]
+    # Keyed by the round, not by the token: see noise.py.
+    bases = [len(case.ledger) for case in group]
+    accept_u = uniforms(seeds, bases, Purpose.ACCEPT_TEST, max(draft.shape[1], 1), logits.device)
+    next_u = uniforms(seeds, bases, Purpose.NEXT_TOKEN, 1, logits.device)[:, 0]
+    judge = acceptance.accept_block if mode is AcceptanceMode.BLOCK else acceptance.accept_rejection
+    return judge(
+        draft,
+        num_draft,
+        p[_padded_rows(group, logits.device)],
+        _drawn_from(group, draft, logits.shape[1]),
+        accept_u[:, : draft.shape[1]],
+        next_u,
+    )
+
+
+def _drawn_from(group: Sequence[Case], draft: Tensor, vocab_size: int) -> Tensor:
+    """q of every draft token, float64 [S, K, V]: as sent, or a point mass for a deterministic drafter."""
+    q = point_mass(draft, vocab_size)
+    where = [(s, i) for s, case in enumerate(group) for i in range(len(case.proposal.distributions))]
+    if where:
+        sent = [d for case in group for d in case.proposal.distributions]
+        sequences, nodes = torch.tensor(where, device=draft.device).T
+        q[sequences, nodes] = dense_from_sparse(sent, vocab_size, draft.device)
+    return q

@@ -1,0 +1,212 @@
+"""The target worker without sockets and threads: sequences in, verdicts out.
+
+All ready sequences, with their different numbers of draft tokens, share one pass. The worker decides,
+truncates its own cache to `ledger length - 1` entries, and only then answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.core.clock import Clock, monotonic
+from paceline.core.config import WorkerConfig
+from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
+from paceline.core.messages import (
+    CloseSequence,
+    OpenSequence,
+    RoundVerdict,
+    SequenceFailed,
+    TargetCommand,
+    TargetEvent,
+    VerifyRound,
+)
+from paceline.core.types import AcceptanceMode, Verdict
+from paceline.decoding.sampling import check_sparse
+from paceline.engine.holdings import Held, Holdings
+from paceline.engine.passes import Job, PassResult, Runner, broken_rows, run_pass
+from paceline.engine.session import Disposition, round_digest
+from paceline.rpc.codec import check_token_ids
+from target_worker.decide import Case, decide
+
+
+@dataclass(slots=True)
+class _Round:
+    """A verification in progress."""
+
+    command: VerifyRound
+    job: Job
+
+
+class Verifier:
+    """Judges proposals with the target model. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: WorkerConfig,
+        *,
+        vocabulary_size: int,
+        max_model_len: int,
+        eos_token_ids: Sequence[int] = (),
+        clock: Clock = monotonic,
+    ) -> None:
+        self._runner = runner
+        self._budget = config.max_batch_tokens
+        self._vocabulary_size = vocabulary_size
+        self._max_model_len = max_model_len
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._clock = clock
+        self.holdings: Holdings[Verdict] = Holdings(
+            runner.new_table, config.max_sequences, clock, config.lease_seconds
+        )
+        self._rounds: dict[str, _Round] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """True while a round waits for its verdict."""
+        return bool(self._rounds)
+
+    def holds(self, sequence_id: str) -> bool:
+        """True while the sequence has state here."""
+        return sequence_id in self.holdings
+
+    def handle(self, command: TargetCommand, arrived: float) -> list[TargetEvent]:
+        """Take a command up. A refusal, or the answer to a repeated round, comes back at once."""
+        try:
+            match command:
+                case OpenSequence():
+                    self._open(command)
+                case VerifyRound():
+                    return self._begin(command, arrived)
+                case CloseSequence():
+                    if self.holdings.close(command):
+                        self._rounds.pop(command.sequence_id, None)
+        except PacelineError as error:
+            round_number = command.round if isinstance(command, VerifyRound) else 0
+            return [SequenceFailed(command.sequence_id, command.epoch, round_number, error)]
+        return []
+
+    def _open(self, command: OpenSequence) -> None:
+        if not command.token_ids:
+            raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
+        check_token_ids("token_ids", command.token_ids, self._vocabulary_size)
+        held = self.holdings.find(command.sequence_id)
+        if held is not None and held.session.epoch < command.epoch:
+            self._rounds.pop(command.sequence_id, None)
+        self.holdings.open(command)
+
+    def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
+        held = self.holdings.get(command.sequence_id)
+        self._check(command, held)
+        disposition = held.session.begin(
+            command.epoch,
+            command.round,
+            command.base_length,
+            command.committed_tail,
+            round_digest(command.base_length, command.proposal),
+        )
+        if disposition is Disposition.IN_PROGRESS:
+            return []
+        if disposition is Disposition.REPEAT:
+            assert held.session.answer is not None
+            return [RoundVerdict(command.sequence_id, command.epoch, command.round, held.session.answer)]
+        held.cut_to_ledger()
+        proposed = list(command.proposal.token_ids)
+        feed = held.session.tokens[held.table.length :] + proposed
+        job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived)
+        self._rounds[command.sequence_id] = _Round(command, job)
+        return []
+
+    def _check(self, command: VerifyRound, held: Held[Verdict]) -> None:
+        """Refuse what the model cannot judge, before it costs a pass or touches the session."""
+        proposal = command.proposal
+        check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
+        check_token_ids("proposal.token_ids", proposal.token_ids, self._vocabulary_size)
+        if proposal.parents:
+            raise InvalidArgumentError("proposal.parents", "this worker verifies chains only")
+        if command.base_length + proposal.num_draft_tokens > self._max_model_len:
+            raise InvalidArgumentError(
+                "proposal.token_ids", f"end beyond the model's length of {self._max_model_len}"
+            )
+        if proposal.distributions:
+            if held.session.params.mode is AcceptanceMode.COUPLED:
+                raise InvalidArgumentError("proposal.distributions", "have no meaning in coupled mode")
+            check_sparse(proposal.distributions, self._vocabulary_size, proposal.token_ids)
+
+    def step(self) -> list[TargetEvent]:
+        """Run one pass over the rounds in progress; return the verdicts it made possible."""
+        jobs = [r.job for r in self._rounds.values()]
+        result = run_pass(jobs, self._runner, self._budget, self._clock)
+        events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
+        if result.finished:
+            events.extend(self._judge(result))
+        return events
+
+    def _judge(self, result: PassResult) -> list[TargetEvent]:
+        assert result.logits is not None
+        begun = self._clock()
+        finished, logits, events = self._without_broken(result)
+        if not finished:
+            return events
+        rounds = [self._rounds.pop(job.sequence_id) for job in finished]
+        cases = [
+            Case(r.job.held.session.params, r.job.held.session.tokens, r.command.proposal) for r in rounds
+        ]
+        verdicts = decide(cases, logits, self._eos_token_ids)
+        spent = self._clock() - begun
+        for r, (num_accepted, next_token) in zip(rounds, verdicts, strict=True):
+            r.job.compute += spent
+            verdict = self._settle(r, num_accepted, next_token)
+            events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
+        return events
+
+    def _settle(self, r: _Round, num_accepted: int, next_token: int) -> Verdict:
+        """Take the accepted tokens into the session, roll the cache back, store the answer."""
+        held, command = r.job.held, r.command
+        tokens = (*command.proposal.token_ids[:num_accepted], next_token)
+        held.session.tokens.extend(tokens)
+        held.cut_to(command.base_length + num_accepted)
+        verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings())
+        held.session.finish(verdict)
+        return verdict
+
+    def _without_broken(self, result: PassResult) -> tuple[Sequence[Job], torch.Tensor, list[TargetEvent]]:
+        """Fail the sequences whose logits are no distribution; the others go on."""
+        assert result.logits is not None
+        broken = broken_rows(result.logits)
+        if not any(broken):
+            return result.finished, result.logits, []
+        events: list[TargetEvent] = []
+        kept_jobs: list[Job] = []
+        kept_rows: list[int] = []
+        row = 0
+        for job in result.finished:
+            rows = range(row, row + job.rows)
+            row += job.rows
+            if any(broken[i] for i in rows):
+                events.append(self._fail(job, InternalError("the target model's logits are not numbers")))
+            else:
+                kept_jobs.append(job)
+                kept_rows.extend(rows)
+        return kept_jobs, result.logits[kept_rows], events
+
+    def _fail(self, job: Job, error: PacelineError) -> TargetEvent:
+        """End a round without a verdict; the sequence stays, cut back to its ledger."""
+        r = self._rounds.pop(job.sequence_id)
+        job.held.cut_to_ledger()
+        job.held.session.abandon_round()
+        return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence whose coordinator went away."""
+        self._rounds.pop(sequence_id, None)
+        self.holdings.drop(sequence_id)
+
+    def expire(self) -> None:
+        """Drop the sequences whose lease is over, except those being computed."""
+        for sequence_id in self.holdings.expired():
+            if sequence_id not in self._rounds:
+                self.holdings.drop(sequence_id)

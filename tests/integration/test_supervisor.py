@@ -1,0 +1,295 @@
+"""The supervisor with children that are small scripts: real processes, no models."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
+from paceline.supervisor.children import (
+    Backoff,
+    ChildFailedError,
+    ChildSpec,
+    Supervisor,
+    announced_address,
+    split_address,
+)
+
+HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
+
+CHILD = """
+import argparse, json, os, signal, socket, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--say", default="")
+parser.add_argument("--exit", type=int)
+parser.add_argument("--deaf", action="store_true")
+parser.add_argument("--slow", action="store_true")
+parser.add_argument("--once", default="")
+args = parser.parse_args()
+
+def stop(number, frame):
+    print("stopping", file=sys.stderr, flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else stop)
+if args.say:
+    print(args.say, file=sys.stderr, flush=True)
+if args.exit is not None:
+    sys.exit(args.exit)
+if args.once:
+    with open(args.once, "a") as file:
+        file.write("x")
+    if 1 < os.path.getsize(args.once) < 4:
+        print("error: not yet", file=sys.stderr, flush=True)
+        sys.exit(1)
+if not args.slow:
+    listener = socket.create_server(("127.0.0.1", args.port))
+    address = "127.0.0.1:%d" % listener.getsockname()[1]
+    print("this line is not JSON", flush=True)
+    print(json.dumps({"event": "other"}), flush=True)
+    print(json.dumps({"event": "ready", "role": "x", "address": address, "pid": os.getpid()}), flush=True)
+sys.stdin.read()
+print("orphaned", file=sys.stderr, flush=True)
+"""
+
+
+class Log:
+    """A sink that tests can wait on."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, line: str) -> None:
+        with self._changed:
+            self.lines.append(line)
+            self._changed.notify_all()
+
+    def wait_for(self, line: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: line in self.lines, HANG), self.lines
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "child.py"
+    path.write_text(CHILD)
+    return path
+
+
+def spec(script: Path, role: str, *options: str) -> ChildSpec:
+    return ChildSpec(role=role, command=(sys.executable, "-S", str(script), *options))
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def watch_end(pid: int) -> Iterator[int]:
+    """A file descriptor that becomes readable when the process has ended, whoever its parent is."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def has_ended(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], HANG)[0])
+
+
+def test_children_start_together_and_report_their_addresses(script: Path) -> None:
+    log = Log()
+    with Supervisor(sink=log) as supervisor:
+        first, second = supervisor.start([spec(script, "a"), spec(script, "b")], HANG)
+        assert (first.role, second.role) == ("a", "b")
+        for status in (first, second):
+            socket.create_connection(split_address(status.address), HANG).close()
+        pids = [status.pid for status in (first, second)]
+    assert all(pid is not None and not is_alive(pid) for pid in pids)
+    assert "[a] this line is not JSON" in log.lines
+    assert "[a] orphaned" not in log.lines
+
+
+def test_a_killed_child_comes_back_on_the_same_port(script: Path) -> None:
+    with Supervisor(sink=Log(), backoff=Backoff(initial=0.01)) as supervisor:
+        (before,) = supervisor.start([spec(script, "a")], HANG)
+        for starts in (2, 3):
+            supervisor.signal("a", signal.SIGKILL)
+            after = supervisor.wait_until("a", lambda s, n=starts: s.ready and s.starts == n, HANG)
+            assert after.address == before.address
+            assert after.pid != before.pid
+            socket.create_connection(split_address(after.address), HANG).close()
+
+
+def test_a_child_that_fails_to_restart_is_tried_again(script: Path, tmp_path: Path) -> None:
+    log = Log()
+    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+        supervisor.start([spec(script, "a", "--once", str(tmp_path / "count"))], HANG)
+        supervisor.signal("a", signal.SIGKILL)
+        supervisor.wait_until("a", lambda s: s.ready and s.starts == 4, HANG)
+    assert log.lines.count("[a] error: not yet") == 2
+
+
+def test_a_first_start_that_fails_ends_everything_with_its_message(script: Path) -> None:
+    log = Log()
+    with Supervisor(sink=log) as supervisor:
+        specs = [spec(script, "a"), spec(script, "b", "--say", "error: model: no such folder", "--exit", "2")]
+        with pytest.raises(ChildFailedError) as failure:
+            supervisor.start(specs, HANG)
+    assert failure.value.message == "b: model: no such folder"
+    assert failure.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "exit_code"),
+    [
+        (("--exit", "0"), "a: ended with code 0", 1),
+        (("--say", "Killed by a bug", "--exit", "7"), "a: ended with code 7: Killed by a bug", 7),
+        (("--say", "error: port: in use", "--exit", "1"), "a: port: in use", 1),
+    ],
+)
+def test_how_a_first_start_failed_is_told(
+    script: Path, options: tuple[str, ...], message: str, exit_code: int
+) -> None:
+    with Supervisor(sink=Log()) as supervisor, pytest.raises(ChildFailedError) as failure:
+        supervisor.start([spec(script, "a", *options)], HANG)
+    assert (failure.value.message, failure.value.exit_code) == (message, exit_code)
+
+
+def test_a_program_that_does_not_exist_is_a_failed_start() -> None:
+    missing = ChildSpec(role="a", command=("/nowhere/python",))
+    with Supervisor(sink=Log()) as supervisor, pytest.raises(ChildFailedError, match="cannot be started"):
+        supervisor.start([missing], HANG)
+
+
+def test_a_port_in_use_is_a_failed_start(script: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, Supervisor(sink=Log()) as supervisor:
+        child = ChildSpec(role="a", command=(sys.executable, "-S", str(script)), port=other.getsockname()[1])
+        with pytest.raises(ChildFailedError, match="Address already in use"):
+            supervisor.start([child], HANG)
+
+
+def test_a_silent_child_fails_after_the_timeout_and_is_ended(script: Path) -> None:
+    with Supervisor(sink=Log()) as supervisor:
+        with pytest.raises(ChildFailedError, match=r"a: was not ready within 0\.01 seconds"):
+            supervisor.start([spec(script, "a", "--slow")], 0.01)
+        pid = supervisor.wait_until("a", lambda s: s.pid is not None, HANG).pid
+    assert pid is not None
+    assert not is_alive(pid)
+
+
+def test_later_children_stop_before_earlier_ones(script: Path) -> None:
+    log = Log()
+    with Supervisor(sink=log) as supervisor:
+        supervisor.start([spec(script, "worker")], HANG)
+        supervisor.start([spec(script, "coordinator")], HANG)
+    assert [line for line in log.lines if "stopping" in line] == [
+        "[coordinator] stopping",
+        "[worker] stopping",
+    ]
+
+
+@pytest.mark.parametrize("options", [("--deaf",), ()])
+def test_a_child_that_does_not_stop_is_killed(script: Path, options: tuple[str, ...]) -> None:
+    with Supervisor(sink=Log(), stop_timeout=0.05) as supervisor:
+        (status,) = supervisor.start([spec(script, "a", *options)], HANG)
+        if not options:
+            supervisor.signal("a", signal.SIGSTOP)
+    assert status.pid is not None
+    assert not is_alive(status.pid)
+
+
+def test_a_stopped_child_is_not_restarted(script: Path) -> None:
+    with Supervisor(sink=Log(), backoff=Backoff(initial=HANG, maximum=HANG)) as supervisor:
+        supervisor.start([spec(script, "a")], HANG)
+        supervisor.signal("a", signal.SIGKILL)
+        supervisor.wait_until("a", lambda s: s.pid is None, HANG)  # backing off
+        with pytest.raises(InvalidArgumentError, match="no process"):
+            supervisor.signal("a", signal.SIGKILL)
+    assert supervisor.status("a").starts == 1
+
+
+def test_waiting_ends_with_a_clear_error(script: Path) -> None:
+    with Supervisor(sink=Log()) as supervisor:
+        supervisor.start([spec(script, "a")], HANG)
+        with pytest.raises(DeadlineExceededError, match="still not as wanted"):
+            supervisor.wait_until("a", lambda s: s.starts > 1, 0.01)
+        with pytest.raises(InvalidArgumentError, match="no such child: b"):
+            supervisor.status("b")
+
+
+SUPERVISING = """
+import sys
+from paceline.supervisor.children import ChildSpec, Supervisor, sigterm_as_interrupt
+with sigterm_as_interrupt(), Supervisor() as supervisor:
+    for role in ("worker", "coordinator"):
+        (status,) = supervisor.start([ChildSpec(role=role, command=(sys.executable, "-S", sys.argv[1]))], 30)
+        print(status.pid, flush=True)
+    try:
+        supervisor.wait()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_orphan_is_left_when_the_supervisor_ends(script: Path, number: signal.Signals) -> None:
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", SUPERVISING, str(script)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+        assert process.stdout
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        ends = [stack.enter_context(watch_end(pid)) for pid in pids]
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=HANG)
+        assert all(has_ended(end) for end in ends)
+    assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+    assert out == (b"" if number is signal.SIGKILL else b"interrupted\n")
+
+
+def test_backoff_grows_to_its_bound_and_forgets() -> None:
+    backoff = Backoff(initial=0.1, factor=2, maximum=1, healthy_after=30)
+    assert [backoff.delay(n) for n in (1, 2, 3, 4, 5, 10_000)] == [0.1, 0.2, 0.4, 0.8, 1, 1]
+    assert backoff.count(4, ready_seconds=29) == 5
+    assert backoff.count(4, ready_seconds=30) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "address"),
+    [
+        ('{"event": "ready", "role": "draft", "address": "127.0.0.1:4312", "pid": 1}', "127.0.0.1:4312"),
+        ('{"event": "ready", "address": "[::1]:4312"}', "[::1]:4312"),
+        ('{"event": "ready", "address": "127.0.0.1:0"}', None),
+        ('{"event": "ready", "address": 4312}', None),
+        ('{"event": "ready"}', None),
+        ('{"event": "started", "address": "127.0.0.1:4312"}', None),
+        ('["event"]', None),
+        ("3", None),
+        ("null", None),
+        ("ready", None),
+        ("", None),
+    ],
+)
+def test_only_a_ready_line_is_an_announcement(line: str, address: str | None) -> None:
+    assert announced_address(line) == address

@@ -1,0 +1,169 @@
+"""Strategies for values of the wire layer, which test modules cannot import from one another."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from paceline.core import errors, limits, messages
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+    SpeculationParams,
+    Timings,
+    Verdict,
+)
+from paceline.rpc import codec
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+uint32 = st.integers(0, 2**32 - 1)
+ids = st.lists(uint32, max_size=12).map(tuple)
+penalties = st.floats(-2, 2)
+modes = st.sampled_from(AcceptanceMode)
+
+
+@st.composite
+def samplings(draw: Any, **fixed: Any) -> SamplingParams:
+    max_tokens = draw(st.none() | st.integers(1, limits.MAX_TOKENS))
+    values = {
+        "temperature": draw(st.just(0.0) | st.floats(limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE)),
+        "top_p": draw(st.floats(0, 1, exclude_min=True)),
+        "top_k": draw(st.integers(0, 2**31 - 1)),
+        "min_p": draw(st.floats(0, 1)),
+        "repetition_penalty": draw(st.floats(0, 100, exclude_min=True)),
+        "presence_penalty": draw(penalties),
+        "frequency_penalty": draw(penalties),
+        "logit_bias": draw(st.dictionaries(uint32, st.floats(-100, 100), max_size=5)),
+        "seed": draw(st.none() | st.integers(0, limits.MAX_SEED)),
+        "max_tokens": max_tokens,
+        "min_tokens": draw(st.integers(0, max_tokens or limits.MAX_TOKENS)),
+        "stop": draw(st.lists(texts.filter(bool), max_size=4).map(tuple)),
+        "stop_token_ids": draw(ids),
+        "ignore_eos": draw(st.booleans()),
+        "include_stop_str_in_output": draw(st.booleans()),
+    }
+    return SamplingParams(**(values | fixed))
+
+
+speculations = st.builds(
+    SpeculationParams,
+    num_speculative_tokens=st.none() | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
+    acceptance=st.none() | modes,
+)
+calls = st.builds(
+    codec.GenerateCall,
+    request_id=st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS),
+    prompt=texts.filter(bool) | ids.filter(bool),
+    sampling=samplings(),
+    speculation=speculations,
+)
+
+
+@st.composite
+def sequence_params(draw: Any) -> SequenceParams:
+    return SequenceParams(
+        sampling=draw(samplings(seed=draw(st.integers(0, limits.MAX_SEED)))),
+        mode=draw(modes),
+        prompt_length=draw(uint32),
+    )
+
+
+@st.composite
+def distributions(draw: Any) -> SparseDistribution:
+    size = draw(st.integers(1, 6))
+    return SparseDistribution(
+        draw(st.binary(min_size=4 * size, max_size=4 * size)),
+        draw(st.binary(min_size=4 * size, max_size=4 * size)),
+    )
+
+
+@st.composite
+def proposals(draw: Any) -> Proposal:
+    k = draw(st.integers(0, 8))
+    tree = tuple(draw(st.integers(-1, index - 1)) for index in range(k))
+    nodes = tuple(draw(distributions()) for _ in range(k))
+    return Proposal(
+        token_ids=draw(st.lists(uint32, min_size=k, max_size=k).map(tuple)),
+        parents=tree if draw(st.booleans()) else (),
+        distributions=nodes if draw(st.booleans()) else (),
+    )
+
+
+seconds = uint32.map(lambda microseconds: microseconds / 1e6)
+timings = st.builds(Timings, queue=seconds, compute=seconds, rows=uint32, sequences=uint32)
+
+
+@st.composite
+def verdicts(draw: Any) -> Verdict:
+    token_ids = draw(st.lists(uint32, min_size=1, max_size=9).map(tuple))
+    return Verdict(len(token_ids) - 1, token_ids, draw(uint32), draw(timings))
+
+
+addresses = {"sequence_id": texts, "epoch": uint32, "round": uint32}
+opens = st.builds(
+    messages.OpenSequence, sequence_id=texts, epoch=uint32, token_ids=ids, params=sequence_params()
+)
+closes = st.builds(messages.CloseSequence, sequence_id=texts, epoch=uint32)
+verify_rounds = st.builds(
+    messages.VerifyRound, **addresses, base_length=uint32, committed_tail=ids, proposal=proposals()
+)
+draft_rounds = st.builds(
+    messages.DraftRound,
+    **addresses,
+    base_length=uint32,
+    committed_tail=ids,
+    num_draft_tokens=st.integers(1, limits.MAX_SPECULATIVE_TOKENS),
+)
+round_verdicts = st.builds(messages.RoundVerdict, **addresses, verdict=verdicts())
+draft_proposals = st.builds(
+    messages.DraftProposal,
+    **addresses,
+    base_length=uint32,
+    proposal=proposals(),
+    num_computed_tokens=uint32,
+    timings=timings,
+)
+paceline_errors = st.one_of(
+    st.builds(errors.InvalidArgumentError, texts.filter(bool), texts.filter(bool)),
+    st.builds(errors.TokenizerMismatchError, texts.filter(bool), texts.filter(bool)),
+    st.builds(errors.NotFoundError, texts),
+    st.builds(errors.FailedPreconditionError, texts, uint32),
+    st.builds(errors.StaleEpochError, texts),
+    st.builds(errors.ResourceExhaustedError, texts),
+    st.builds(errors.UnavailableError, texts, st.none() | st.integers(0, 2**40)),
+    st.builds(errors.DeadlineExceededError, texts),
+    st.builds(errors.CancelledError, texts),
+    st.builds(errors.InternalError, texts),
+)
+failures = st.builds(messages.SequenceFailed, **addresses, error=paceline_errors)
+
+
+def same_error(a: errors.PacelineError, b: errors.PacelineError) -> bool:
+    """Equal in class, message and every attribute a caller may read."""
+    return type(a) is type(b) and vars(a) == vars(b) and a.args == b.args
+
+
+@pytest.fixture(scope="session")
+def wire() -> SimpleNamespace:
+    """The strategies above."""
+    return SimpleNamespace(
+        samplings=samplings(),
+        speculations=speculations,
+        calls=calls,
+        sequence_params=sequence_params(),
+        proposals=proposals(),
+        timings=timings,
+        verdicts=verdicts(),
+        target_commands=st.lists(opens | verify_rounds | closes, max_size=4),
+        draft_commands=st.lists(opens | draft_rounds | closes, max_size=4),
+        target_events=st.lists(round_verdicts | failures, max_size=4),
+        draft_events=st.lists(draft_proposals | failures, max_size=4),
+        errors=paceline_errors,
+        same_error=same_error,
+    )

@@ -1,0 +1,162 @@
+"""Options and dataclasses say the same: what one writes the other reads."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli.options import Defaults, field_docs, option, options_from_fields
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.types import AcceptanceMode
+from paceline.supervisor import StackConfig, arguments, flag
+
+WORKER = WorkerConfig(
+    model="a model",
+    host="::1",
+    port=4312,
+    device="cuda:1",
+    dtype="bfloat16",
+    threads=3,
+    block_size=8,
+    num_blocks=100,
+    max_model_len=512,
+    max_batch_tokens=64,
+    max_sequences=2,
+    lease_seconds=1.5,
+    support_mass=0.9,
+    support_bound=32,
+    trust_remote_code=True,
+    exit_with_parent=True,
+)
+COORDINATOR = CoordinatorConfig(
+    targets=("a:1", "b:2"),
+    drafts=("c:3",),
+    tokenizer="a folder/with a space",
+    model_name="name",
+    host="0.0.0.0",
+    port=1,
+    num_speculative_tokens=0,
+    acceptance=AcceptanceMode.BLOCK,
+    draft_timeout=0.5,
+    target_timeout=2.0,
+    recovery_timeout=3.0,
+    max_running=4,
+    max_waiting=0,
+    exit_with_parent=True,
+)
+
+
+def parse(cls: type[Any], words: list[str], environment: Mapping[str, str] | None = None) -> Any:
+    """What a command with one parameter of this class is called with."""
+    seen: list[Any] = []
+
+    def command(config: Any) -> None:
+        seen.append(config)
+
+    command.__annotations__["config"] = cls
+    app = typer.Typer()
+    app.command()(options_from_fields(command))
+    result = CliRunner().invoke(app, words, env=environment, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        WORKER,
+        WorkerConfig(model="m"),
+        COORDINATOR,
+        CoordinatorConfig(targets=("a:1",), tokenizer="t"),
+    ],
+)
+def test_a_configuration_survives_its_command_line(config: WorkerConfig | CoordinatorConfig) -> None:
+    assert parse(type(config), arguments(config)) == config
+
+
+@pytest.mark.parametrize("config", [WORKER, COORDINATOR])
+def test_the_example_sets_every_field(config: WorkerConfig | CoordinatorConfig) -> None:
+    written = {word for word in arguments(config) if word.startswith("--")}
+    assert written == {flag(f.name) for f in fields(config)}
+
+
+def test_defaults_are_not_written() -> None:
+    assert arguments(WorkerConfig(model="m")) == ["--model", "m"]
+
+
+@pytest.mark.parametrize("config", [WORKER, COORDINATOR])
+def test_every_option_has_an_environment_variable(config: WorkerConfig | CoordinatorConfig) -> None:
+    environment = {}
+    words = iter(arguments(config))
+    for word in words:
+        name = "PACELINE_" + word.removeprefix("--").replace("-", "_").upper()
+        is_switch = word in ("--trust-remote-code", "--exit-with-parent")
+        value = "1" if is_switch else next(words).replace(" ", "_")
+        environment[name] = f"{environment[name]} {value}" if name in environment else value
+    read = parse(type(config), [], environment)
+    assert arguments(read) == [word.replace(" ", "_") for word in arguments(config)]
+
+
+def test_the_command_line_wins_over_the_environment() -> None:
+    assert parse(WorkerConfig, ["--model", "a"], {"PACELINE_MODEL": "b"}).model == "a"
+
+
+@pytest.mark.parametrize("cls", [WorkerConfig, CoordinatorConfig, StackConfig])
+def test_every_option_has_help(cls: type[Any]) -> None:
+    def command(config: Any) -> None: ...
+
+    command.__annotations__["config"] = cls
+    app = typer.Typer()
+    app.command()(options_from_fields(command))
+    for parameter in typer.main.get_command(app).params:
+        assert getattr(parameter, "help", None), parameter.name
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Example:
+    number: int
+    """How many."""
+    colour: Colour | str | None = None
+    names: tuple[str, ...] = ("a", "b")
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def test_docstrings_of_fields_are_read() -> None:
+    assert field_docs(Example) == {"number": "How many."}
+
+
+def test_kinds_of_fields() -> None:
+    assert parse(Example, ["--number", "3"]) == Example(3)
+    assert parse(Example, ["--number", "3", "--colour", "red", "--names", "x"]) == Example(
+        3, Colour.RED, ("x",)
+    )
+
+
+def test_a_command_may_have_its_own_defaults_and_options() -> None:
+    seen: list[Any] = []
+
+    def command(
+        example: Annotated[Example, Defaults({"number": 7})],
+        extra: Annotated[str, option("extra", "More.")] = "x",
+    ) -> None:
+        seen.append((example, extra))
+
+    command.__annotations__ = {
+        "example": Annotated[Example, Defaults({"number": 7})],
+        "extra": Annotated[str, option("extra", "More.")],
+    }
+    app = typer.Typer()
+    app.command()(options_from_fields(command))
+    assert CliRunner().invoke(app, [], catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(app, ["--number", "8", "--extra", "y"]).exit_code == 0
+    assert seen == [(Example(7), "x"), (Example(8), "y")]

@@ -1,0 +1,112 @@
+"""`paceline plan`: the paper's numbers, as table, plot and JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.cli import main
+from paceline.core.errors import InvalidArgumentError
+from paceline.plan import make_plan
+
+
+def output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert not end.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("alpha", "c", "k", "tokens", "speedup"),
+    [
+        (0.8, 0.05, 4, 3.3616, 3.3616 / 1.2),
+        (0.5, 0.0, 2, 1.75, 1.75),
+        (0.6, 0.02, 2, 1.96, 1.96 / 1.04),
+        (1.0, 0.1, 5, 6.0, 4.0),
+        (0.0, 0.5, 2, 1.0, 0.5),
+        (0.9, 0.3, 0, 1.0, 1.0),
+    ],
+)
+def test_the_speedup_is_theorem_3_8(alpha: float, c: float, k: int, tokens: float, speedup: float) -> None:
+    plan = make_plan(alpha, c, k)
+    assert plan.expected_tokens == pytest.approx(tokens)
+    assert plan.speedup == pytest.approx(speedup)
+    assert plan.rows[k].speedup == plan.speedup
+
+
+def test_the_best_k_is_the_best_row() -> None:
+    for alpha in (0.1, 0.5, 0.8, 0.95):
+        for c in (0.01, 0.05, 0.2, 0.6):
+            plan = make_plan(alpha, c, 0)
+            assert plan.best_speedup == max(row.speedup for row in plan.rows)
+            assert plan.rows[plan.best_k].speedup == plan.best_speedup
+            assert plan.improvement_possible == (plan.best_k > 0)
+
+
+def test_plain_decoding_pays_no_overhead() -> None:
+    plan = make_plan(0.5, 0.1, 0, overhead=10.0)
+    assert (plan.best_k, plan.speedup, plan.rows[0].speedup) == (0, 1.0, 1.0)
+    assert plan.rows[4].speedup < 1
+
+
+def test_a_hidden_draft_costs_nothing() -> None:
+    for row in make_plan(0.7, 0.4, 3).rows:
+        assert row.speedup_hidden == pytest.approx(row.expected_tokens)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("alpha", {"alpha": -0.1}),
+        ("alpha", {"alpha": float("nan")}),
+        ("c", {"c": float("inf")}),
+        ("c", {"c": -1.0}),
+        ("overhead", {"overhead": -1.0}),
+        ("row_cost", {"row_cost": float("nan")}),
+        ("k", {"k": -1}),
+        ("k", {"k": 33}),
+        ("max_k", {"max_k": 0}),
+        ("max_k", {"max_k": 33}),
+    ],
+)
+def test_what_makes_no_sense_is_refused(field: str, values: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        make_plan(**{"alpha": 0.5, "c": 0.1, "k": 2, **values})  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+def test_json_holds_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = json.loads(output(["--alpha", "0.8", "--c", "0.05", "--k", "4", "--json"], capsys))
+    expected = make_plan(0.8, 0.05, 4, max_k=16).to_dict()
+    assert printed == json.loads(json.dumps(expected))
+    assert printed["best_k"] == 8
+
+
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = json.loads(output(["--alpha", "1", "--json"], capsys), parse_constant=pytest.fail)
+    assert printed["oracle_bound"] is None
+
+
+def test_the_table_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = output([], capsys)
+    assert "K = 4: 3.36 tokens a round, 2.80× plain decoding" in printed
+    assert "best K = 8: 3.09×; no draft can bring more than 5.00×" in printed
+    assert "← asked" in printed
+    assert "← best" in printed
+    assert "speed-up over K, α = 0.8" in printed
+    assert "\x1b" not in printed
+
+
+def test_a_hopeless_draft_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot help" in output(["--alpha", "0.2", "--c", "0.3"], capsys)
+
+
+def test_without_plotext_there_is_still_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    printed = output([], capsys)
+    assert "pip install plotext" in printed
+    assert "← best" in printed

@@ -1,0 +1,336 @@
+"""What both clients do against a server, said once."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
+from paceline.client import WorkerState
+from paceline.core import errors
+from paceline.core.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from paceline.rpc import codec
+
+WAIT = 30
+"""Seconds after which a test hangs; never waited for otherwise."""
+
+FAILURES = [
+    InvalidArgumentError("top_p", "must be in (0, 1], got 3"),
+    errors.TokenizerMismatchError("tokenizer", "differs"),
+    errors.NotFoundError("no such model"),
+    errors.FailedPreconditionError("behind"),
+    errors.StaleEpochError("taken over"),
+    ResourceExhaustedError("queue is full"),
+    UnavailableError("no target worker", 41),
+    DeadlineExceededError("too late"),
+    CancelledError("drained"),
+    InternalError("the model gave NaN"),
+]
+
+
+def test_generate_returns_the_whole_result(client: Any) -> None:
+    result = client.generate("Say hello")
+    assert result.text == "Hello!"
+    assert result.token_ids == (11, 12, 13, 14)
+    assert result.origins == (
+        TokenOrigin.TARGET,
+        TokenOrigin.ACCEPTED,
+        TokenOrigin.CORRECTION,
+        TokenOrigin.TARGET,
+    )
+    assert (result.finish_reason, result.stop_reason) == ("stop", "END")
+    assert (result.request_id, result.seed, result.acceptance) == ("r-1", 7, AcceptanceMode.BLOCK)
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.total_tokens) == (
+        3,
+        4,
+        7,
+    )
+    assert result.speculative_decoding.mean_acceptance_length == 2.5
+    assert result.speculative_decoding.acceptance_histogram == (0, 1, 1)
+    assert result.timings.draft == 1.0
+    assert result.timings.coordinator == 5e-6
+
+
+def test_stream_yields_chunks_whose_texts_are_the_results_text(client: Any) -> None:
+    stream = client.stream("Say hello")
+    chunks = list(stream)
+    assert [(c.index, c.token_ids, c.text) for c in chunks] == [
+        (0, (11,), "He"),
+        (1, (12, 13), ""),
+        (3, (14,), "llo"),
+        (4, (), "!"),
+    ]
+    assert chunks[1].origins == (TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION)
+    assert [c.finish_reason for c in chunks] == [None, None, None, "stop"]
+    assert [c.result for c in chunks[:-1]] == [None] * 3
+    assert "".join(c.text for c in chunks) == chunks[-1].result.text == "Hello!"
+    assert stream.result is chunks[-1].result
+    assert stream.request_id == "r-1"
+    assert list(stream) == []
+
+
+def test_the_request_carries_what_the_user_asked_for(server: Any, client: Any) -> None:
+    sampling = SamplingParams(temperature=0.5, seed=3, stop="END", max_tokens=None)
+    client.generate(
+        [1, 2, 3],
+        sampling,
+        speculation=SpeculationParams(num_speculative_tokens=2, acceptance="rejection"),
+        request_id="mine",
+    )
+    call = codec.generate_request_from_proto(server.requests[0])
+    assert call.prompt == (1, 2, 3)
+    assert call.request_id == "mine"
+    assert call.sampling == sampling
+    assert call.speculation.num_speculative_tokens == 2
+    assert call.speculation.mode is AcceptanceMode.REJECTION
+
+
+def test_parameters_may_be_dictionaries(server: Any, client: Any) -> None:
+    client.generate("x", {"temperature": 0, "max_tokens": 5}, speculation={"num_speculative_tokens": 0})
+    call = codec.generate_request_from_proto(server.requests[0])
+    assert call.sampling == SamplingParams(temperature=0, max_tokens=5)
+    assert call.speculation == SpeculationParams(num_speculative_tokens=0)
+
+
+def test_defaults_are_those_of_the_parameter_classes(server: Any, client: Any) -> None:
+    client.generate("x")
+    call = codec.generate_request_from_proto(server.requests[0])
+    assert (call.sampling, call.speculation, call.request_id) == (SamplingParams(), SpeculationParams(), "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"prompt": "x", "sampling": {"temprature": 1}}, "temprature"),
+        ({"prompt": "x", "speculation": {"k": 1}}, "k"),
+        ({"prompt": "x", "sampling": {"top_p": 2}}, "top_p"),
+        ({"prompt": "x", "sampling": {"top_k": 2**40}}, "top_k"),
+        ({"prompt": "x", "sampling": {"stop_token_ids": [2**32]}}, "stop_token_ids"),
+        ({"prompt": "x", "sampling": {"logit_bias": {2**32: 1.0}}}, "logit_bias"),
+        ({"prompt": "x", "sampling": {"stop": ["\ud800"]}}, "stop"),
+        ({"prompt": "x", "sampling": 3}, "sampling"),
+        ({"prompt": "x", "speculation": "coupled"}, "speculation"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"prompt": b"bytes"}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [1, -1]}, "prompt"),
+        ({"prompt": [1, 2**32]}, "prompt"),
+        ({"prompt": [1, 2.0]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": "x", "request_id": 5}, "request_id"),
+        ({"prompt": "x", "timeout": 0}, "timeout"),
+        ({"prompt": "x", "timeout": float("nan")}, "timeout"),
+        ({"prompt": "x", "timeout": "5"}, "timeout"),
+    ],
+)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_what_cannot_be_sent_is_refused_before_it_is(
+    server: Any, client: Any, method: str, arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        getattr(client, method)(**arguments)
+    assert caught.value.field == field
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
+def test_every_failure_is_an_error_of_the_tree(server: Any, client: Any, error: Any) -> None:
+    server.play_and_fail(error)
+    with pytest.raises(errors.PacelineError) as caught:
+        client.generate("x")
+    assert type(caught.value) is type(error)
+    assert caught.value.message == error.message
+    assert getattr(caught.value, "field", None) == getattr(error, "field", None)
+    assert getattr(caught.value, "last_index", None) == getattr(error, "last_index", None)
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("tokenize", ["x"]), ("detokenize", [[65]]), ("models", []), ("status", [])]
+)
+def test_unary_failures_are_errors_of_the_tree(
+    server: Any, client: Any, method: str, arguments: list[Any], error: Any
+) -> None:
+    server.error = error
+    with pytest.raises(errors.PacelineError) as caught:
+        getattr(client, method)(*arguments)
+    assert type(caught.value) is type(error)
+    assert caught.value.message == error.message
+
+
+def test_an_error_in_mid_stream_comes_after_the_tokens_before_it(
+    server: Any, client: Any, messages: Any
+) -> None:
+    server.play_and_fail(UnavailableError("target lost"), *messages.good[:3])
+    stream = client.stream("x")
+    assert next(stream).token_ids == (11,)
+    assert next(stream).token_ids == (12, 13)
+    with pytest.raises(UnavailableError, match="target lost") as caught:
+        next(stream)
+    assert caught.value.last_index == 2
+    assert list(stream) == []
+
+
+def test_a_truncated_stream_is_unavailable_and_names_the_last_index(
+    server: Any, client: Any, messages: Any
+) -> None:
+    server.play(*messages.good[:4])
+    with pytest.raises(UnavailableError) as caught:
+        client.generate("x")
+    assert caught.value.last_index == 3
+
+
+def test_an_empty_stream_is_unavailable(server: Any, client: Any) -> None:
+    server.play()
+    with pytest.raises(UnavailableError) as caught:
+        client.generate("x")
+    assert caught.value.last_index is None
+
+
+def test_an_answer_that_skips_an_index_ends_the_call(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(messages.good[0], messages.good[1], messages.good[3])
+    with pytest.raises(InternalError, match="index 3 came where 1 was due"):
+        client.generate("x")
+    assert server.ended.wait(WAIT)
+
+
+def test_an_error_after_the_result_changes_nothing(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_fail(InternalError("late"), *messages.good)
+    assert client.generate("x").text == "Hello!"
+    assert len(list(client.stream("x"))) == 4
+
+
+def test_chunks_do_not_wait_for_the_stream_to_end(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good)
+    stream = client.stream("x")
+    last = [next(stream) for _ in range(4)][-1]
+    assert last.result.text == "Hello!"
+    assert not server.ended.is_set()
+    stream.close()
+
+
+def test_closing_a_stream_cancels_it_on_the_server(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    stream = client.stream("x")
+    assert next(stream).text == "He"
+    assert not server.ended.is_set()
+    stream.close()
+    assert server.ended.wait(WAIT)
+    assert list(stream) == []
+    assert stream.result is None
+
+
+def test_dropping_a_stream_cancels_it_on_the_server(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    gc.disable()
+    try:
+        for chunk in client.stream("x"):
+            assert chunk.text == "He"
+            break
+        assert server.ended.wait(WAIT)
+    finally:
+        gc.enable()
+
+
+def test_a_stream_that_is_never_read_is_cancelled_too(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(messages.good[0])
+    stream = client.stream("x")
+    assert server.blocked.wait(WAIT)
+    del stream
+    assert server.ended.wait(WAIT)
+
+
+def test_the_deadline_is_the_whole_calls(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    with pytest.raises(DeadlineExceededError):
+        client.generate("x", timeout=0.3)
+    assert server.ended.wait(WAIT)
+
+
+def test_a_huge_timeout_is_no_surprise(client: Any) -> None:
+    assert client.generate("x", timeout=1e9).text == "Hello!"
+
+
+def test_a_server_that_is_not_there_is_unavailable(connect: Any) -> None:
+    with socket.socket() as bound_but_deaf:
+        bound_but_deaf.bind(("127.0.0.1", 0))
+        client = connect(f"127.0.0.1:{bound_but_deaf.getsockname()[1]}")
+        for call in (lambda: client.generate("x"), lambda: client.tokenize("x"), client.status):
+            with pytest.raises(UnavailableError):
+                call()
+
+
+def test_a_closed_client_says_so(client: Any) -> None:
+    assert client.generate("x").text == "Hello!"
+    client.close()
+    client.close()
+    for call in (lambda: client.generate("x"), lambda: client.stream("x"), lambda: client.tokenize("x")):
+        with pytest.raises(UnavailableError, match="closed"):
+            call()
+
+
+def test_closing_the_client_cancels_its_streams(server: Any, client: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    stream = client.stream("x")
+    assert next(stream).text == "He"
+    client.close()
+    with pytest.raises(CancelledError):
+        next(stream)
+    assert server.ended.wait(WAIT)
+
+
+def test_many_chunks_that_wait_are_all_read(server: Any, client: Any, messages: Any) -> None:
+    """The end of the stream may arrive long before the client reads; nothing before it is lost."""
+    count = 500
+    chunks = [messages.chunk(i, [i], "a", [messages.target]) for i in range(count)]
+    server.play(messages.started(), *chunks, messages.finished(count))
+    stream = client.stream("x")
+    assert server.ended.wait(WAIT)
+    assert [chunk.index for chunk in stream] == list(range(count + 1))
+    assert stream.result.usage.completion_tokens == count
+
+
+def test_tokenize_and_detokenize(client: Any) -> None:
+    assert client.tokenize("Hé") == (72, 195, 169)
+    assert client.detokenize([72, 195, 169]) == "Hé"
+    assert client.tokenize("") == ()
+    with pytest.raises(InvalidArgumentError) as caught:
+        client.tokenize(5)
+    assert caught.value.field == "text"
+    with pytest.raises(InvalidArgumentError) as caught:
+        client.detokenize("ab")
+    assert caught.value.field == "token_ids"
+
+
+def test_models(client: Any) -> None:
+    (model,) = client.models()
+    assert (model.id, model.max_model_len, model.vocabulary_size) == ("tiny", 64, 256)
+
+
+def test_status_mirrors_the_message(client: Any) -> None:
+    status = client.status()
+    assert status.coordinator.acceptance_mode is AcceptanceMode.COUPLED
+    assert status.coordinator.finished_requests == 5
+    target, draft = status.workers
+    assert (target.role, target.state, target.info.eos_token_ids) == ("target", WorkerState.READY, (1, 2))
+    assert target.info.cache.free_blocks == 7
+    assert (draft.state, draft.reason, draft.info) == (WorkerState.LOST, "gone", None)
+
+
+@pytest.mark.parametrize("address", ["", None, 5])
+def test_an_address_is_required(address: Any) -> None:
+    for kind in (paceline.Client, paceline.AsyncClient):
+        with pytest.raises(InvalidArgumentError) as caught:
+            kind(address)
+        assert caught.value.field == "address"

@@ -1,0 +1,118 @@
+"""The names users import are a promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import paceline
+import paceline.client
+from paceline.client.server_status import ServerStatus, status_from_proto
+from paceline.core import errors
+from paceline.v1 import common_pb2, generation_pb2
+
+
+def test_exported_names() -> None:
+    assert sorted(paceline.__all__) == [
+        "AcceptanceMode",
+        "AsyncClient",
+        "CancelledError",
+        "Client",
+        "DeadlineExceededError",
+        "FailedPreconditionError",
+        "GenerationChunk",
+        "GenerationResult",
+        "InternalError",
+        "InvalidArgumentError",
+        "NotFoundError",
+        "PacelineError",
+        "ResourceExhaustedError",
+        "SamplingParams",
+        "SpeculationParams",
+        "StaleEpochError",
+        "TokenOrigin",
+        "TokenizerMismatchError",
+        "UnavailableError",
+        "__version__",
+        "errors",
+    ]
+    for name in paceline.__all__:
+        assert getattr(paceline, name) is not None
+        assert name in dir(paceline)
+
+
+def test_no_other_name() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = paceline.no_such_name
+
+
+def test_every_error_is_exported_on_both_levels() -> None:
+    tree = {
+        name for name, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__
+    }
+    assert tree <= set(paceline.__all__)
+    assert tree <= set(paceline.client.__all__)
+    assert paceline.errors is errors
+
+
+def test_client_exports_resolve() -> None:
+    for name in paceline.client.__all__:
+        assert getattr(paceline.client, name) is not None
+
+
+def test_both_clients_have_the_same_interface() -> None:
+    def interface(cls: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert interface(paceline.Client) == interface(paceline.AsyncClient)
+
+
+@pytest.mark.parametrize("statement", ["import paceline", "from paceline import *", "import paceline.client"])
+def test_importing_stays_light(statement: str) -> None:
+    heavy = ("torch", "numpy", "transformers", "tokenizers")
+    code = f"{statement}\nimport json, sys\nprint(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == []
+
+
+def test_importing_the_core_does_not_import_grpc() -> None:
+    code = "import paceline, paceline.core.types, sys\nprint('grpc' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "False"
+
+
+def test_status_has_every_field_of_the_message() -> None:
+    pairs = {
+        "CoordinatorStatus": generation_pb2.CoordinatorStatus,
+        "WorkerStatus": generation_pb2.WorkerStatus,
+        "Model": generation_pb2.Model,
+        "Usage": generation_pb2.Usage,
+        "SpeculativeDecoding": generation_pb2.SpeculativeDecoding,
+        "WorkerInfo": common_pb2.WorkerInfo,
+        "CacheInfo": common_pb2.CacheInfo,
+    }
+    for name, message in pairs.items():
+        ours = {field.name for field in dataclasses.fields(getattr(paceline.client, name))}
+        assert ours == {field.name for field in message.DESCRIPTOR.fields}, name
+
+
+def test_status_is_json_and_tolerates_a_newer_server() -> None:
+    response = generation_pb2.GetStatusResponse(
+        coordinator=generation_pb2.CoordinatorStatus(acceptance_mode=42),  # type: ignore[arg-type]
+        workers=[generation_pb2.WorkerStatus(state=42)],  # type: ignore[arg-type]
+    )
+    status = status_from_proto(response)
+    assert isinstance(status, ServerStatus)
+    plain = json.loads(json.dumps(status.to_dict()))
+    assert plain["coordinator"]["acceptance_mode"] is None
+    assert plain["workers"][0]["state"] == "unknown"
+    assert plain["workers"][0]["info"] is None

@@ -1,0 +1,118 @@
+"""The paper's tables, the overview's examples, and bounds."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from paceline.decoding.theory import (
+    acceptance_from,
+    best_k,
+    coupled_acceptance,
+    expected_tokens,
+    improvement_possible,
+    least_improvement,
+    operations_factor,
+    oracle_bound,
+    speedup,
+)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "k", "operations", "speed"),
+    [
+        (0.6, 2, 1.53, 1.96),
+        (0.7, 3, 1.58, 2.53),
+        (0.8, 2, 1.23, 2.44),
+        (0.8, 5, 1.63, 3.69),
+        (0.9, 2, 1.11, 2.71),
+        (0.9, 10, 1.60, 6.86),
+    ],
+)
+def test_table_1(alpha: float, k: int, operations: float, speed: float) -> None:
+    assert round(operations_factor(alpha, 0.0, k), 2) == operations
+    assert round(speedup(alpha, 0.0, k), 2) == speed
+
+
+@pytest.mark.parametrize(
+    ("k", "alpha", "c", "expected"),
+    [
+        (7, 0.75, 0.02, 3.2),
+        (7, 0.8, 0.04, 3.3),
+        (7, 0.82, 0.11, 2.5),
+        (7, 0.62, 0.02, 2.3),
+        (5, 0.68, 0.04, 2.4),
+        (3, 0.71, 0.11, 2.0),
+        (5, 0.65, 0.02, 2.4),
+        (5, 0.73, 0.04, 2.6),
+        (3, 0.74, 0.11, 2.0),
+        (5, 0.53, 0.02, 1.9),
+        (3, 0.55, 0.04, 1.8),
+        (3, 0.56, 0.11, 1.6),
+    ],
+)
+def test_table_4_expected_improvement(k: int, alpha: float, c: float, expected: float) -> None:
+    """The paper prints alpha and c with two digits, so the column is known within their rounding."""
+    assert speedup(alpha, c, k) == pytest.approx(expected, abs=0.067)
+    assert speedup(alpha - 0.005, c + 0.005, k) < expected + 0.05
+    assert speedup(alpha + 0.005, c - 0.005, k) > expected - 0.05
+
+
+def test_overview_examples() -> None:
+    assert round(expected_tokens(0.8, 4), 1) == 3.4
+    assert round(expected_tokens(0.5, 4), 1) == 1.9
+
+
+def test_expected_tokens_is_the_mean_of_a_capped_geometric() -> None:
+    for alpha in (0.0, 0.3, 0.9, 1.0):
+        for k in range(6):
+            mean = sum((i + 1) * alpha**i * (1 - alpha if i < k else 1) for i in range(k + 1))
+            assert expected_tokens(alpha, k) == pytest.approx(mean)
+
+
+def test_improvement() -> None:
+    assert improvement_possible(0.2, 0.1)
+    assert not improvement_possible(0.1, 0.1)
+    assert least_improvement(0.8, 0.1) == pytest.approx(speedup(0.8, 0.1, 1))
+    assert operations_factor(0.7, 0.1, 3) == pytest.approx(0.3 * (0.3 + 4) / (1 - 0.7**4))
+    assert speedup(0.8, 0.1, 4, overhead=0.2, row_cost=0.05) == pytest.approx(expected_tokens(0.8, 4) / 1.8)
+
+
+def test_best_k() -> None:
+    for alpha in (0.1, 0.5, 0.8, 0.95):
+        for c in (0.01, 0.1, 0.5):
+            k = best_k(alpha, c, 64)
+            assert (k > 0) == improvement_possible(alpha, c)
+            if k:
+                assert speedup(alpha, c, k) >= least_improvement(alpha, c) - 1e-12
+                assert all(speedup(alpha, c, k) >= speedup(alpha, c, j) for j in range(1, 65))
+    assert best_k(0.8, 0.05, 3) == 3
+    assert best_k(0.9, 0.05, 8, overhead=20.0) == 0
+    assert best_k(1.0, 0.1, 8) == 8
+
+
+def test_oracle_bound() -> None:
+    assert oracle_bound(0.75) == pytest.approx(4)
+    assert oracle_bound(0.75) == pytest.approx(expected_tokens(0.75, 200))
+    assert oracle_bound(1.0) == math.inf
+
+
+def test_acceptance_at_one_position() -> None:
+    assert acceptance_from([0.5, 0.5, 0.0], [0.2, 0.3, 0.5]) == pytest.approx(0.5)
+    generator = random.Random(0)
+    for _ in range(200):
+        p, q = (
+            [x / sum(v) for x in v] for v in ([generator.random() ** 3 for _ in range(5)] for _ in range(2))
+        )
+        alpha, coupled = acceptance_from(p, q), coupled_acceptance(p, q)
+        assert alpha / (2 - alpha) - 1e-12 <= coupled <= alpha + 1e-12
+    assert coupled_acceptance(p, p) == pytest.approx(1)
+    assert coupled_acceptance([1.0, 0.0], [0.0, 1.0]) == 0
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(-0.1, 1), (1.1, 1), (0.5, -1), (math.nan, 1)])
+def test_arguments_out_of_range_are_refused(alpha: float, k: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        expected_tokens(alpha, k)

@@ -1,0 +1,109 @@
+"""Loading from a directory as a worker does, without the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, T5Config
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.engine.attention import IMPLEMENTATION
+from paceline.engine.batch import SequenceInput
+from paceline.engine.loading import load_model, make_runner, random_model
+
+WORDS = ["<unk>", "a", "b", "c", "é", "<eos>", "<pad>"]
+
+
+def save(path: Path, *, dtype: torch.dtype = torch.float32, generation_eos: list[int] | None = None) -> None:
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.add_special_tokens(["<eos>", "<extra>"])
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<pad>").save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=16,  # padded: the tokenizer has 8
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        eos_token_id=5,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if generation_eos is not None:
+        model.generation_config.eos_token_id = generation_eos
+    model.save_pretrained(path)
+
+
+def test_a_saved_model_loads_and_runs(tmp_path: Path) -> None:
+    save(tmp_path, generation_eos=[5, 7])
+    loaded = load_model(tmp_path)
+    assert loaded.model.config._attn_implementation == IMPLEMENTATION
+    assert not loaded.model.training
+    assert (loaded.vocab_size, loaded.max_model_len) == (8, 32)
+    assert loaded.eos_token_ids == {5, 7}
+    runner = make_runner(loaded, memory_bytes=1 << 20)
+    assert runner.cache.num_blocks == (1 << 20) // runner.cache.bytes_per_block
+    assert runner.forward([SequenceInput(runner.new_table(), [1, 2, 3], 2)]).shape == (2, 8)
+    slotted = make_runner(loaded, block_size=32, num_blocks=2)
+    assert slotted.cache.block_size == slotted.max_model_len
+
+
+def test_eos_falls_back_to_the_config(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert load_model(tmp_path).eos_token_ids == {5}
+
+
+def test_the_fingerprint_is_that_of_tokenizer_json(tmp_path: Path) -> None:
+    save(tmp_path)
+    loaded = load_model(tmp_path)
+    vocabulary = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    assert loaded.fingerprint == vocabulary_fingerprint(vocabulary)
+    assert vocabulary["<extra>"] == 7
+
+
+def test_the_fingerprint_depends_on_every_pair_and_not_on_their_order() -> None:
+    one = vocabulary_fingerprint({"a": 1, "b": 2})
+    assert one == vocabulary_fingerprint({"b": 2, "a": 1})
+    others = [{"a": 2, "b": 1}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a:1;1:b": 2}, {"a": 1, "é": 2}]
+    assert len({one, *map(vocabulary_fingerprint, others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [(None, torch.float32), ("bfloat16", torch.bfloat16), ("float32", torch.float32)],
+)
+def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu_unless_asked(
+    tmp_path: Path, asked: str | None, expected: torch.dtype
+) -> None:
+    save(tmp_path, dtype=torch.bfloat16)
+    loaded = load_model(tmp_path, dtype=asked)
+    assert loaded.model.dtype == expected
+    assert all(p.dtype == expected for p in loaded.model.parameters())
+
+
+def test_two_models_do_not_share_a_config() -> None:
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    first, second = random_model(config), random_model(config)
+    assert len({id(config), id(first.config), id(second.config)}) == 3
+    assert config._attn_implementation != IMPLEMENTATION
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
+    T5Config(num_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="encoder-decoder") as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_model(tmp_path, dtype="int3")
+    assert caught.value.field == "dtype"

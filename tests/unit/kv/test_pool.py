@@ -1,0 +1,110 @@
+"""BlockPool: who holds which block."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.errors import InternalError, ResourceExhaustedError
+from paceline.kv import BlockPool
+
+
+def test_blocks_come_out_ascending_and_return_to_the_front() -> None:
+    pool = BlockPool(6, 4)
+    assert pool.allocate_many(3) == [0, 1, 2]
+    pool.release(1)
+    assert pool.allocate() == 1
+    assert (pool.used_blocks, pool.free_blocks, pool.num_blocks) == (3, 3, 6)
+
+
+def test_a_sequence_grows_next_to_its_own_end_where_it_can() -> None:
+    pool = BlockPool(8, 4)
+    held = pool.allocate_many(5)
+    for block in held[:3]:
+        pool.release(block)
+    assert pool.allocate_many(3, after=4) == [5, 6, 7]
+    assert pool.allocate(after=7) == 0  # past the end there is nothing
+    pool.check_integrity()
+
+
+def test_a_block_taken_out_of_turn_is_handed_out_once() -> None:
+    pool = BlockPool(3, 1)
+    assert pool.allocate(after=0) == 1
+    pool.release(1)
+    assert pool.allocate(after=0) == 1
+    assert sorted(pool.allocate_many(2)) == [0, 2]
+    pool.check_integrity()
+
+
+def test_too_few_blocks_take_nothing() -> None:
+    pool = BlockPool(3, 1)
+    pool.allocate()
+    with pytest.raises(ResourceExhaustedError):
+        pool.allocate_many(3)
+    assert pool.free_blocks == 2
+    assert pool.allocate_many(2) == [1, 2]
+    with pytest.raises(ResourceExhaustedError):
+        pool.allocate()
+
+
+def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
+    pool = BlockPool(2, 1)
+    block = pool.allocate()
+    pool.retain(block)
+    pool.release(block)
+    assert pool.count(block) == 1
+    pool.release(block)
+    assert (pool.count(block), pool.free_blocks) == (0, 2)
+
+
+@pytest.mark.parametrize("block", [-1, 2, 1])
+def test_only_used_blocks_can_be_retained_or_released(block: int) -> None:
+    pool = BlockPool(2, 1)
+    pool.allocate()
+    with pytest.raises(ValueError, match="block"):
+        pool.release(block)
+    with pytest.raises(ValueError, match="block"):
+        pool.retain(block)
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0), (-1, 1)])
+def test_sizes_are_positive(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockPool(num_blocks, block_size)
+
+
+def test_negative_allocation_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot allocate"):
+        BlockPool(1, 1).allocate_many(-1)
+
+
+def corrupt_count(pool: BlockPool) -> None:
+    pool._counts[2] = 1
+
+
+def corrupt_negative(pool: BlockPool) -> None:
+    pool._counts[2] = -1
+
+
+def corrupt_free(pool: BlockPool) -> None:
+    pool._free_blocks += 1
+
+
+def corrupt_heap(pool: BlockPool) -> None:
+    pool._heap.append(2)
+
+
+def corrupt_lost(pool: BlockPool) -> None:
+    pool._heap.remove(2)
+    pool._queued[2] = 0
+
+
+@pytest.mark.parametrize(
+    "corrupt", [corrupt_count, corrupt_negative, corrupt_free, corrupt_heap, corrupt_lost]
+)
+def test_the_integrity_check_sees_planted_damage(corrupt: object) -> None:
+    pool = BlockPool(4, 1)
+    pool.allocate()
+    pool.check_integrity()
+    corrupt(pool)  # type: ignore[operator]
+    with pytest.raises(InternalError):
+        pool.check_integrity()
