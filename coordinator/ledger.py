@@ -85,8 +85,7 @@ class Ledger:
             text.append(self._take(token_id))
             if self.ended:
                 break
-        kept = tokens[: self.num_generated - index]
-        finish = self.finish
+        kept, finish = tokens[: self.num_generated - index], self._end()
         if finish is not None and finish.stop_string is None:
             text.append(self._flush())
         return Commit(
@@ -96,6 +95,9 @@ class Ledger:
             "".join(text),
             finish,
         )
+
+    def _end(self) -> Finish | None:
+        return self.finish
 
     def _take(self, token_id: int) -> str:
         """The text one token adds; sets `finish` when the sequence ends with it."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
 from paceline.decoding.noise import Purpose, gumbel, uniforms
-from paceline.decoding.sampling import coupled_choice, draw, greedy_choice, to_sparse, truncate_support
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams
+from paceline.decoding.sampling import coupled_choice, draw, greedy_choice, to_sparse, truncate_support
 from paceline.decoding.transforms import log_probs, processed_logits
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from paceline.core.types import AcceptanceMode, Proposal, SequenceParams
 from paceline.decoding import acceptance
 from paceline.decoding.noise import Purpose, gumbel, uniforms
-from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams
+from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
 from paceline.decoding.transforms import log_probs, processed_logits
 
 

@@ -12,7 +12,7 @@ import enum
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -132,14 +132,18 @@ def _default(f: Field[Any]) -> Any:
 
 
 def _option_type(hint: Any) -> Any:
-    """What typer is to parse for a field; None for a type that an option cannot hold."""
+    """What typer is to parse for a field; None for a mapping, which has no option."""
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
         named = [m for m in members if isinstance(m, type) and issubclass(m, enum.Enum)]
         return (named or members)[0] | None
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, Sequence):
         return list[get_args(hint)[0]]  # type: ignore[misc]
-    return hint if isinstance(hint, type) else None
+    if get_origin(hint) is Mapping:
+        return None
+    if isinstance(hint, type):
+        return hint
+    raise TypeError(f"no option can hold a {hint}")
 
 
 def _restore(value: Any) -> Any:

@@ -5,7 +5,6 @@ Only what the wire could not carry is refused here; the server validates the res
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +16,8 @@ from paceline.v1 import generation_pb2
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+MAX_TIMEOUT = 1e9
+"""Seconds. gRPC takes much longer ones for already over."""
 Sampling = SamplingParams | Mapping[str, Any] | None
 Speculation = SpeculationParams | Mapping[str, Any] | None
 
@@ -91,8 +92,10 @@ def checked_timeout(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not number or not math.isfinite(timeout) or timeout <= 0:
-        raise InvalidArgumentError("timeout", "must be a positive number of seconds, or None for no deadline")
+    if not number or not 0 < timeout <= MAX_TIMEOUT:
+        raise InvalidArgumentError(
+            "timeout", f"must be in (0, {MAX_TIMEOUT:.0e}] seconds, or None for no deadline"
+        )
     return timeout
 
 

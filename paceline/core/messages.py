@@ -6,7 +6,7 @@ Everything is named by absolute position, so that repeating a message is harmles
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.core.errors import PacelineError
 from paceline.core.types import Proposal, SequenceParams, Timings, Verdict
@@ -76,7 +76,7 @@ class DraftProposal:
     proposal: Proposal
     num_computed_tokens: int
     """Entries in the draft's cache: base_length + K - 1, since the last draft token was not fed."""
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -52,14 +52,24 @@ def _require(condition: bool, name: str, message: str) -> None:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgumentError(name, f"must be a number, got {type(value).__name__}")
-    _require(math.isfinite(value), name, "must be finite")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    _require(math.isfinite(number), name, "must be finite")
+    return number
 
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(name, f"must be an integer, got {type(value).__name__}")
     return value
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(name, f"must be a list, got {type(value).__name__}")
+    return tuple(value)
 
 
 def _from_mapping(cls: type[Any], values: Mapping[str, Any]) -> Any:
@@ -99,7 +109,9 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, _items(name, getattr(self, name)))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            _require(isinstance(getattr(self, name), bool), name, "must be true or false")
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._check_distribution()
@@ -111,7 +123,7 @@ class SamplingParams:
         _require(
             temperature == 0 or limits.MIN_TEMPERATURE <= temperature <= limits.MAX_TEMPERATURE,
             "temperature",
-            f"must be 0 (greedy) or in [{limits.MIN_TEMPERATURE}, {limits.MAX_TEMPERATURE}], got {temperature}",
+            f"must be 0 or in [{limits.MIN_TEMPERATURE}, {limits.MAX_TEMPERATURE}], got {temperature}",
         )
         _require(0 < _number("top_p", self.top_p) <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         _require(_integer("top_k", self.top_k) >= 0, "top_k", f"must be at least 0, got {self.top_k}")
@@ -121,6 +133,7 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = _number(name, getattr(self, name))
             _require(-2 <= value <= 2, name, f"must be in [-2, 2], got {value}")
+        _require(isinstance(self.logit_bias, Mapping), "logit_bias", "must map token ids to numbers")
         _require(
             len(self.logit_bias) <= limits.MAX_LOGIT_BIAS_ENTRIES,
             "logit_bias",
@@ -139,9 +152,15 @@ class SamplingParams:
     def _check_length(self) -> None:
         if self.max_tokens is not None:
             value = _integer("max_tokens", self.max_tokens)
-            _require(1 <= value <= limits.MAX_TOKENS, "max_tokens", f"must be at least 1, got {value}")
+            _require(
+                1 <= value <= limits.MAX_TOKENS,
+                "max_tokens",
+                f"must be in [1, {limits.MAX_TOKENS}], got {value}",
+            )
         value = _integer("min_tokens", self.min_tokens)
-        _require(0 <= value <= limits.MAX_TOKENS, "min_tokens", f"must be at least 0, got {value}")
+        _require(
+            0 <= value <= limits.MAX_TOKENS, "min_tokens", f"must be in [0, {limits.MAX_TOKENS}], got {value}"
+        )
         if self.max_tokens is not None:
             _require(value <= self.max_tokens, "min_tokens", "must not be greater than max_tokens")
 
@@ -205,6 +224,8 @@ class SpeculationParams:
             names = [mode.value for mode in AcceptanceMode]
             _require(self.acceptance in names, "acceptance", f"must be one of {', '.join(names)}")
             object.__setattr__(self, "acceptance", AcceptanceMode(self.acceptance))
+        known = self.acceptance is None or isinstance(self.acceptance, AcceptanceMode)
+        _require(known, "acceptance", "must be an acceptance mode or its name")
 
     @property
     def mode(self) -> AcceptanceMode | None:
@@ -284,4 +305,4 @@ class Verdict:
     """Accepted tokens, then the correction or bonus: num_accepted + 1 ids."""
     num_computed_tokens: int
     """Entries in the target's cache after it truncated: always ledger length - 1."""
-    timings: Timings = Timings()
+    timings: Timings = field(default_factory=Timings)

@@ -9,7 +9,9 @@ arguments mean something this attention does not do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,7 +60,24 @@ class _Probe:
         return InvalidArgumentError("model", f"{self.model_name} {why}")
 
 
-_probe: _Probe | None = None
+class _Active(threading.local):
+    """What is running on this thread."""
+
+    batch: RaggedBatch | None = None
+    probe: _Probe | None = None
+
+
+_active = _Active()
+
+
+@contextmanager
+def running(batch: RaggedBatch) -> Iterator[None]:
+    """Make `batch` known to the layers of models that do not pass keyword arguments on to them."""
+    _active.batch = batch
+    try:
+        yield
+    finally:
+        _active.batch = None
 
 
 def paged_attention(
@@ -76,11 +95,11 @@ def paged_attention(
 
     query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]; returns [1, T, Hq, Dv].
     """
-    if paceline_batch is None:
-        if _probe is None:
+    batch = paceline_batch or _active.batch
+    if batch is None:
+        if _active.probe is None:
             raise InternalError(f"the model was called without {BATCH_KEYWORD}")
-        return _observe(_probe, module, query, key, value, attention_mask, softcap=softcap, **kwargs)
-    batch = paceline_batch
+        return _observe(_active.probe, module, query, key, value, attention_mask, softcap=softcap, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = batch.cache
     # Written before reading: the rows of this pass see one another through the cache.
@@ -205,7 +224,8 @@ def _window_tag(
     0 stands for a plain causal mask. The mask function is evaluated around its own edges, so chunked,
     bidirectional or image masks are recognised as what they are and refused.
     """
-    if _probe is None:
+    probe = _active.probe
+    if probe is None:
         return None
     reach = 2 * (local_size or 0) + q_length
     edges = (
@@ -219,9 +239,9 @@ def _window_tag(
     try:
         actual = torch.as_tensor(mask_function(0, 0, rows, columns)).expand_as(expected)
     except (IndexError, RuntimeError, TypeError) as error:
-        raise _probe.refuse("uses an attention mask that is neither causal nor a sliding window") from error
+        raise probe.refuse("uses an attention mask that is neither causal nor a sliding window") from error
     if not torch.equal(actual.to("cpu", torch.bool), expected):
-        raise _probe.refuse("uses an attention mask that is neither causal nor a sliding window")
+        raise probe.refuse("uses an attention mask that is neither causal nor a sliding window")
     return torch.full((1, 1, 1, 1), local_size or 0, dtype=torch.int64, device=device)
 
 
@@ -269,13 +289,10 @@ def inspect_attention(model: Any) -> tuple[LayerLayout, ...]:
     Raises InvalidArgumentError naming `model` when the model cannot be served exactly: layers that keep
     another state than keys and values, masks or attention arguments this attention does not know.
     """
-    global _probe  # noqa: PLW0603 - the mask function has no other way to know
     name = type(model).__name__
     probe = _Probe(name)
     device = next(model.parameters()).device
-    if _probe is not None:
-        raise InternalError("two models are inspected at once")
-    _probe = probe
+    _active.probe = probe
     try:
         model(
             input_ids=torch.zeros(1, 2, dtype=torch.int64, device=device),
@@ -283,7 +300,7 @@ def inspect_attention(model: Any) -> tuple[LayerLayout, ...]:
             use_cache=False,
         )
     finally:
-        _probe = None
+        _active.probe = None
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(probe.layers) != list(range(num_layers)):
         raise probe.refuse(

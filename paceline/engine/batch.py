@@ -7,7 +7,6 @@ every layer.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -81,8 +80,9 @@ class AttentionGroup:
             return first, None
         if self.num_sequences == 1 and window is None:
             # Only the corner where the new rows meet their own keys is not all visible.
-            mask = torch.zeros(1, repeat, self.num_rows, self.num_keys, dtype=dtype, device=self.device)
-            mask[..., self.first_position :] = _corner(self.num_rows, dtype, self.device)
+            shape = (1, repeat, self.num_rows, self.num_keys)
+            mask = torch.full(shape, float("-inf"), dtype=dtype, device=self.device)
+            mask.triu_(self.first_position + 1)
             return first, mask.view(1, 1, repeat * self.num_rows, self.num_keys)
         positions = self.query_positions
         if positions is None:
@@ -250,12 +250,6 @@ class RaggedBatch:
             groups=[plan[0] for plan in plans],
             unpack=None if unpack_part is None else fetch[unpack_part],
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _corner(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[rows, rows]: 0 on and below the diagonal, minus infinity above."""
-    return torch.full((rows, rows), float("-inf"), dtype=dtype, device=device).triu_(1)
 
 
 class _Packer:

@@ -14,15 +14,19 @@ from transformers.utils.hub import cached_file
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
-from paceline.engine.attention import IMPLEMENTATION, inspect_attention
+from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
+from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
-from paceline.engine.runner import ModelRunner, max_length_of
+from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_TOLERANCE = {2: 0.2, 4: 1e-3, 8: 1e-3}
+"""Relative error of the logits, by bytes per element: far above rounding, far below a wrong position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,11 @@ def load_model(
         model = model.float()
     model = prepare(model.to(device))
     vocabulary = _vocabulary(name, tokenizer)
-    width = model.get_output_embeddings().weight.shape[0]
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids(model),
-        vocab_size=min(max(vocabulary.values()) + 1, width),
+        vocab_size=min(max(vocabulary.values()) + 1, output_width(model)),
         max_model_len=max_length_of(model.config),
         fingerprint=vocabulary_fingerprint(vocabulary),
     )
@@ -112,7 +115,9 @@ def make_runner(
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
 
     `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache
-    sized by memory never has more blocks than all sequences the server admits could fill.
+    sized by memory never has more blocks than all sequences the server admits could fill. Before it is
+    handed out the runner is compared with transformers on a few tokens; a model that gives other logits
+    here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -126,7 +131,33 @@ def make_runner(
         )
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
+    _compare_with_transformers(model, layers)
     return ModelRunner(model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len)
+
+
+@torch.inference_mode()
+def _compare_with_transformers(model: Any, layers: tuple[LayerLayout, ...]) -> None:
+    """Feed two chunks through a small cache, and the whole at once through transformers' eager attention."""
+    count = min(8, max_length_of(model.config))
+    tokens = [1 + i % max(1, output_width(model) - 1) for i in range(count)]
+    cache = PagedCache(layers, num_blocks=count, block_size=1, dtype=model.dtype, device=model.device)
+    runner = ModelRunner(model, cache, model.device)
+    table = runner.new_table()
+    chunks = [chunk for chunk in (tokens[: count - 3], tokens[count - 3 :]) if chunk]
+    ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([tokens], device=model.device)
+        theirs = model(input_ids=ids, use_cache=False).logits[0].float()
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+    error = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-20))
+    if not error < _TOLERANCE[model.dtype.itemsize]:
+        raise InvalidArgumentError(
+            "model",
+            f"{type(model).__name__} gives other logits on the paged cache than in transformers "
+            f"(relative difference {error:.1e})",
+        )
 
 
 def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

@@ -19,7 +19,7 @@ from paceline.core.messages import SequenceFailed
 log = logging.getLogger(__name__)
 
 Command = TypeVar("Command", contravariant=True)
-Event = TypeVar("Event", covariant=True)
+Event = TypeVar("Event")
 IDLE_SECONDS = 1.0
 """How often an idle worker looks at its leases."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
-from paceline.engine.attention import IMPLEMENTATION
+from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.cache import PagedCache
 from paceline.kv import BlockTable
@@ -43,7 +43,8 @@ class ModelRunner:
         self._cache = cache
         self._device = torch.device(device)
         self._keeps_logits = "logits_to_keep" in accepted
-        width = model.get_output_embeddings().weight.shape[0]
+        width = output_width(model)
+        self._num_embeddings = int(config.vocab_size)
         self._vocab_size = width if vocab_size is None else vocab_size
         if not 0 < self._vocab_size <= width:
             raise InvalidArgumentError("vocab_size", f"must be in [1, {width}], got {self._vocab_size}")
@@ -130,14 +131,15 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, batch: RaggedBatch) -> Tensor:
         limit = {"logits_to_keep": batch.logits_to_keep} if self._keeps_logits else {}
-        logits: Tensor = self._model(
-            input_ids=batch.input_ids,
-            attention_mask=self._no_mask,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            paceline_batch=batch,
-            **limit,
-        ).logits[0]
+        with running(batch):
+            logits: Tensor = self._model(
+                input_ids=batch.input_ids,
+                attention_mask=self._no_mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                paceline_batch=batch,
+                **limit,
+            ).logits[0]
         if not self._keeps_logits:
             keep = batch.logits_to_keep
             logits = logits[-keep:] if isinstance(keep, int) else logits.index_select(0, keep)
@@ -152,6 +154,8 @@ class ModelRunner:
             n = len(item.token_ids)
             if n < 1:
                 raise InvalidArgumentError("token_ids", "a sequence in a batch needs at least one token")
+            if min(item.token_ids) < 0 or max(item.token_ids) >= self._num_embeddings:
+                raise InvalidArgumentError("token_ids", f"must be in [0, {self._num_embeddings})")
             if not 0 <= item.num_logits <= n:
                 raise InvalidArgumentError("num_logits", f"must be in [0, {n}], got {item.num_logits}")
             if item.table.length + n > self._max_model_len:
@@ -168,6 +172,14 @@ class ModelRunner:
             raise ResourceExhaustedError(
                 f"the KV cache has {pool.free_blocks} of {pool.num_blocks} blocks free, {needed} are needed"
             )
+
+
+def output_width(model: Any) -> int:
+    """Logits per row that the model computes: the vocabulary, padding included."""
+    layer = model.get_output_embeddings()
+    # A quantised layer packs its weight, so the shape of that says nothing.
+    width = getattr(layer, "out_features", None)
+    return int(model.config.get_text_config(decoder=True).vocab_size if width is None else width)
 
 
 def max_length_of(config: Any) -> int:

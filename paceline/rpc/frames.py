@@ -166,6 +166,7 @@ def _open(
 
 def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFailed:
     try:
+        codec.refuse_unknown_fields(message, "verify_round")
         proposal = codec.proposal_from_proto(message.proposal)
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
@@ -179,11 +180,18 @@ def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFail
     )
 
 
-def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
-    if not 1 <= message.num_draft_tokens <= limits.MAX_SPECULATIVE_TOKENS:
-        error = InvalidArgumentError(
+def _check_num_draft_tokens(k: int) -> None:
+    if not 1 <= k <= limits.MAX_SPECULATIVE_TOKENS:
+        raise InvalidArgumentError(
             "num_draft_tokens", f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}"
         )
+
+
+def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
+    try:
+        codec.refuse_unknown_fields(message, "draft_round")
+        _check_num_draft_tokens(message.num_draft_tokens)
+    except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
     return DraftRound(
         message.sequence_id,
@@ -253,6 +261,9 @@ def draft_events(frame: draft_pb2.DraftResponse) -> list[DraftEvent]:
     for slot in frame.events:
         if slot.HasField("error"):
             events.append(_failure_from_proto(slot.error))
+            continue
+        if not slot.HasField("proposal"):
+            events.append(SequenceFailed("", 0, 0, InvalidArgumentError("events", "holds an unknown event")))
             continue
         message = slot.proposal
         address = (message.sequence_id, message.epoch, message.round)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import InternalError, PacelineError
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,9 @@ async def serve_stream(
                 engine.submit(route, parse(frame))
         except PacelineError as error:
             end(error)
+        except Exception:
+            log.exception("a stream broke")
+            end(InternalError("the stream broke"))
         else:
             end(None)
 

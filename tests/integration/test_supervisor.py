@@ -22,6 +22,7 @@ from paceline.supervisor.children import (
     ChildSpec,
     Supervisor,
     announced_address,
+    sigterm_as_interrupt,
     split_address,
 )
 
@@ -293,3 +294,12 @@ def test_backoff_grows_to_its_bound_and_forgets() -> None:
 )
 def test_only_a_ready_line_is_an_announcement(line: str, address: str | None) -> None:
     assert announced_address(line) == address
+
+
+def test_only_the_first_sigterm_interrupts() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with sigterm_as_interrupt():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before

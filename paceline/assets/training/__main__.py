@@ -1,7 +1,7 @@
-"""`python -m paceline.assets.training tokenizer|target|draft|export`: make the embedded pair.
+"""`python -m paceline.assets.training all`: make the embedded pair again.
 
-The steps in order: the tokenizer, the target on the text, the draft on the text and the target's
-distributions, then the export to safetensors. Each one resumes where it stopped.
+The stages in order: the tokenizer, the target on the text, the draft on the target's distributions,
+the export to safetensors, and the figures of the model card. Each one resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.assets.training import corpus, models
+from paceline import assets
+from paceline.assets.training import corpus, distill, models
+from paceline.assets.training.export import export
+from paceline.assets.training.measure import agreement
 from paceline.assets.training.trainer import Plan, held_out_loss, next_token_loss, train
 
+WRITTEN_BATCHES = 10
 
-def _prepare(work: Path) -> tuple[Tokenizer, torch.Tensor, torch.Tensor]:
+
+def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:
     text = corpus.read()
     tokenizer_file = work / "tokenizer.json"
     if not tokenizer_file.exists():
@@ -35,7 +41,7 @@ def _prepare(work: Path) -> tuple[Tokenizer, torch.Tensor, torch.Tensor]:
             np.save(cache, corpus.encode(tokenizer, files))
         parts.append(torch.from_numpy(np.load(cache).astype(np.int64)))
     print(f"{len(parts[0])} training tokens, {len(parts[1])} held out", flush=True)
-    return tokenizer, parts[0], parts[1]
+    return parts[0], parts[1]
 
 
 def _train_target(
@@ -46,14 +52,55 @@ def _train_target(
     plan = Plan(steps=1400, seed=seed, long_share=0.0, decay_share=0.0)
     train(shallow, tokens, plan, next_token_loss, work / "shallow.pt", "shallow target")
     target = models.grow(shallow, models.target_config()).to(device)
-    plan = Plan(steps=1000, seed=seed + 1, warmup=20, decay_share=0.6)
+    plan = Plan(steps=720, seed=seed + 1, warmup=20, decay_share=0.6)
     train(target, tokens, plan, next_token_loss, work / "target.pt", "target")
     print(f"held-out loss {held_out_loss(target, held_out):.3f}", flush=True)
 
 
+def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> LlamaForCausalLM:
+    model = models.build(config, 0)
+    model.load_state_dict(torch.load(work / f"{name}.pt", map_location=device, weights_only=True)["model"])
+    return model.to(device).eval()
+
+
+def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
+    """The corpus, then the target's view of the corpus, then the target's view of its own text."""
+    target = _load(work, "target", models.target_config(), device)
+    draft = distill.start_from(target, models.build(models.draft_config(), seed + 2).to(device))
+    plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
+    train(draft, tokens, plan, next_token_loss, work / "draft-corpus.pt", "draft on the corpus")
+    imitate = distill.imitation_loss(target)
+    plan = Plan(steps=500, seed=seed + 3, long_share=0.0, decay_share=0.2)
+    train(draft, tokens, plan, imitate, work / "draft-imitation.pt", "draft on the target's view of it")
+    own = distill.written_by(target, tokens, WRITTEN_BATCHES, seed + 4, work)
+    plan = Plan(steps=300, seed=seed + 5, long_share=0.0, warmup=10, decay_share=0.9, muon_lr=0.01)
+    train(draft, own, plan, imitate, work / "draft.pt", "draft on the target's text")
+
+
+def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:
+    """The figures of the model card, in float32 on what the target writes after held-out prompts."""
+    target = _load(work, "target", models.target_config(), device)
+    draft = _load(work, "draft", models.draft_config(), device)
+    print(
+        f"held-out loss: target {held_out_loss(target, held_out):.3f}, "
+        f"draft {held_out_loss(draft, held_out):.3f}"
+    )
+    for temperature in (0.0, 1.0):
+        text = distill.written_by(target, held_out, 1, seed + 5, work, temperature)
+        windows = text.view(distill.BATCH, -1)[:, : distill.PROMPT_TOKENS + 192]
+        print(f"temperature {temperature}: {agreement(target, draft, windows, distill.PROMPT_TOKENS)}")
+
+
+def _export(work: Path, device: torch.device) -> None:
+    folder = Path(assets.__file__).parent
+    for name, config in (("target", models.target_config()), ("draft", models.draft_config())):
+        export(_load(work, name, config, device), work / "tokenizer.json", folder / name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=["tokenizer", "target"])
+    stages = ["tokenizer", "target", "draft", "export", "measure"]
+    parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, default=Path("build/assets"))
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--threads", type=int)
@@ -62,9 +109,18 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    _, tokens, held_out = _prepare(args.work)
-    if args.stage == "target":
-        _train_target(args.work, tokens, held_out, args.seed, torch.device(args.device))
+    device = torch.device(args.device)
+    tokens, held_out = _prepare(args.work)
+    for stage in stages if args.stage == "all" else [args.stage]:
+        match stage:
+            case "target":
+                _train_target(args.work, tokens, held_out, args.seed, device)
+            case "draft":
+                _train_draft(args.work, tokens, args.seed, device)
+            case "export":
+                _export(args.work, device)
+            case "measure":
+                _measure(args.work, held_out, args.seed, device)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,9 @@ class Optimisers:
 
     @classmethod
     def create(cls, model: LlamaForCausalLM, muon_lr: float, adamw_lr: float) -> Optimisers:
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+        matrices = [
+            p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
+        ]
         known = {id(p) for p in matrices}
         others = [p for p in model.parameters() if id(p) not in known]
         return cls(

@@ -61,9 +61,9 @@ def held_out_loss(model: LlamaForCausalLM, tokens: torch.Tensor, length: int = 5
     total = 0.0
     with torch.no_grad():
         for part in windows.split(8):
-            part = part.to(device)
-            logits = model(part[:, :-1], use_cache=False).logits
-            total += next_token_loss(logits.float().flatten(0, 1), part).item() * len(part)
+            moved = part.to(device)
+            logits = model(moved[:, :-1], use_cache=False).logits
+            total += next_token_loss(logits.float().flatten(0, 1), moved).item() * len(part)
     return total / count
 
 

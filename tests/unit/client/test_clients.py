@@ -131,6 +131,8 @@ def test_defaults_are_those_of_the_parameter_classes(server: Any, client: Any) -
         ({"prompt": "x", "request_id": 5}, "request_id"),
         ({"prompt": "x", "timeout": 0}, "timeout"),
         ({"prompt": "x", "timeout": float("nan")}, "timeout"),
+        ({"prompt": "x", "timeout": float("inf")}, "timeout"),
+        ({"prompt": "x", "timeout": 1e18}, "timeout"),
         ({"prompt": "x", "timeout": "5"}, "timeout"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
 )
 
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
@@ -52,6 +54,19 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mistral": lambda: MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=7),
     "gemma2": lambda: Gemma2Config(
         **COMMON, num_key_value_heads=2, head_dim=8, sliding_window=6, attn_logit_softcapping=2.0
+    ),
+    # Its layers do not pass keyword arguments on to their attention.
+    "stablelm": lambda: StableLmConfig(**COMMON, num_key_value_heads=2),
+    # Keys and values of different sizes.
+    "deepseek": lambda: DeepseekV3Config(
+        **COMMON,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        first_k_dense_replace=2,
     ),
     "gpt_neox": lambda: GPTNeoXConfig(**COMMON),
     "gpt2": lambda: GPT2Config(
@@ -296,6 +311,8 @@ def test_logits_are_cut_to_the_vocabulary(models: Models, reference: Reference) 
         ([1], 2, "num_logits"),
         ([1], -1, "num_logits"),
         ([1] * (MAX_LEN + 1), 1, "token_ids"),
+        ([1, VOCAB], 1, "token_ids"),
+        ([-1], 1, "token_ids"),
     ],
 )
 def test_malformed_inputs_are_refused(tokens: list[int], want: int, field: str, models: Models) -> None:
@@ -338,8 +355,8 @@ class TestPlantedBugs:
     def test_lost_causality_is_seen(
         self, models: Models, reference: Reference, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(AttentionGroup, "plan", lambda *_: (0, None))
         runner = make_runner(models("llama"), num_blocks=8)
+        monkeypatch.setattr(AttentionGroup, "plan", lambda *_: (0, None))
         tokens = tokens_of(9)
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("llama", tokens))
@@ -377,6 +394,13 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             assert_close(feed(runner, runner.new_table(), tokens), reference("mistral", tokens))
 
+    def test_the_comparison_at_start_sees_lost_causality_too(
+        self, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(AttentionGroup, "plan", lambda *_: (0, None))
+        with pytest.raises(InvalidArgumentError, match="other logits"):
+            make_runner(models("llama"), num_blocks=8)
+
 
 class TestInspection:
     """What the engine cannot serve exactly it refuses, naming the model."""
@@ -403,6 +427,20 @@ class TestInspection:
         with pytest.raises(InvalidArgumentError) as caught:
             make_runner(random_model(config), num_blocks=4)
         assert caught.value.field == "model"
+
+    def test_a_model_that_ignores_positions_is_refused(
+        self, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows of a second chunk would silently be placed at the start of the sequence."""
+        twin = copy.deepcopy(models("llama"))
+        rotary = type(twin.model.rotary_emb).forward
+
+        def from_zero(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+            return rotary(self, x, position_ids - position_ids[:, :1])
+
+        monkeypatch.setattr(type(twin.model.rotary_emb), "forward", from_zero)
+        with pytest.raises(InvalidArgumentError, match="other logits"):
+            make_runner(twin, num_blocks=4)
 
     def test_an_attention_call_without_a_batch_fails(self, models: Models) -> None:
         with pytest.raises(InternalError), torch.inference_mode():

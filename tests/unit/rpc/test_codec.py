@@ -98,7 +98,7 @@ def test_what_is_zero_is_not_what_is_unset() -> None:
 def test_every_field_of_the_message_is_read() -> None:
     """A field that the message has and the codec forgot would be ignored in silence."""
     names = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
-    assert names == {field for field in SamplingParams.__dataclass_fields__}
+    assert names == set(SamplingParams.__dataclass_fields__)
 
 
 def test_unlimited_max_tokens() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -191,8 +192,6 @@ class SyncFailing(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def test_a_sync_error_is_what_the_server_meant() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     service = SyncFailing()
     with ThreadPoolExecutor(2) as executor:
         server = grpc.server(executor)

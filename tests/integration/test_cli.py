@@ -1,0 +1,208 @@
+"""The command line against real processes: `paceline serve` on a tiny random pair, and what talks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+HANG = 120.0  # seconds after which a test has failed; nothing waits this long when all is well
+PACELINE = (sys.executable, "-P", "-m", "paceline")
+
+
+class Pair(Protocol):
+    target: Any
+    draft: Any
+
+
+@dataclass
+class Served:
+    """A running `paceline serve`."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def paceline(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return paceline(*words, "--address", self.address, stdin=stdin)
+
+
+def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PACELINE, *words], input=stdin, capture_output=True, text=True, timeout=HANG, check=False
+    )
+
+
+def models(pair: Pair) -> list[str]:
+    return ["--target-model", str(pair.target), "--draft-model", str(pair.draft)]
+
+
+def ended(pids: list[int]) -> bool:
+    """True once all these processes, which are not our children, have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                if not select.select([descriptor], [], [], HANG)[0]:
+                    return False
+            finally:
+                os.close(descriptor)
+    return True
+
+
+@pytest.fixture(scope="module")
+def served(tiny_pair: Pair) -> Iterator[Served]:
+    options = [*models(tiny_pair), "--port", "0", "--num-blocks", "64", "--threads", "1"]
+    with subprocess.Popen(
+        [*PACELINE, "serve", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.startswith("Paceline listens on "):
+                    break
+            assert lines, process.communicate(timeout=HANG)
+            yield Served(process, lines[-1].split()[-1])
+        finally:
+            process.terminate()
+            process.communicate(timeout=HANG)
+
+
+def test_generate_streams_what_no_stream_prints_at_once(served: Served) -> None:
+    options = ("generate", "def main():", "--max-tokens", "12", "--seed", "3")
+    streamed, whole = served.paceline(*options), served.paceline(*options, "--no-stream")
+    assert (streamed.returncode, streamed.stderr) == (0, "")
+    assert streamed.stdout == whole.stdout
+    assert len(streamed.stdout) > 1
+
+
+def test_generate_as_json_has_the_whole_result(served: Served) -> None:
+    done = served.paceline(
+        *("generate", "-", "--json", "--max-tokens", "9", "--temperature", "0", "--ignore-eos"),
+        stdin="import os\n",
+    )
+    result = json.loads(done.stdout)
+    assert len(result["token_ids"]) == len(result["origins"]) == 9
+    assert result["finish_reason"] == "length"
+    assert result["usage"]["prompt_tokens"] == len("import os\n")
+    assert result["speculative_decoding"]["num_rounds"] <= 9
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection", "block"])
+def test_speculation_is_chosen_by_request(served: Served, acceptance: str) -> None:
+    words = ("generate", "x", "--json", "--max-tokens", "8", "--ignore-eos", "--acceptance", acceptance)
+    plain = json.loads(served.paceline(*words, "--num-speculative-tokens", "0").stdout)
+    drafted = json.loads(served.paceline(*words, "--num-speculative-tokens", "2").stdout)
+    assert plain["acceptance"] == drafted["acceptance"] == acceptance
+    assert plain["speculative_decoding"]["num_draft_tokens"] == 0
+    assert set(plain["origins"]) == {"target"}
+    assert drafted["speculative_decoding"]["num_draft_tokens"] > 0
+
+
+def test_a_stop_text_ends_the_generation(served: Served) -> None:
+    words = ("generate", "x", "--json", "--max-tokens", "30", "--temperature", "0", "--ignore-eos")
+    text = json.loads(served.paceline(*words).stdout)["text"]
+    stop = next(character for character in text[1:] if character.isascii() and character.isprintable())
+    result = json.loads(served.paceline(*words, "--stop", stop).stdout)
+    assert result["finish_reason"] == "stop"
+    assert result["stop_reason"] == stop
+    assert result["text"] == text[: text.index(stop)]
+
+
+def test_the_server_s_refusal_is_one_line(served: Served) -> None:
+    done = served.paceline("generate", "x", "--stop-token-id", "99999")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: stop_token_ids: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_status_tells_of_every_process(served: Served) -> None:
+    status = json.loads(served.paceline("status", "--json").stdout)
+    assert status["coordinator"]["address"] == served.address
+    workers = {worker["role"]: worker for worker in status["workers"]}
+    assert set(workers) == {"target", "draft"}
+    for worker in workers.values():
+        assert worker["state"] == "ready"
+        info = worker["info"]
+        assert info["vocabulary_size"] == 257
+        assert (info["cache"]["total_blocks"], info["cache"]["block_size"]) == (64, 16)
+    table = served.paceline("status").stdout
+    for worker in workers.values():
+        assert worker["address"] in table
+        assert str(worker["info"]["process_id"]) in table
+
+
+def test_every_process_is_healthy(served: Served) -> None:
+    status = json.loads(served.paceline("status", "--json").stdout)
+    for address in (served.address, *(worker["address"] for worker in status["workers"])):
+        done = paceline("health", address)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "SERVING\n", "")
+    unknown = paceline("health", served.address, "--service", "no.Such")
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("error: ")
+
+
+def test_sigterm_ends_serve_and_all_it_started(served: Served) -> None:
+    status = json.loads(served.paceline("status", "--json").stdout)
+    pids = [status["coordinator"]["process_id"], *(w["info"]["process_id"] for w in status["workers"])]
+    served.process.terminate()
+    served.process.terminate()
+    assert served.process.wait(HANG) == 0
+    assert ended(pids)
+
+
+def test_a_model_that_is_not_there_ends_serve_with_its_message(tiny_pair: Pair) -> None:
+    done = paceline(
+        "serve", "--target-model", str(tiny_pair.target), "--draft-model", "/no/such", "--port", "0"
+    )
+    assert done.returncode != 0
+    assert re.fullmatch(r"error: draft: .*/no/such.*", done.stderr.strip().splitlines()[-1])
+
+
+def test_a_worker_says_what_is_wrong_with_its_model() -> None:
+    done = paceline("target-worker", "--model", "/no/such")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: model: ")
+
+
+def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
+    done = paceline("demo", *models(tiny_pair), "--max-tokens", "24", "--pairs", "1", "--prompt", "import")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    for line in ("tokens per second", "acceptance rate", "accepted at position 1", "wire", "Theorem 3.8"):
+        assert line in done.stdout
+    assert "Both ways gave the same 24 tokens." in done.stdout
+    assert ended([int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)])
+
+
+def test_ctrl_c_ends_the_demo_and_all_it_started(tiny_pair: Pair) -> None:
+    command = [*PACELINE, "demo", *models(tiny_pair), "--max-tokens", "400", "--pairs", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pids = []
+        while len(pids) < 3:
+            line = process.stdout.readline()
+            assert line, process.communicate(timeout=HANG)
+            pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=HANG)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert ended(pids)

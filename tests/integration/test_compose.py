@@ -1,0 +1,220 @@
+"""docker-compose.yml without a container engine: its structure, and its own command lines as processes.
+
+What this cannot show: that the image builds, and that the NVIDIA runtime hands each worker its GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+
+from paceline.cli import main
+from paceline.client import Client, SamplingParams, WorkerState
+from paceline.supervisor import ChildSpec, Supervisor, discard
+
+pytestmark = pytest.mark.xdist_group("compose")
+
+ROOT = Path(__file__).parents[2]
+ROLES = ("coordinator", "target-worker", "draft-worker")
+START_TIMEOUT = 120.0
+
+Service = dict[str, Any]
+
+
+class Pair(Protocol):
+    target: Any
+    draft: Any
+
+
+def interpolate(text: str, environment: dict[str, str]) -> str:
+    """`${NAME:-default}` as docker compose replaces it."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda m: environment.get(m[1]) or m[2], text)
+
+
+def read_services(environment: dict[str, str] | None = None) -> dict[str, Service]:
+    text = interpolate((ROOT / "docker-compose.yml").read_text(), environment or {})
+    assert "${" not in text
+    services: dict[str, Service] = yaml.safe_load(text)["services"]
+    return services
+
+
+def gpus(service: Service) -> list[str]:
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    ids: list[str] = device["device_ids"]
+    return ids
+
+
+def settings(service: Service) -> dict[str, str]:
+    """The `--name=value` options of a service's command."""
+    return dict(word.removeprefix("--").split("=", 1) for word in service["command"][1:])
+
+
+def test_there_are_three_services_and_their_variants_without_gpu() -> None:
+    services = read_services()
+    assert set(services) == {*ROLES, *(f"{role}-cpu" for role in ROLES)}
+    for role in ROLES:
+        assert "profiles" not in services[role]
+        assert services[f"{role}-cpu"]["profiles"] == ["cpu"]
+
+
+def test_draft_and_target_each_reserve_a_gpu_of_their_own() -> None:
+    services = read_services()
+    assert gpus(services["draft-worker"]) == ["0"]
+    assert gpus(services["target-worker"]) == ["1"]
+    chosen = read_services({"PACELINE_DRAFT_GPU": "3", "PACELINE_TARGET_GPU": "GPU-8f2"})
+    assert gpus(chosen["draft-worker"]) == ["3"]
+    assert gpus(chosen["target-worker"]) == ["GPU-8f2"]
+    for name, service in services.items():
+        if name not in ("draft-worker", "target-worker"):
+            assert "deploy" not in service
+
+
+def test_only_the_gpu_workers_use_cuda() -> None:
+    services = read_services()
+    for role in ("target-worker", "draft-worker"):
+        gpu, cpu = settings(services[role]), settings(services[f"{role}-cpu"])
+        assert (gpu.pop("device"), cpu.pop("device")) == ("cuda", "cpu")
+        cpu.pop("threads")
+        assert gpu == cpu
+
+
+def test_the_image_is_the_same_but_for_where_torch_comes_from() -> None:
+    services = read_services()
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    for name, service in services.items():
+        build = service["build"]
+        assert (build["context"], build["dockerfile"]) == (".", "deploy/Dockerfile")
+        assert service["image"] == ("paceline:cpu" if name.endswith("-cpu") else "paceline:cuda")
+        assert ("TORCH_INDEX" in build.get("args", {})) == name.endswith("-cpu")
+        assert service["init"] is True
+    assert "ARG TORCH_INDEX=" in dockerfile
+    assert "\nUSER paceline\n" in dockerfile
+    assert "HEALTHCHECK" not in dockerfile
+    assert 'ENTRYPOINT ["paceline"]' in dockerfile
+
+
+def test_what_the_image_copies_is_not_ignored() -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE)
+        for source in line.split()
+    }
+    assert copied == allowed
+
+
+def test_the_coordinator_waits_for_healthy_workers_and_alone_is_published() -> None:
+    services = read_services()
+    for suffix in ("", "-cpu"):
+        coordinator = services[f"coordinator{suffix}"]
+        assert coordinator["depends_on"] == {
+            f"target-worker{suffix}": {"condition": "service_healthy"},
+            f"draft-worker{suffix}": {"condition": "service_healthy"},
+        }
+        assert coordinator["ports"] == ["127.0.0.1:50151:50151"]
+        for role in ("target-worker", "draft-worker"):
+            assert "ports" not in services[role + suffix]
+
+
+def test_every_service_is_reached_under_the_name_the_coordinator_uses() -> None:
+    services = read_services()
+    for suffix in ("", "-cpu"):
+        wanted = settings(services[f"coordinator{suffix}"])
+        for option in ("target", "draft"):
+            host, port = wanted[option].split(":")
+            worker = services[f"{option}-worker{suffix}"]
+            names = [option + "-worker" + suffix]
+            names += worker.get("networks", {}).get("default", {}).get("aliases", [])
+            assert host in names
+            assert settings(worker)["port"] == port
+            assert settings(worker)["host"] == "0.0.0.0"
+
+
+def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cache() -> None:
+    compose = yaml.safe_load(interpolate((ROOT / "docker-compose.yml").read_text(), {}))
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    for service in compose["services"].values():
+        assert service["healthcheck"]["test"] == [
+            *("CMD", "paceline", "health"),
+            f"127.0.0.1:{settings(service)['port']}",
+        ]
+        (volume,) = service["volumes"]
+        name, folder = volume.split(":")
+        assert name in compose["volumes"]
+        assert f"install -d -o paceline -g paceline {folder}" in dockerfile
+
+
+def in_order(services: dict[str, Service]) -> list[str]:
+    """Each service after those it depends on."""
+    ordered: list[str] = []
+    while len(ordered) < len(services):
+        ready = [
+            name
+            for name, service in services.items()
+            if name not in ordered and set(service.get("depends_on", {})) <= set(ordered)
+        ]
+        assert ready, "services depend on each other"
+        ordered += ready
+    return ordered
+
+
+def test_the_services_work_together_as_the_file_wires_them(
+    tiny_pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each service's command line as a local process: only names and ports become local ones."""
+    for name in os.environ:
+        if name.startswith("PACELINE_"):
+            monkeypatch.delenv(name)
+    chosen = {
+        "PACELINE_TARGET_MODEL": str(tiny_pair.target),
+        "PACELINE_DRAFT_MODEL": str(tiny_pair.draft),
+        "PACELINE_TARGET_THREADS": "1",
+    }
+    services = {name: s for name, s in read_services(chosen).items() if name.endswith("-cpu")}
+    where: dict[str, str] = {}  # as the file says it -> as it is here
+
+    with Supervisor(sink=discard) as supervisor:
+        for name in in_order(services):
+            service = services[name]
+            role = name.removesuffix("-cpu")
+            port = settings(service)["port"]
+            words = [
+                word.replace("0.0.0.0", "127.0.0.1")
+                for word in service["command"]
+                if not word.startswith("--port=")  # the supervisor adds --port 0
+            ]
+            for there, here in where.items():
+                words = [word.replace(there, here) for word in words]
+            child = ChildSpec(role=role, command=(sys.executable, "-P", "-m", "paceline", *words))
+            (status,) = supervisor.start([child], START_TIMEOUT)
+            where[f"{role}:{port}"] = where[f"127.0.0.1:{port}"] = status.address
+
+            check = [where.get(word, word) for word in service["healthcheck"]["test"]]
+            assert check[:2] == ["CMD", "paceline"]
+            with pytest.raises(SystemExit) as end:
+                main(check[2:])
+            assert not end.value.code
+            assert capsys.readouterr().out == "SERVING\n"
+
+        with Client(where["coordinator:50151"]) as client:
+            sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+            result = client.generate("def main():", sampling)
+            workers = {worker.role: worker for worker in client.status().workers}
+    assert len(result.token_ids) == 12
+    assert result.speculative_decoding.num_draft_tokens > 0
+    assert {role: worker.state for role, worker in workers.items()} == {
+        "target": WorkerState.READY,
+        "draft": WorkerState.READY,
+    }
+    for role, worker in workers.items():
+        assert worker.info is not None
+        assert worker.info.model == str(getattr(tiny_pair, role))

@@ -1,0 +1,85 @@
+"""Configurations validate when they are built, and name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from paceline.core import limits
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError
+
+WORKER = {"model": "embedded:target"}
+COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "good", "field", "value"),
+    [
+        (CoordinatorConfig, COORDINATOR, "num_speculative_tokens", -1),
+        (CoordinatorConfig, COORDINATOR, "num_speculative_tokens", limits.MAX_SPECULATIVE_TOKENS + 1),
+        (CoordinatorConfig, COORDINATOR, "targets", ()),
+        (CoordinatorConfig, COORDINATOR, "port", -1),
+        (CoordinatorConfig, COORDINATOR, "port", 65536),
+        (CoordinatorConfig, COORDINATOR, "draft_timeout", 0.0),
+        (CoordinatorConfig, COORDINATOR, "draft_timeout", math.nan),
+        (CoordinatorConfig, COORDINATOR, "target_timeout", -1.0),
+        (CoordinatorConfig, COORDINATOR, "recovery_timeout", 0.0),
+        (CoordinatorConfig, COORDINATOR, "max_running", 0),
+        (CoordinatorConfig, COORDINATOR, "max_running", limits.MAX_RUNNING_SEQUENCES + 1),
+        (CoordinatorConfig, COORDINATOR, "max_waiting", -1),
+        (CoordinatorConfig, COORDINATOR, "max_waiting", limits.MAX_WAITING_SEQUENCES + 1),
+        (WorkerConfig, WORKER, "model", ""),
+        (WorkerConfig, WORKER, "port", 65536),
+        (WorkerConfig, WORKER, "dtype", "float8"),
+        (WorkerConfig, WORKER, "threads", -1),
+        (WorkerConfig, WORKER, "block_size", 0),
+        (WorkerConfig, WORKER, "num_blocks", 0),
+        (WorkerConfig, WORKER, "max_model_len", 1),
+        (WorkerConfig, WORKER, "max_batch_tokens", limits.MAX_SPECULATIVE_TOKENS),
+        (WorkerConfig, WORKER, "max_sequences", 0),
+        (WorkerConfig, WORKER, "lease_seconds", 0.0),
+        (WorkerConfig, WORKER, "lease_seconds", math.nan),
+        (WorkerConfig, WORKER, "support_mass", 0.0),
+        (WorkerConfig, WORKER, "support_mass", 1.1),
+        (WorkerConfig, WORKER, "support_mass", math.nan),
+        (WorkerConfig, WORKER, "support_bound", 0),
+        (WorkerConfig, WORKER, "support_bound", limits.MAX_SUPPORT + 1),
+    ],
+)
+def test_config_validation(cls: Any, good: dict[str, Any], field: str, value: Any) -> None:
+    cls(**good)
+    with pytest.raises(ValueError, match=rf"^{field}: ") as caught:
+        cls(**(good | {field: value}))
+    assert isinstance(caught.value, InvalidArgumentError)
+    assert caught.value.field == field
+
+
+def test_speculation_needs_no_draft_worker() -> None:
+    """Without one the coordinator decodes plainly, whatever K is."""
+    assert CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4).drafts == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", [0, limits.MAX_SPECULATIVE_TOKENS])
+def test_the_bounds_of_k_are_allowed(k: int) -> None:
+    assert CoordinatorConfig(**COORDINATOR, num_speculative_tokens=k).num_speculative_tokens == k  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cls", "good"), [(WorkerConfig, WORKER), (CoordinatorConfig, COORDINATOR)])
+def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: dict[str, Any]) -> None:
+    config = cls(**good)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.port = 1
+    with pytest.raises(TypeError):
+        cls(**good, unknown=1)
+    with pytest.raises(InvalidArgumentError):
+        dataclasses.replace(config, port=-1)
+
+
+@pytest.mark.parametrize(("cls", "missing"), [(WorkerConfig, "model"), (CoordinatorConfig, "targets")])
+def test_what_has_no_default_is_required(cls: Any, missing: str) -> None:
+    with pytest.raises(TypeError, match=missing):
+        cls()

@@ -1,0 +1,45 @@
+"""Clock, errors and fingerprint."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from paceline.core import clock, errors
+from paceline.core.fingerprint import vocabulary_fingerprint
+
+
+def test_a_manual_clock_moves_when_told() -> None:
+    now = clock.ManualClock(5.0)
+    assert now() == 5.0
+    now.advance(1.5)
+    assert now() == 6.5
+
+
+def test_every_error_is_in_the_tree_and_in_its_drawing() -> None:
+    for name, cls in inspect.getmembers(errors, inspect.isclass):
+        assert issubclass(cls, errors.PacelineError)
+        assert name in (errors.__doc__ or "")
+
+
+def test_an_invalid_argument_is_a_value_error_that_names_its_field() -> None:
+    error = errors.InvalidArgumentError("top_p", "must be in (0, 1]")
+    assert isinstance(error, ValueError)
+    assert (error.field, error.description) == ("top_p", "must be in (0, 1]")
+    assert str(error) == error.message == "top_p: must be in (0, 1]"
+
+
+def test_the_fingerprint_is_of_the_vocabulary_not_of_its_order() -> None:
+    assert vocabulary_fingerprint({"a": 0, "b": 1}) == vocabulary_fingerprint({"b": 1, "a": 0})
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"a": 0}, {"a": 1, "b": 0}, {"a": 0, "b": 2}, {"a": 0, "b": 1, "c": 2}, {"a=0;1:b": 1}]
+)
+def test_another_vocabulary_has_another_fingerprint(other: dict[str, int]) -> None:
+    assert vocabulary_fingerprint(other) != vocabulary_fingerprint({"a": 0, "b": 1})
+
+
+def test_a_token_that_is_no_valid_text_has_a_fingerprint() -> None:
+    assert len(vocabulary_fingerprint({"\ud800": 0})) == 64

@@ -1,0 +1,144 @@
+"""A value that exists is a value that can be honoured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationParams,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", bad) for bad in (math.nan, math.inf, -1, 1e-5, 100.1, "1", None, True)),
+        *(("top_p", bad) for bad in (math.nan, 0, -0.5, 1.5, "1", False)),
+        *(("top_k", bad) for bad in (-2, 1.5, "4", True)),
+        *(("min_p", bad) for bad in (math.nan, -0.1, 1.1)),
+        *(("repetition_penalty", bad) for bad in (math.nan, math.inf, 0, -1, 101)),
+        *(("presence_penalty", bad) for bad in (math.nan, -2.5, 2.5)),
+        *(("frequency_penalty", bad) for bad in (math.nan, -2.5, 2.5)),
+        *((name, 10**400) for name in ("temperature", "top_p", "min_p", "repetition_penalty")),
+        *(("ignore_eos", bad) for bad in ("yes", 1, None)),
+        ("include_stop_str_in_output", "no"),
+        ("logit_bias", [(1, 1.0)]),
+        ("logit_bias", None),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", dict.fromkeys(range(limits.MAX_LOGIT_BIAS_ENTRIES + 1), 1.0)),
+        *(("seed", bad) for bad in (-1, 2**64, 1.0, "1", True)),
+        *(("max_tokens", bad) for bad in (0, -1, limits.MAX_TOKENS + 1, 1.0, True)),
+        *(("min_tokens", bad) for bad in (-1, 17, 1.0, limits.MAX_TOKENS + 1)),
+        ("stop", ("",)),
+        ("stop", (5,)),
+        ("stop", 5),
+        ("stop", None),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "12"),
+        ("stop", ("x",) * (limits.MAX_STOP_STRINGS + 1)),
+        ("stop", ("x" * (limits.MAX_STOP_STRING_CHARACTERS + 1),)),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (1.0,)),
+        ("stop_token_ids", tuple(range(limits.MAX_STOP_TOKEN_IDS + 1))),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_sampling_params_refuse_what_cannot_be_honoured(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", limits.MIN_TEMPERATURE),
+        ("temperature", limits.MAX_TEMPERATURE),
+        ("top_p", 1e-300),
+        ("min_p", 1),
+        ("seed", limits.MAX_SEED),
+        ("max_tokens", 1),
+        ("max_tokens", limits.MAX_TOKENS),
+        ("min_tokens", 16),
+        ("logit_bias", {0: -100, 1: 100}),
+    ],
+)
+def test_the_bounds_themselves_are_allowed(name: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+def test_convenient_spellings() -> None:
+    params = SamplingParams(stop="END", top_k=-1)
+    assert params.stop == ("END",)
+    assert params.top_k == 0
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_min_tokens_may_exceed_the_default_when_there_is_no_maximum() -> None:
+    assert SamplingParams(max_tokens=None, min_tokens=1000).min_tokens == 1000
+
+
+def test_properties() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams().greedy
+    assert not SamplingParams().has_penalties
+    for name, value in (("repetition_penalty", 1.1), ("presence_penalty", 0.1), ("frequency_penalty", -0.1)):
+        assert SamplingParams(**{name: value}).has_penalties  # type: ignore[arg-type]
+
+
+def test_an_unknown_parameter_is_refused_by_name() -> None:
+    for cls in (SamplingParams, SpeculationParams):
+        with pytest.raises(InvalidArgumentError, match="unknown parameter; known are") as caught:
+            cls.from_mapping({"temprature": 1})  # type: ignore[attr-defined]
+        assert caught.value.field == "temprature"
+
+
+def test_from_mapping() -> None:
+    assert SamplingParams.from_mapping({"top_p": 0.5, "stop": "x"}) == SamplingParams(top_p=0.5, stop=("x",))
+    assert SpeculationParams.from_mapping({"acceptance": "block"}).mode is AcceptanceMode.BLOCK
+
+
+def test_params_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+def test_an_acceptance_mode_may_be_given_by_name(mode: AcceptanceMode) -> None:
+    assert SpeculationParams(acceptance=mode.value) == SpeculationParams(acceptance=mode)
+    assert SpeculationParams(acceptance=mode.value).mode is mode
+    assert SpeculationParams().mode is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("num_speculative_tokens", bad) for bad in (-1, limits.MAX_SPECULATIVE_TOKENS + 1, 1.0, True)),
+        ("acceptance", "lossy"),
+        ("acceptance", ""),
+        ("acceptance", 5),
+    ],
+)
+def test_speculation_params_refuse_what_cannot_be_honoured(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        SpeculationParams(**{name: value})
+    assert caught.value.field == name
+
+
+def test_sizes() -> None:
+    assert Proposal((1, 2, 3)).num_draft_tokens == 3
+    assert len(SparseDistribution(b"12345678", b"12345678")) == 2
