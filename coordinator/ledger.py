@@ -76,8 +76,7 @@ class Ledger:
 
     def commit(self, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
         """Take a verdict in, whole or clipped at the first condition that ends the sequence."""
-        if self.ended:
-            raise ValueError("the sequence has ended")
+        self._refuse_if_ended()
         index = self.num_generated
         text: list[str] = []
         for token_id, _ in tokens:
@@ -85,7 +84,7 @@ class Ledger:
             text.append(self._take(token_id))
             if self.ended:
                 break
-        kept, finish = tokens[: self.num_generated - index], self._end()
+        kept, finish = tokens[: self.num_generated - index], self.finish
         if finish is not None and finish.stop_string is None:
             text.append(self._flush())
         return Commit(
@@ -96,8 +95,9 @@ class Ledger:
             finish,
         )
 
-    def _end(self) -> Finish | None:
-        return self.finish
+    def _refuse_if_ended(self) -> None:
+        if self.ended:
+            raise ValueError("the sequence has ended")
 
     def _take(self, token_id: int) -> str:
         """The text one token adds; sets `finish` when the sequence ends with it."""

@@ -289,8 +289,8 @@ class RoundMachine:
             case FailedPreconditionError(known_length=known):
                 self._draft.known = min(known, len(self.ledger))
             case _:
-                self._draft.open = False
-                return self._without_draft(now) if drafting else []
+                closing = self._close_draft()
+                return [*closing, *(self._without_draft(now) if drafting else [])]
         if not drafting:
             return []
         if self._draft_retried:
@@ -310,11 +310,12 @@ class RoundMachine:
             return []
         if failure.round not in (0, self.round):
             return []
+        if isinstance(failure.error, ResourceExhaustedError):
+            # Nothing is wrong with the round, so waiting does not count as an attempt.
+            self.phase, self.deadline = Phase.WAITING, None
+            return [*self._close_target(), WaitForBlocks(failure.error)]
         self._attempts += 1
         match failure.error:
-            case ResourceExhaustedError() as error:
-                self.phase, self.deadline = Phase.WAITING, None
-                return [*self._close_target(), WaitForBlocks(error)]
             case NotFoundError() | StaleEpochError():
                 self._target.open = False
             case FailedPreconditionError(known_length=known):
@@ -368,11 +369,15 @@ class RoundMachine:
             return []
         return [ToTarget(CloseSequence(self.sequence_id, self._target.epoch))]
 
+    def _close_draft(self) -> list[Action]:
+        was_open, self._draft.open = self._draft.open, False
+        if not (was_open and self._draft.ready):
+            return []
+        return [ToDraft(CloseSequence(self.sequence_id, self._draft.epoch))]
+
     def _close(self) -> list[Action]:
         """Both workers may forget the sequence."""
-        actions = self._close_target()
-        if self._draft.open and self._draft.ready:
-            actions.append(ToDraft(CloseSequence(self.sequence_id, self._draft.epoch)))
+        actions = [*self._close_target(), *self._close_draft()]
         self.phase, self.deadline = Phase.DONE, None
         return actions
 

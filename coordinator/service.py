@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable
@@ -107,7 +108,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
         )
-        workers = [await _worker(link) for link in coordinator.links]
+        workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)
 
 

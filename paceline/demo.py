@@ -106,7 +106,7 @@ def run_demo(config: DemoConfig, console: Console) -> None:
         for role in stack.roles:
             console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")
         _warm_up(client, config)
-        _stream(client, config, console)
+        stream_completion(client, config, console)
         speculative, plain = _measure(client, config)
     console.print()
     console.print(comparison(speculative, plain))
@@ -123,7 +123,8 @@ def _warm_up(client: Client, config: DemoConfig) -> None:
         client.generate(config.prompt, config.sampling, speculation=speculation)
 
 
-def _stream(client: Client, config: DemoConfig, console: Console) -> None:
+def stream_completion(client: Client, config: DemoConfig, console: Console) -> None:
+    """The completion as it arrives, each token in the colour of its origin."""
     if console.is_terminal and not console.no_color:
         legend = [f"[{STYLES[o]}]{o.value}[/]: {meaning}" for o, meaning in _MEANINGS.items()]
         console.print("\n" + "\n".join(legend))

@@ -1,0 +1,1 @@
+"""Side-by-side measurements; each file is one command."""

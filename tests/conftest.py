@@ -1,0 +1,53 @@
+"""What integration, fault and gpu tests share: the model pair, its oracle, and one running stack."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "integration" / "support"))
+
+if TYPE_CHECKING:
+    from harness.oracle import Oracle
+    from harness.pair import Pair
+    from harness.stacks import RunningStack
+
+    from paceline.client import Client
+
+
+@pytest.fixture(scope="session")
+def pair_paths(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The embedded pair; without it $PACELINE_TEST_PAIR; without that a small random pair."""
+    from harness.pair import find_pair
+
+    return find_pair(os.environ.get("PACELINE_TEST_PAIR"), lambda: tmp_path_factory.mktemp("random_pair"))
+
+
+@pytest.fixture(scope="session")
+def oracle(pair_paths: Pair) -> Oracle:
+    """transformers with the same target checkpoint."""
+    from harness.oracle import Oracle
+
+    return Oracle.load(pair_paths.target)
+
+
+@pytest.fixture(scope="session")
+def stack(pair_paths: Pair) -> Iterator[RunningStack]:
+    """The stack of every test that kills nothing; its pools must be whole in the end."""
+    from harness.stacks import running_stack
+
+    with running_stack(pair_paths) as running:
+        yield running
+        running.check_pools_whole()
+        running.check_logs()
+
+
+@pytest.fixture(scope="session")
+def client(stack: RunningStack) -> Client:
+    """A client of the shared stack."""
+    return stack.client

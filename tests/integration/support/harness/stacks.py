@@ -1,0 +1,128 @@
+"""A running stack with what tests ask of it: a client, raw stubs, whole pools, clean logs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+from harness.pair import Pair
+from harness.waiting import HANG, until
+
+from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
+from paceline.supervisor import Stack, StackConfig, serve_stack
+from paceline.v1 import generation_pb2_grpc
+
+T = TypeVar("T")
+
+
+@dataclass
+class Log:
+    """Every line of every process, in order."""
+
+    lines: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, line: str) -> None:
+        with self._lock:
+            self.lines.append(line)
+
+    def find(self, text: str) -> list[str]:
+        """The lines that hold `text`."""
+        with self._lock:
+            return [line for line in self.lines if text in line]
+
+
+@dataclass
+class RunningStack:
+    """One stack and a client of it."""
+
+    stack: Stack
+    client: Client
+    log: Log
+    pair: Pair
+
+    @property
+    def address(self) -> str:
+        """The coordinator's."""
+        return self.stack.address
+
+    @contextlib.contextmanager
+    def stub(self) -> Iterator[generation_pb2_grpc.GenerationServiceStub]:
+        """The raw service, with no SDK between."""
+        with grpc.insecure_channel(self.address) as channel:
+            yield generation_pb2_grpc.GenerationServiceStub(channel)
+
+    def worker(self, role: str) -> WorkerStatus:
+        """The coordinator's view of the one worker of a role."""
+        return next(w for w in self.client.status().workers if w.role == role)
+
+    def wait_for_worker(self, role: str, state: WorkerState = WorkerState.READY) -> WorkerStatus:
+        """Until the coordinator sees the worker so."""
+        until(lambda: self.worker(role).state is state, f"the {role} worker being {state.value}")
+        return self.worker(role)
+
+    def check_pools_whole(self) -> None:
+        """Once nothing runs, no block and no sequence is left on any worker that is there."""
+
+        def whole() -> bool:
+            status = self.client.status()
+            caches = [
+                w.info.cache for w in status.workers if w.info is not None and w.state is WorkerState.READY
+            ]
+            return (status.coordinator.running, status.coordinator.waiting) == (0, 0) and all(
+                cache.free_blocks == cache.total_blocks and cache.sequences == 0 for cache in caches
+            )
+
+        try:
+            until(whole, "whole pools", timeout=30.0)
+        except TimeoutError:
+            status = self.client.status()
+            left = {w.role: w.info.cache for w in status.workers if w.info is not None}
+            raise AssertionError(f"something is left behind: {status.coordinator}, {left}") from None
+
+    def check_logs(self) -> None:
+        """No process has seen an exception that it did not expect."""
+        assert self.log.find("Traceback") == []
+
+    def good_request(self) -> GenerationResult:
+        """The server goes on serving."""
+        result = self.client.generate([5, 6, 7], {"max_tokens": 3, "temperature": 0}, timeout=HANG)
+        assert len(result.token_ids) in range(1, 4)
+        return result
+
+
+def stack_config(pair: Pair, **changes: Any) -> StackConfig:
+    """One thread a process, pools small enough to see a leak, ports that are free."""
+    values: dict[str, Any] = {
+        "target_model": str(pair.target),
+        "draft_model": str(pair.draft),
+        "target_threads": 1,
+        "draft_threads": 1,
+        "target_device": "cpu",
+        "draft_device": "cpu",
+        "num_blocks": 1024,
+        "block_size": 16,
+        "start_timeout": 300.0,
+    }
+    return StackConfig(**(values | changes))
+
+
+@contextlib.contextmanager
+def running_stack(pair: Pair, **changes: Any) -> Iterator[RunningStack]:
+    """A stack of one's own; every process of it has ended when the block has."""
+    log = Log()
+    with serve_stack(stack_config(pair, **changes), sink=log) as stack, Client(stack.address) as client:
+        yield RunningStack(stack, client, log, pair)
+
+
+def together(calls: Sequence[Callable[[], T]], at_once: int = 16) -> list[T]:
+    """Run calls in threads, `at_once` of them; results in order, the first error raised."""
+    if at_once == 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(at_once) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

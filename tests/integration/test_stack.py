@@ -1,0 +1,128 @@
+"""The supervised stack with its real processes and a tiny random pair."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from paceline.client import Client, SamplingParams, WorkerState
+from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
+from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
+
+pytestmark = pytest.mark.xdist_group("stack")
+
+SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
+
+
+class Pair(Protocol):
+    target: Path
+    draft: Path
+
+
+def config(pair: Pair, **more: Any) -> StackConfig:
+    values = {"target_model": str(pair.target), "draft_model": str(pair.draft), "num_blocks": 64}
+    return StackConfig(**{**values, "target_threads": 1, "draft_threads": 1, **more})
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_pair: Pair) -> Iterator[Stack]:
+    with serve_stack(config(tiny_pair), sink=discard) as running:
+        yield running
+
+
+def test_the_stack_generates(stack: Stack) -> None:
+    with Client(stack.address) as client:
+        result = client.generate("def", SAMPLING)
+        workers = {worker.role: worker for worker in client.status().workers}
+    assert len(result.token_ids) == 16
+    assert result.speculative_decoding.num_draft_tokens > 0
+    for role, worker in workers.items():
+        assert worker.info is not None
+        assert worker.info.process_id == stack.pid(role)
+        assert worker.address == stack.address_of(role)
+
+
+@pytest.mark.parametrize("role", ["draft", "target", "coordinator"])
+def test_each_process_comes_back_where_it_was_and_gives_the_same_tokens(stack: Stack, role: str) -> None:
+    address = stack.address_of(role)
+    with Client(stack.address) as client:
+        before = client.generate("def", SAMPLING)
+    pid = stack.kill(role)
+    status = stack.wait_for_restart(role, pid)
+    assert status.pid == stack.pid(role) != pid
+    assert stack.address_of(role) == address
+    with Client(stack.address) as client:
+        after = client.generate("def", SAMPLING, timeout=60)
+    assert after.token_ids == before.token_ids
+
+
+def test_different_vocabularies_are_refused_before_anything_starts(tiny_pair: Pair, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_pair.draft, other)
+    file = other / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|endoftext|>", "<|end|>"))
+    started: list[str] = []
+    with pytest.raises(TokenizerMismatchError) as refused:  # noqa: SIM117
+        with serve_stack(config(tiny_pair, draft_model=str(other)), sink=started.append):
+            pytest.fail("it must not start")
+    assert str(tiny_pair.target) in refused.value.message
+    assert str(other) in refused.value.message
+    assert started == []
+
+
+def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="tokenizer.json cannot be read"):  # noqa: SIM117
+        with serve_stack(config(tiny_pair, draft_model=str(tmp_path))):
+            pytest.fail("it must not start")
+
+
+def test_a_port_in_use_ends_the_start_with_its_message(tiny_pair: Pair, stack: Stack) -> None:
+    taken = int(stack.address.rpartition(":")[2])
+    with pytest.raises(ChildFailedError, match=f"^coordinator: .*{taken}"):  # noqa: SIM117
+        with serve_stack(config(tiny_pair, draft_model=None, port=taken), sink=discard):
+            pytest.fail("it must not start")
+
+
+def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Stack) -> None:
+    with serve_stack(config(tiny_pair, draft_model=None), sink=discard) as plain:
+        assert plain.roles == ("target", "coordinator")
+        with Client(plain.address) as client, Client(stack.address) as speculative:
+            result = client.generate("def", SAMPLING)
+            assert result.token_ids == speculative.generate("def", SAMPLING).token_ids
+            assert {worker.state for worker in client.status().workers} == {WorkerState.READY}
+    assert result.speculative_decoding.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("target_port", {"target_port": 70000}),
+        ("draft_dtype", {"draft_dtype": "int4"}),
+        ("port", {"port": -1}),
+        ("block_size", {"block_size": 0}),
+        ("num_speculative_tokens", {"num_speculative_tokens": 99}),
+        ("lease_seconds", {"target": {"lease_seconds": 0}}),
+        ("draft.wrong", {"draft": {"wrong": 1}}),
+        ("coordinator.wrong", {"coordinator": {"wrong": 1}}),
+        ("start_timeout", {"start_timeout": 0}),
+    ],
+)
+def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        StackConfig(**values)
+    assert refused.value.field == field
+
+
+def test_the_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)), raising=False)
+    both = StackConfig()
+    assert (both.worker_config("target").threads, both.worker_config("draft").threads) == (3, 3)
+    assert StackConfig(draft_model=None).worker_config("target").threads == 6
+    assert StackConfig(draft_threads=1).worker_config("draft").threads == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
+    assert StackConfig().worker_config("draft").threads == 1

@@ -1,0 +1,135 @@
+"""Toy models with exact distributions, and a runner whose cache really is a cache.
+
+`ToyRunner` writes the token of every entry into the entry's slot and computes logits from what it reads
+back through the block table. An entry that is missing, stale or another sequence's gives other logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from paceline.core.config import WorkerConfig
+from paceline.core.types import SamplingParams
+from paceline.decoding.noise import gumbel
+from paceline.engine.batch import SequenceInput
+from paceline.kv import BlockPool, BlockTable
+
+STATES = 1009
+
+
+class ToyModel:
+    """Logits are a row of a random table, chosen by a rolling hash of the whole prefix."""
+
+    def __init__(self, vocab_size: int, seed: int = 0, sharpness: float = 1.5) -> None:
+        rng = np.random.default_rng(seed)
+        self.vocab_size = vocab_size
+        self.table = (rng.standard_normal((STATES, vocab_size)) * sharpness).astype(np.float32)
+
+    def near(self, distance: float, seed: int = 1) -> ToyModel:
+        """A model that resembles this one: the draft."""
+        other = ToyModel(self.vocab_size, seed)
+        rng = np.random.default_rng(seed)
+        noise = rng.standard_normal(self.table.shape) * distance
+        other.table = (self.table + noise).astype(np.float32)
+        return other
+
+    def rows(self, prefix: Sequence[int], count: int) -> np.ndarray:
+        """float32 [count, V]: the logits after each of the last `count` tokens of `prefix`."""
+        states, state = [], 7
+        for token in prefix:
+            state = (state * 31 + token + 1) % STATES
+            states.append(state)
+        return self.table[states[len(states) - count :]]
+
+    def logits(self, prefix: Sequence[int]) -> np.ndarray:
+        """float32 [V] after `prefix`."""
+        return self.rows(prefix, 1)[0]
+
+    def probabilities(self, prefix: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """float64 [V]."""
+        return softmax(self.logits(prefix).astype(np.float64) / temperature)
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    weights = np.exp(values - values.max())
+    return weights / weights.sum()
+
+
+class ToyRunner:
+    """`paceline.engine.passes.Runner` over a ToyModel."""
+
+    def __init__(self, model: ToyModel, num_blocks: int = 64, block_size: int = 4) -> None:
+        self.model = model
+        self.pool = BlockPool(num_blocks, block_size)
+        self.memory: dict[int, int] = {}
+        self.passes: list[int] = []
+        """Rows of every pass that ran."""
+        self.crash_on: Callable[[list[int]], Exception | None] = lambda token_ids: None
+        """Looks at the tokens one sequence feeds; what it returns is raised."""
+        self.spoil: Callable[[list[int]], bool] = lambda prefix: False
+        """True for prefixes whose logits are to be NaN."""
+
+    def new_table(self) -> BlockTable:
+        return BlockTable(self.pool)
+
+    def read(self, table: BlockTable) -> list[int]:
+        """The tokens the entries hold."""
+        return [self.memory[slot] for slot in table.slots(0, table.length)]
+
+    def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+        parts = [np.empty((0, self.model.vocab_size), dtype=np.float32)]
+        try:
+            for item in inputs:
+                error = self.crash_on(list(item.token_ids))
+                if error is not None:
+                    raise error
+                table, n = item.table, len(item.token_ids)
+                assert 0 <= item.num_logits <= n
+                table.reserve(n)
+                for slot, token in zip(
+                    table.slots(table.length, table.length + n), item.token_ids, strict=True
+                ):
+                    self.memory[slot] = token
+                prefix = [self.memory[slot] for slot in table.slots(0, table.length + n)]
+                rows = self.model.rows(prefix, item.num_logits).copy() if item.num_logits else parts[0]
+                for i in range(item.num_logits):
+                    if self.spoil(prefix[: len(prefix) - item.num_logits + i + 1]):
+                        rows[i] = np.nan
+                parts.append(rows)
+        except BaseException:
+            for item in inputs:
+                item.table.truncate_to(item.table.length)
+            raise
+        for item in inputs:
+            item.table.commit(len(item.token_ids))
+        self.passes.append(sum(len(item.token_ids) for item in inputs))
+        return torch.from_numpy(np.concatenate(parts))
+
+
+def worker_config(**changes: object) -> WorkerConfig:
+    """A worker's configuration with bounds small enough to be met."""
+    values: dict[str, object] = {"model": "toy", "max_batch_tokens": 40, "support_mass": 0.98, **changes}
+    return WorkerConfig(**values)  # type: ignore[arg-type]
+
+
+def own_choice(
+    model: ToyModel,
+    prefix: Sequence[int],
+    sampling: SamplingParams,
+    prompt_length: int,
+    eos: Sequence[int] = (),
+) -> int:
+    """The token plain decoding takes next in greedy or coupled mode: argmax of log p + Gumbel noise."""
+    logits = model.logits(prefix).copy()
+    if len(prefix) - prompt_length < sampling.min_tokens:
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+        logits[sorted(ends)] = -np.inf
+    if sampling.greedy:
+        return int(logits.argmax())
+    assert sampling.seed is not None
+    scaled = logits.astype(np.float64) / sampling.temperature
+    noise = gumbel([sampling.seed], [len(prefix)], model.vocab_size)[0].numpy()
+    return int((scaled + noise).argmax())

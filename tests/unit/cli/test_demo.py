@@ -1,0 +1,182 @@
+"""What the demonstration shows: colours by origin, whole characters, and an account that adds up."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
+from paceline.core.types import AcceptanceMode, TokenOrigin
+from paceline.decoding import theory
+from paceline.demo import (
+    STYLES,
+    DemoConfig,
+    Measured,
+    TokenTexts,
+    comparison,
+    conclusions,
+    per_token_alpha,
+    round_account,
+    stream_completion,
+)
+from paceline.supervisor import StackConfig
+
+_ANSI = {"green": "\x1b[32m", "red": "\x1b[31m", "cyan": "\x1b[36m"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer whose tokens are bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def encode(model: Path, text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    return ids
+
+
+def result(
+    token_ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+    *,
+    rounds: int = 2,
+    drafted: int = 8,
+    accepted: int = 4,
+    total: float = 0.1,
+) -> GenerationResult:
+    return GenerationResult(
+        request_id="r",
+        seed=0,
+        acceptance=AcceptanceMode.COUPLED,
+        text="",
+        token_ids=token_ids,
+        origins=(TokenOrigin.ACCEPTED,) * len(token_ids),
+        finish_reason="length",
+        stop_reason=None,
+        usage=Usage(3, len(token_ids), 3 + len(token_ids)),
+        speculative_decoding=SpeculativeDecoding(
+            mean_acceptance_length=1 + accepted / rounds,
+            draft_acceptance_rate=accepted / drafted if drafted else 0.0,
+            acceptance_histogram=(0, 1, 0, 1),
+            num_spec_steps=rounds if drafted else 0,
+            num_draft_tokens=drafted,
+            num_accepted_draft_tokens=accepted,
+            acceptance_rate_per_position=(1.0, 0.5) if drafted else (),
+            num_rounds=rounds,
+        ),
+        timings=RoundTimings(draft=0.02, target=0.04, queue=0.01, wire=0.015, coordinator=0.005, total=total),
+    )
+
+
+def render(*shown: Any) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    for thing in shown:
+        console.print(thing)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_character_of_several_tokens_appears_whole(model: Path) -> None:
+    text = 'naïve = "日本 🚲"\n'
+    texts = TokenTexts(str(model))
+    pieces = [texts.text_of(token_id) for token_id in encode(model, text)]
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+    assert pieces.count("") == len(text.encode()) - len(text)
+
+
+class FakeStream(list[GenerationChunk]):
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class FakeClient:
+    def __init__(self, chunks: list[GenerationChunk]) -> None:
+        self.chunks = chunks
+
+    def stream(self, *_: object, **__: object) -> FakeStream:
+        return FakeStream(self.chunks)
+
+
+def completion(model: Path, console: Console) -> str:
+    """Stream 'abcd', one origin each, in two rounds."""
+    a, b, c, d = encode(model, "abcd")
+    chunks = [
+        GenerationChunk(0, (a, b), "ab", (TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION)),
+        GenerationChunk(2, (c, d), "c", (TokenOrigin.BONUS, TokenOrigin.TARGET)),
+        GenerationChunk(4, (), "d", (), "length"),
+    ]
+    config = DemoConfig(stack=StackConfig(target_model=str(model)), prompt="x = ")
+    stream_completion(FakeClient(chunks), config, console)  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_each_token_has_the_colour_of_its_origin(model: Path) -> None:
+    file = io.StringIO()
+    shown = completion(
+        model, Console(file=file, force_terminal=True, color_system="standard", width=100, _environ={})
+    )
+    for letter, origin in zip("abc", list(STYLES)[:3], strict=True):
+        assert f"{_ANSI[STYLES[origin]]}{letter}\x1b[0m" in shown
+        assert f"{_ANSI[STYLES[origin]]}{origin.value}\x1b[0m" in shown  # the legend
+    assert shown.rstrip().endswith("d")
+
+
+def test_without_a_terminal_there_are_neither_colours_nor_a_legend(model: Path) -> None:
+    assert completion(model, Console(file=io.StringIO())) == "\nx = abcd\n"
+
+
+def test_rates_are_medians_and_counts_are_the_last_request_s() -> None:
+    speculative = [Measured(result(), seconds) for seconds in (0.5, 0.01, 0.1)]
+    plain = [Measured(result(drafted=0, accepted=0, rounds=6), seconds) for seconds in (0.2, 0.2, 9.0)]
+    lines = [line.split() for line in render(comparison(speculative, plain)).splitlines()]
+    for row in (
+        "tokens per second 60.0 30.0",
+        "times plain decoding 2.00× 1.00×",
+        "target passes 2 6",
+        "acceptance rate 50.0%",
+        "mean acceptance length 3.00",
+        "accepted at position 1 100.0%",
+        "accepted at position 2 50.0%",
+    ):
+        assert row.split() in lines
+
+
+def test_the_parts_of_a_round_add_up() -> None:
+    shown = render(round_account(result(), result(total=0.2)))
+    shares = [line.split("%")[0].split()[-1] for line in shown.splitlines() if "%" in line]
+    assert sum(map(int, shares)) == 100
+    assert "10.00 ms" in shown  # 0.02 s of draft time in 2 rounds
+    assert "55.00 ms" in shown  # what the longer total leaves open
+
+
+def test_equal_tokens_are_told_and_different_ones_too() -> None:
+    same = conclusions([Measured(result(), 1.0)], [Measured(result(), 1.0)])
+    assert same[0] == "Both ways gave the same 6 tokens."
+    other = conclusions([Measured(result(), 1.0)], [Measured(result((1, 2, 9, 4, 5, 6)), 1.0)])
+    assert other[0].startswith("The two ways differ from token 2 on")
+
+
+def test_without_drafts_there_is_no_theory() -> None:
+    told = conclusions([Measured(result(drafted=0, accepted=0), 1.0)], [Measured(result(), 1.0)])
+    assert told[1:] == ["Nothing was drafted."]
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.99, 1.0])
+def test_alpha_is_found_from_the_mean_acceptance_length(alpha: float, k: int) -> None:
+    assert per_token_alpha(theory.expected_tokens(alpha, k), k) == pytest.approx(alpha, abs=1e-6)
