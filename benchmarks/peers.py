@@ -55,4 +55,4 @@ class Transformers:
             **sampling,
             **more,
         )
-        return (out.shape[1] - ids.shape[1]) / (time.perf_counter() - begun)
+        return float(out.shape[1] - ids.shape[1]) / (time.perf_counter() - begun)

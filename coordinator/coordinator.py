@@ -52,10 +52,10 @@ class Coordinator:
         self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
         self._clock = clock
         self._target_found = asyncio.Event()
+        self.readiness_changed = asyncio.Event()
+        """Set whenever `serving` may have changed."""
         self._request_ids: set[str] = set()
-        observer = LinkObserver(
-            self._admit, self._ready, self.dispatcher.link_lost, self.dispatcher.link_events
-        )
+        observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
         self.dispatcher.targets = [Link(a, TargetDialect(), observer) for a in config.targets]
         self.dispatcher.drafts = [Link(a, DraftDialect(), observer) for a in config.drafts]
 
@@ -79,6 +79,11 @@ class Coordinator:
                 for draft in self.dispatcher.drafts:
                     await draft.settled.wait()
 
+    @property
+    def serving(self) -> bool:
+        """True while a target worker is there."""
+        return any(link.ready for link in self.dispatcher.targets)
+
     def target_info(self) -> common_pb2.WorkerInfo:
         """What the target is. Raises UnavailableError before one was ever there."""
         for link in self.dispatcher.targets:
@@ -91,8 +96,12 @@ class Coordinator:
         """What clients call the model."""
         return self.config.model_name or self.target_info().model
 
-    async def generate(self, call: GenerateCall) -> Generation:
-        """Take a request on. Raises PacelineError; InvalidArgumentError names the field."""
+    @contextlib.asynccontextmanager
+    async def generating(self, call: GenerateCall) -> AsyncIterator[Generation]:
+        """Take a request on; however the block is left, the request has ended by then.
+
+        Raises PacelineError; InvalidArgumentError names the field.
+        """
         await self._wait_for_target()
         info = self.target_info()
         text = isinstance(call.prompt, str)
@@ -106,7 +115,11 @@ class Coordinator:
         machine = self._machine(call, prompt, info)
         running = self.dispatcher.submit(machine)
         self._request_ids.add(request_id)
-        return Generation(request_id, machine.params, running)
+        try:
+            yield Generation(request_id, machine.params, running)
+        finally:
+            self._request_ids.discard(request_id)
+            self.dispatcher.cancel(running)
 
     def _machine(
         self, call: GenerateCall, prompt: Sequence[int], info: common_pb2.WorkerInfo
@@ -137,19 +150,14 @@ class Coordinator:
         )
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
-        """The commits of a request in order; leaving early cancels it. Raises PacelineError."""
-        running = generation.running
-        try:
-            while True:
-                part = await self.dispatcher.next_part(running)
-                if isinstance(part, PacelineError):
-                    raise part
-                yield part
-                if part.finish is not None:
-                    return
-        finally:
-            self._request_ids.discard(generation.request_id)
-            self.dispatcher.cancel(running)
+        """The commits of a request in order. Raises PacelineError."""
+        while True:
+            part = await self.dispatcher.next_part(generation.running)
+            if isinstance(part, PacelineError):
+                raise part
+            yield part
+            if part.finish is not None:
+                return
 
     async def _wait_for_target(self) -> None:
         try:
@@ -179,3 +187,8 @@ class Coordinator:
         if link.role == "target":
             self._target_found.set()
         self.dispatcher.link_ready(link)
+        self.readiness_changed.set()
+
+    def _lost(self, link: Link) -> None:
+        self.dispatcher.link_lost(link)
+        self.readiness_changed.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -10,6 +11,8 @@ from tokenizers.decoders import DecodeStream
 
 CONTEXT_TOKENS = 6
 """Tokens of the prompt a decoder needs to see, so that the first piece joins the prompt as text would."""
+REPLACEMENT = "\ufffd"
+"""What bytes decode to that are no whole character, yet or ever."""
 
 
 class Detokenizer(Protocol):
@@ -28,8 +31,15 @@ class StreamDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._context = list(prompt[-CONTEXT_TOKENS:])
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
         self._pending: list[int] = []
+        # A stream that starts inside a character would give the whole context out with its end.
+        whole = self._text(self._context)
+        while self._context and self._text(self._context).endswith(REPLACEMENT):
+            self._pending.insert(0, self._context.pop())
+        self._in_prompt = whole[len(self._text(self._context)) :]
+        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=True)
+        for token_id in self._pending:
+            self._stream.step(tokenizer, token_id)
 
     def push(self, token_id: int) -> str:
         """The text that is complete now."""
@@ -39,16 +49,23 @@ class StreamDetokenizer:
             return ""
         self._context = (self._context + self._pending)[-CONTEXT_TOKENS:]
         self._pending = []
-        return piece
+        return self._without_prompt(piece)
 
     def finish(self) -> str:
         """Decode what the stream still waits to complete."""
         if not self._pending:
             return ""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
-        whole = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=True)
+        before, whole = self._text(self._context), self._text(self._context + self._pending)
         self._pending = []
-        return str(whole[len(before) :]) if whole.startswith(before) else ""
+        return self._without_prompt(whole[len(before) :]) if whole.startswith(before) else ""
+
+    def _without_prompt(self, piece: str) -> str:
+        """The first piece begins with what the prompt ended in, unless a character became whole."""
+        shown, self._in_prompt = self._in_prompt, ""
+        return piece[len(commonprefix([shown, piece])) :]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 class StopSearch:

@@ -32,8 +32,8 @@ from coordinator.links import Link
 from coordinator.round import RoundMachine
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import PacelineError, ResourceExhaustedError
-from paceline.core.messages import SequenceFailed
+from paceline.core.errors import PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.messages import RoundVerdict, SequenceFailed
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class Running:
     draft: Link | None = None
     admitted: bool = False
     was_blocked: bool = False
+    tried_alone: bool = False
+    """It was out of blocks although no other sequence had any."""
     unread: int = 0
     behind: bool = False
     parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
@@ -112,9 +114,12 @@ class Dispatcher:
         self._handle(running, Signal.CANCEL)
 
     def abort_all(self, error: PacelineError) -> None:
-        """End every sequence; for the shutdown."""
+        """End every sequence; for the shutdown. An UnavailableError names each one's last index."""
         for running in list(self._sequences.values()):
-            self._carry_out(running, running.machine.give_up(error))
+            last_index = running.machine.ledger.num_generated - 1
+            names_it = isinstance(error, UnavailableError) and last_index >= 0
+            own = UnavailableError(error.message, last_index) if names_it else error
+            self._carry_out(running, running.machine.give_up(own))
 
     # ---- for the links -----------------------------------------------------------------------------
 
@@ -147,18 +152,19 @@ class Dispatcher:
             if isinstance(event, SequenceFailed):
                 event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
             self._handle(running, event)
-            if running.was_blocked and running.machine.phase is not Phase.WAITING:
-                running.was_blocked = False
+            if running.was_blocked and isinstance(event, RoundVerdict):
+                # It got its blocks, so the next one may try.
+                running.was_blocked = running.tried_alone = False
                 self._unblock_one()
 
     async def sweep(self) -> None:
-        """Tell machines whose deadline has passed, for ever."""
+        """Tell machines whose deadline has passed, for ever. In the queue no deadline runs."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._clock()
             for running in list(self._sequences.values()):
                 deadline = running.machine.deadline
-                if deadline is not None and now >= deadline:
+                if running.admitted and deadline is not None and now >= deadline:
                     self._handle(running, Signal.DEADLINE)
 
     # ---- within ------------------------------------------------------------------------------------
@@ -225,9 +231,14 @@ class Dispatcher:
         running.was_blocked = True
         others = (r for r in self._sequences.values() if r is not running and r.admitted)
         if any(r.machine.holds_target for r in others):
+            running.tried_alone = False
             self._blocked.append(running)
-        else:
+        elif running.tried_alone:
             self._carry_out(running, running.machine.give_up(error))
+        else:
+            # Those it competed with gave theirs back since: it may fit now that it is alone.
+            running.tried_alone = True
+            self._handle(running, Signal.BLOCKS_FREED)
 
     def _unblock_one(self) -> None:
         while self._blocked:

@@ -15,7 +15,7 @@ from paceline.core.types import FinishReason, SamplingParams, TokenOrigin
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a sequence ended, and on what."""
+    """Why a sequence ended, and on what: the end-of-sequence token itself is not named."""
 
     reason: FinishReason
     stop_string: str | None = None
@@ -102,9 +102,13 @@ class Ledger:
     def _take(self, token_id: int) -> str:
         """The text one token adds; sets `finish` when the sequence ends with it."""
         if token_id in self._eos or token_id in self._stop_ids:
-            self.finish = Finish(FinishReason.STOP, stop_token_id=token_id)
+            named = token_id if token_id in self._stop_ids else None
+            self.finish = Finish(FinishReason.STOP, stop_token_id=named)
             shown = self._sampling.include_stop_str_in_output and token_id in self._stop_ids
-            return self._search.push(self._detokenizer.push(token_id))[0] if shown else ""
+            if not shown:
+                return ""
+            text, stop = self._search.push(self._detokenizer.push(token_id))
+            return text + (stop or "")
         piece = self._detokenizer.push(token_id)
         if self.num_generated <= self._sampling.min_tokens:
             # A stop string may not end the text yet, nor begin in it.

@@ -26,22 +26,35 @@ async def _serve(config: CoordinatorConfig) -> None:
     work = asyncio.create_task(coordinator.run())
     service = GenerationService(coordinator, server)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
+
+    def end_what_still_runs() -> None:
+        coordinator.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
+
     try:
         await server.start()
         announcing = asyncio.create_task(_announce(coordinator, server))
-        await server.run_until_stopped(exit_with_parent=config.exit_with_parent)
+        await server.run_until_stopped(
+            exit_with_parent=config.exit_with_parent, at_drain_end=end_what_still_runs
+        )
         announcing.cancel()
     finally:
-        coordinator.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
+        end_what_still_runs()
         work.cancel()
 
 
 async def _announce(coordinator: Coordinator, server: Server) -> None:
-    """Ready means that requests will be served, with speculation if it is configured."""
+    """Ready means that requests will be served, with speculation if it is configured.
+
+    Without a target worker the health turns to NOT_SERVING; requests still wait for one to come back.
+    """
     await coordinator.wait_until_ready(DRAFT_GRACE_SECONDS)
-    await server.set_serving(True, [SERVICE])
+    await server.set_serving(coordinator.serving, [SERVICE])
     server.announce()
     log.info("the coordinator listens on %s", server.address)
+    while True:
+        await coordinator.readiness_changed.wait()
+        coordinator.readiness_changed.clear()
+        await server.set_serving(coordinator.serving, [SERVICE])
 
 
 def run(config: CoordinatorConfig) -> None:

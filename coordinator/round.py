@@ -280,15 +280,16 @@ class RoundMachine:
 
     def _on_draft_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
         """Losing a draft costs speed only."""
-        if failure.epoch != self._draft.epoch:
+        if failure.epoch != self._draft.epoch or failure.round not in (0, self.round):
             return []
-        drafting = self.phase is Phase.DRAFTING and failure.round in (0, self.round)
+        drafting = self.phase is Phase.DRAFTING
         match failure.error:
             case NotFoundError() | StaleEpochError():
                 self._draft.open = False
             case FailedPreconditionError(known_length=known):
                 self._draft.known = min(known, len(self.ledger))
             case _:
+                # Closed, not just forgotten: the worker still holds its blocks.
                 closing = self._close_draft()
                 return [*closing, *(self._without_draft(now) if drafting else [])]
         if not drafting:

@@ -46,12 +46,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream the tokens of one request, round by round."""
         try:
-            generation = await self._coordinator.generate(codec.generate_request_from_proto(request))
-            yield _started(generation)
-            async for commit in self._coordinator.parts(generation):
-                yield _chunk(commit)
-                if commit.finish is not None:
-                    yield _finished(generation, commit)
+            call = codec.generate_request_from_proto(request)
+            async with self._coordinator.generating(call) as generation:
+                yield _started(generation)
+                async for commit in self._coordinator.parts(generation):
+                    yield _chunk(commit)
+                    if commit.finish is not None:
+                        yield _finished(generation, commit)
         except PacelineError as error:
             await abort(context, error)
         except Exception as error:

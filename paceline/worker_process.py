@@ -18,6 +18,7 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.config import WorkerConfig
+from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
 from paceline.engine.loop import Engine, EngineThread
 from paceline.rpc.codec import PROTOCOL_VERSION
@@ -95,8 +96,7 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     server = Server(role.name, config.host, config.port)
     role.register(shell, server.grpc)
     loop = asyncio.get_running_loop()
-    # A worker without its engine thread can only be restarted.
-    shell.thread.on_death = lambda: _call_from_thread(loop, server.request_stop)
+    shell.thread.on_death = lambda: _call_from_thread(loop, server.abandon)
     shell.thread.start()
     await server.start()
     await server.set_serving(True, [role.service])
@@ -110,6 +110,9 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     finally:
         watcher.cancel()
         shell.thread.stop()
+    if server.abandoned:
+        # A worker without its engine thread can only be restarted: the exit code says that it failed.
+        raise InternalError("the engine thread died")
 
 
 def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -93,6 +93,9 @@ class Verifier:
         if not command.token_ids:
             raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
         check_token_ids("token_ids", command.token_ids, self._vocabulary_size)
+        sampling = command.params.sampling
+        check_token_ids("logit_bias", sampling.logit_bias, self._vocabulary_size)
+        check_token_ids("stop_token_ids", sampling.stop_token_ids, self._vocabulary_size)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.core.clock import Clock, monotonic
-from paceline.core.messages import SequenceFailed
+from paceline.core.messages import CloseSequence, SequenceFailed
 
 log = logging.getLogger(__name__)
 
 Command = TypeVar("Command", contravariant=True)
 Event = TypeVar("Event")
 IDLE_SECONDS = 1.0
-"""How often an idle worker looks at its leases."""
+"""How often a worker looks at its leases."""
 
 
 class Engine(Protocol[Command, Event]):
@@ -61,7 +61,7 @@ class EngineThread(Generic[Command, Event]):
         self._routes: dict[str, Route] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._outgoing: dict[Route, list[Any]] = {}
-        self._passed_at = clock()
+        self._passed_at = self._expired_at = clock()
         self.on_death: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -107,12 +107,12 @@ class EngineThread(Generic[Command, Event]):
     def _drain(self) -> bool:
         """Take up all waiting commands; wait for one when there is no work. False to stop."""
         while True:
+            self._expire()
             try:
                 task = self._inbox.get(block=not self._engine.has_work, timeout=IDLE_SECONDS)
             except queue.Empty:
                 if self._engine.has_work:
                     return True
-                self._engine.expire()
                 self._passed_at = self._clock()
                 continue
             if task is None:
@@ -120,14 +120,26 @@ class EngineThread(Generic[Command, Event]):
             task()
             self._flush()
 
+    def _expire(self) -> None:
+        """Look at the leases now and then, however busy the worker is."""
+        now = self._clock()
+        if now - self._expired_at >= IDLE_SECONDS:
+            self._engine.expire()
+            self._expired_at = now
+
     def _take(self, route: Route, commands: Sequence[Any], arrived: float) -> None:
         for command in commands:
             sequence_id = command.sequence_id
+            owner = self._routes.get(sequence_id, route)
             self._routes[sequence_id] = route
             refused = isinstance(command, SequenceFailed)
-            self._send([command] if refused else self._engine.handle(command, arrived))
+            events = [command] if refused else self._engine.handle(command, arrived)
+            self._send(events)
             if not self._engine.holds(sequence_id):
                 del self._routes[sequence_id]
+            elif isinstance(command, CloseSequence) or any(isinstance(e, SequenceFailed) for e in events):
+                # A stream that was fenced off does not take the sequence over from the one that owns it.
+                self._routes[sequence_id] = owner
 
     def _forget(self, route: Route) -> None:
         for sequence_id in [key for key, value in self._routes.items() if value is route]:

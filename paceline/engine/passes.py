@@ -160,6 +160,8 @@ def _forward_one_by_one(
 
 def broken_rows(logits: torch.Tensor) -> list[bool]:
     """Which rows hold NaN, or infinities that leave no distribution. logits: [R, V]."""
+    if torch.isfinite(logits.sum()).item():
+        return [False] * len(logits)
     peak = logits.amax(dim=-1)
     usable = torch.isfinite(peak) & ~torch.isnan(logits.sum(dim=-1))
     return [not row for row in usable.tolist()]

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
 """How long running calls may go on after SIGTERM."""
+
+FAREWELL_SECONDS = 1.0
+"""How long calls that the end of the draining ended may take to tell their clients."""
 
 KEEPALIVE_MS = 20_000
 
@@ -67,6 +70,7 @@ class Server:
         self._host = host
         self._port = port
         self._stop = asyncio.Event()
+        self.abandoned = False
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -82,6 +86,8 @@ class Server:
             self._port = self.grpc.add_insecure_port(self.address)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {self.address}") from error
+        # The health servicer begins as SERVING, which is not true yet.
+        await self.set_serving(False)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool, services: Sequence[str] = ()) -> None:
@@ -102,8 +108,19 @@ class Server:
         """Begin the shutdown; safe to call more than once, on the event loop's thread."""
         self._stop.set()
 
-    async def run_until_stopped(self, *, exit_with_parent: bool) -> None:
-        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain."""
+    def abandon(self) -> None:
+        """Stop without draining: calls that run can no longer be served, and should go elsewhere at once."""
+        self.abandoned = True
+        self._stop.set()
+
+    async def run_until_stopped(
+        self, *, exit_with_parent: bool, at_drain_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain.
+
+        Calls that still run when the draining is over are ended by `at_drain_end`, so that they can say
+        why, or else cut.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
@@ -113,7 +130,13 @@ class Server:
         await self._stop.wait()
         log.info("stopping")
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(DRAIN_SECONDS)
+        if self.abandoned:
+            await self.grpc.stop(None)
+            return
+        stopping = asyncio.create_task(self.grpc.stop(DRAIN_SECONDS + FAREWELL_SECONDS))
+        if not (await asyncio.wait([stopping], timeout=DRAIN_SECONDS))[0]:
+            at_drain_end()
+        await stopping
 
 
 def _watch_standard_input(loop: asyncio.AbstractEventLoop, stop: Any) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("compose")
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("coordinator", "target-worker", "draft-worker")
-START_TIMEOUT = 120.0
+START_TIMEOUT = 280.0
 
 Service = dict[str, Any]
 

@@ -1,12 +1,22 @@
-"""Plain decoding, written as slowly and obviously as possible: what every faulty run must equal."""
+"""Slow and obvious versions: plain decoding, which every faulty run must equal, verdicts and proposals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.types import FinishReason, SamplingParams
-from tests.sim.toys import ToyModel, own_choice
+import numpy as np
+
+from paceline.core.types import (
+    AcceptanceMode,
+    FinishReason,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
+from paceline.decoding.noise import Purpose, uniforms
+from tests.sim.toys import ToyModel, own_choice, softmax
 
 
 @dataclass(frozen=True)
@@ -74,3 +84,109 @@ def plain_decoding(
             return Expected(generated, text[:shown], FinishReason.STOP)
         if len(generated) >= limit:
             return Expected(generated, text, FinishReason.LENGTH)
+
+
+def dense(sparse: SparseDistribution, vocab_size: int) -> np.ndarray:
+    """float64 [V]: what a draft token was drawn from, normalised."""
+    q = np.zeros(vocab_size)
+    q[np.frombuffer(sparse.token_ids, "<u4")] = np.frombuffer(sparse.probabilities, "<f4")
+    return q / q.sum()
+
+
+def invert(weights: np.ndarray, u: float) -> int:
+    """The first index at which the running sum passes u times the whole sum."""
+    total, running = float(weights.sum()), 0.0
+    for index, weight in enumerate(weights):
+        running += float(weight)
+        if running > u * total:
+            return index
+    return int(np.flatnonzero(weights)[-1])
+
+
+def masked_probabilities(
+    model: ToyModel, prefix: Sequence[int], params: SequenceParams, eos: Sequence[int]
+) -> np.ndarray:
+    """float64 [V] at the request's temperature, ends masked before min_tokens."""
+    sampling = params.sampling
+    logits = model.logits(prefix).astype(np.float64) / sampling.temperature
+    if len(prefix) - params.prompt_length < sampling.min_tokens:
+        logits[sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)})] = -np.inf
+    return softmax(logits)
+
+
+def slow_verdict(
+    model: ToyModel, ledger: Sequence[int], params: SequenceParams, proposal: Proposal, eos: Sequence[int] = ()
+) -> tuple[int, int]:
+    """(accepted, next token), written from the formulas of docs/decoding.md, one number at a time."""
+    draft, sampling = proposal.token_ids, params.sampling
+    if sampling.greedy or params.mode is AcceptanceMode.COUPLED:
+        for i in range(len(draft) + 1):
+            own = own_choice(model, [*ledger, *draft[:i]], sampling, params.prompt_length, eos)
+            if i == len(draft) or own != draft[i]:
+                return i, own
+    assert sampling.seed is not None
+    p = [
+        masked_probabilities(model, [*ledger, *draft[:i]], params, eos) for i in range(len(draft) + 1)
+    ]
+    q = [dense(d, model.vocab_size) for d in proposal.distributions] or [
+        np.eye(model.vocab_size)[token] for token in draft
+    ]
+    tests = uniforms([sampling.seed], [len(ledger)], Purpose.ACCEPT_TEST, max(len(draft), 1))[0].tolist()
+    next_u = float(uniforms([sampling.seed], [len(ledger)], Purpose.NEXT_TOKEN, 1)[0, 0])
+    accepted, scale = 0, 1.0
+    if params.mode is AcceptanceMode.REJECTION:
+        while accepted < len(draft):
+            token = draft[accepted]
+            if tests[accepted] >= p[accepted][token] / q[accepted][token]:
+                break
+            accepted += 1
+    else:
+        pi = [1.0]
+        for i in range(1, len(draft) + 1):
+            token = draft[i - 1]
+            pi.append(min(1.0, pi[-1] * p[i - 1][token] / q[i - 1][token]))
+            if i == len(draft):
+                bound = pi[i]
+            else:
+                residual = np.maximum(pi[i] * p[i] - q[i], 0).sum()
+                rest = residual + 1 - pi[i]
+                bound = residual / rest if rest > 0 else 1.0
+            if tests[i - 1] <= bound:
+                accepted = i
+        scale = pi[accepted]
+    weights = p[accepted]
+    if accepted < len(draft):
+        residual = np.maximum(scale * weights - q[accepted], 0)
+        weights = residual if residual.sum() > 1e-12 else weights
+    return accepted, invert(weights, next_u)
+
+
+def check_slow_proposal(
+    model: ToyModel,
+    ledger: Sequence[int],
+    params: SequenceParams,
+    proposal: Proposal,
+    mass: float,
+    eos: Sequence[int] = (),
+) -> None:
+    """Every draft token is the one the draft's own distribution and the round's noise give."""
+    sampling = params.sampling
+    choosing = sampling.greedy or params.mode is AcceptanceMode.COUPLED
+    assert len(proposal.distributions) == (0 if choosing else len(proposal.token_ids))
+    for i, token in enumerate(proposal.token_ids):
+        prefix = [*ledger, *proposal.token_ids[:i]]
+        if choosing:
+            assert token == own_choice(model, prefix, sampling, params.prompt_length, eos)
+            continue
+        assert sampling.seed is not None
+        sent = proposal.distributions[i]
+        ids = np.frombuffer(sent.token_ids, "<u4")
+        values = np.frombuffer(sent.probabilities, "<f4").astype(np.float64)
+        q = masked_probabilities(model, prefix, params, eos)
+        order = np.argsort(-q)
+        needed = int(np.searchsorted(np.cumsum(q[order]), mass - 1e-6)) + 1
+        assert list(ids) == list(order[: len(ids)])
+        assert needed <= len(ids) <= needed + 1
+        np.testing.assert_allclose(values, q[ids] / q[ids].sum(), rtol=1e-4)
+        u = float(uniforms([sampling.seed], [len(ledger)], Purpose.DRAFT_DRAW, i + 1)[0, i])
+        assert token == ids[invert(values, u)]

@@ -61,17 +61,19 @@ def random_request(rng: random.Random, name: str, *, choosing: bool) -> Request:
 def random_world(seed: int, *, choosing: bool = True) -> World:
     """A service with 1 to 5 clients, 1 or 2 workers of each kind and up to 5 faults."""
     rng = random.Random(f"scenario {seed}")
+    num_drafts = rng.choice((0, 1, 1, 2))
+    kinds = [kind for kind in FAULTS if num_drafts or kind.startswith("target")]
     faults = Faults(
         duplicates=rng.choice((0.0, 0.1, 0.5)),
         slowest=rng.choice((0.001, 0.004, 0.015)),
-        events=[(rng.uniform(0, 0.2), rng.choice(FAULTS)) for _ in range(rng.randint(0, 5))],
+        events=[(rng.uniform(0, 0.2), rng.choice(kinds)) for _ in range(rng.randint(0, 5))],
     )
     world = World(
         seed,
         target=TARGET,
         draft=DRAFT,
         num_targets=rng.choice((1, 1, 2)),
-        num_drafts=rng.choice((0, 1, 1, 2)),
+        num_drafts=num_drafts,
         # 11 blocks hold one sequence of full length and 5 draft tokens, 40 hold three.
         target_blocks=rng.choice((12, 20, 40)),
         draft_blocks=rng.choice((3, 12, 40)),

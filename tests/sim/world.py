@@ -51,6 +51,16 @@ def chosen_seeds(default: int) -> range:
     return range(int(first or 0), int(last) if colon else int(first) + 1)
 
 
+def brief(message: Any) -> str:
+    """A command or event in one short line."""
+    names = ("sequence_id", "epoch", "round", "base_length", "committed_tail", "num_draft_tokens", "error")
+    parts = [f"{name}={getattr(message, name)!r}" for name in names if hasattr(message, name)]
+    for name in ("verdict", "proposal"):
+        if (part := getattr(message, name, None)) is not None:
+            parts.append(f"{name}={part.token_ids}")
+    return f"{type(message).__name__}({' '.join(parts)})"
+
+
 class SimulationError(AssertionError):
     """A property does not hold; says how to see it again."""
 
@@ -218,7 +228,7 @@ class SimLink:
             return
         commands, self.outbox = self.outbox, []
         world = self.world
-        world.note(f"{self.name} <- {commands}")
+        world.note(f"{self.name} <- {', '.join(map(brief, commands))}")
         request = frames.verify_request if self.worker.role == "target" else frames.draft_request
         stream.later("up", stream.deliver, request(commands))
         if world.happens(world.faults.duplicates):
@@ -385,7 +395,7 @@ class World:
     def receive(self, link: SimLink, events: Iterable[Any]) -> None:
         """Invariant 3, as the coordinator takes answers in."""
         for event in events:
-            self.note(f"{link.name} -> {event}")
+            self.note(f"{link.name} -> {brief(event)}")
             running = self.dispatcher._sequences.get(event.sequence_id)
             ledger = running.machine.ledger if running is not None else None
             before = list(ledger.token_ids) if ledger is not None else []

@@ -139,8 +139,8 @@ class Oracle:
         gap = float(top.values[0] - top.values[1])
         if gap >= NEAR_TIE or {chosen, wanted} != set(top.indices.tolist()):
             raise ParityError(
-                f"token {at} is {chosen}, generate takes {wanted}; the gap of the two largest logits is {gap:.2e},"
-                f" so this is no near-tie"
+                f"token {at} is {chosen}, generate takes {wanted}; the two largest logits are"
+                f" {gap:.2e} apart, so this is no near-tie"
             )
 
     @torch.inference_mode()

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+
 from harness.pair import Pair
 from harness.waiting import HANG, until
-
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
-from paceline.supervisor import Stack, StackConfig, serve_stack
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import UnavailableError
+from paceline.supervisor import (
+    ChildSpec,
+    Stack,
+    StackConfig,
+    Supervisor,
+    arguments,
+    discard,
+    serve_stack,
+)
 from paceline.v1 import generation_pb2_grpc
 
 T = TypeVar("T")
@@ -63,7 +75,14 @@ class RunningStack:
 
     def wait_for_worker(self, role: str, state: WorkerState = WorkerState.READY) -> WorkerStatus:
         """Until the coordinator sees the worker so."""
-        until(lambda: self.worker(role).state is state, f"the {role} worker being {state.value}")
+
+        def is_so() -> bool:
+            # The coordinator itself may be away just now.
+            with contextlib.suppress(UnavailableError):
+                return self.worker(role).state is state
+            return False
+
+        until(is_so, f"the {role} worker being {state.value}")
         return self.worker(role)
 
     def check_pools_whole(self) -> None:
@@ -126,3 +145,48 @@ def together(calls: Sequence[Callable[[], T]], at_once: int = 16) -> list[T]:
         return [call() for call in calls]
     with ThreadPoolExecutor(at_once) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def process(role: str, command: str, config: WorkerConfig | CoordinatorConfig) -> ChildSpec:
+    """One process of Paceline, as the supervisor starts it."""
+    prefix = (sys.executable, "-P", "-m", "paceline", command)
+    return ChildSpec(role=role, command=(*prefix, *arguments(config)), port=config.port)
+
+
+@dataclass
+class OwnCoordinator:
+    """A coordinator beside the shared one; it has no model and starts quickly."""
+
+    client: Client
+    address: str
+    log: Log
+    supervisor: Supervisor
+
+
+@contextlib.contextmanager
+def own_coordinator(
+    pair: Pair, targets: Sequence[str], drafts: Sequence[str] = (), **changes: Any
+) -> Iterator[OwnCoordinator]:
+    """A coordinator of the given workers, in its own process."""
+    config = CoordinatorConfig(
+        targets=tuple(targets),
+        drafts=tuple(drafts),
+        tokenizer=str(pair.target),
+        exit_with_parent=True,
+        **changes,
+    )
+    log = Log()
+    with Supervisor(sink=log) as supervisor:
+        (status,) = supervisor.start([process("coordinator", "coordinator", config)], 300.0)
+        with Client(status.address) as client:
+            yield OwnCoordinator(client, status.address, log, supervisor)
+
+
+@contextlib.contextmanager
+def own_worker(role: str, model: Path, log: Log | None = None, **changes: Any) -> Iterator[str]:
+    """One more worker; its address."""
+    values: dict[str, Any] = {"threads": 1, "num_blocks": 64, "device": "cpu"}
+    config = WorkerConfig(model=str(model), exit_with_parent=True, **(values | changes))
+    with Supervisor(sink=log or discard) as supervisor:
+        (status,) = supervisor.start([process(role, f"{role}-worker", config)], 300.0)
+        yield status.address

@@ -1,0 +1,99 @@
+"""A model that gives no numbers for one token: that request fails, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.history import Recording, validate
+from harness.pair import Pair
+from harness.stacks import own_coordinator, own_worker
+from harness.waiting import HANG, until
+
+from paceline.core.errors import InternalError
+
+pytestmark = pytest.mark.xdist_group("faults")
+
+POISON = 200
+"""Its embedding is not a number: after it the model has no logits."""
+
+
+@pytest.fixture(scope="module")
+def poisoned(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft checkpoint (the smaller one), with input and output embeddings apart."""
+    import shutil
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("poisoned")
+    model = AutoModelForCausalLM.from_pretrained(pair_paths.draft, dtype=torch.float32)
+    head = model.get_input_embeddings().weight.detach().clone()
+    model.config.tie_word_embeddings = False
+    model.lm_head = torch.nn.Linear(head.shape[1], head.shape[0], bias=False)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(head)
+        model.get_input_embeddings().weight[POISON] = float("nan")
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(pair_paths.draft / name, folder / name)
+    return folder
+
+
+def test_logits_that_are_not_numbers_end_one_request(pair_paths: Pair, poisoned: Path) -> None:
+    """NaN in the target, in the same batch as healthy requests; and in a draft, where it costs speed only."""
+    with (
+        own_worker("target", poisoned) as target,
+        own_worker("draft", poisoned) as draft,
+        own_coordinator(pair_paths, [target], [draft]) as own,
+    ):
+        parameters = {"max_tokens": 60, "ignore_eos": True, "temperature": 1.0, "seed": 5}
+        # The sampled text must not contain the poison by itself.
+        parameters["logit_bias"] = {POISON: -100.0}
+        alone = own.client.generate([5, 6, 7], parameters, timeout=HANG)
+        healthy = [Recording(own.address, [5, 6, 7], parameters) for _ in range(3)]
+        for stream in healthy:
+            stream.wait_for_tokens(5)
+        for prompt in ([5, POISON, 7], [POISON]):
+            history = Recording(own.address, prompt, parameters).result()
+            validate(history, complete=False)
+            assert isinstance(history.error, InternalError)
+            assert "not numbers" in history.error.message
+        for stream in healthy:
+            validate(stream.result(), alone.token_ids)
+        caches = [w.info.cache for w in own.client.status().workers if w.info is not None]
+        until(
+            lambda: all(
+                w.info is not None and w.info.cache.free_blocks == w.info.cache.total_blocks
+                for w in own.client.status().workers
+            ),
+            f"whole pools, {caches}",
+        )
+
+
+def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(pair_paths: Pair, poisoned: Path) -> None:
+    with (
+        own_worker("target", pair_paths.draft) as target,
+        own_worker("draft", poisoned) as draft,
+        own_coordinator(pair_paths, [target], [draft]) as own,
+    ):
+        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+            for mode in ("coupled", "rejection", "block"):
+                parameters = {"max_tokens": 24, "ignore_eos": True, **sampling}
+                prompt = [5, POISON, 7]
+                speculation = {"num_speculative_tokens": 4, "acceptance": mode}
+                history = Recording(own.address, prompt, parameters, speculation).result()
+                validate(history)
+                assert len(history.token_ids) == 24
+                if mode == "coupled" or sampling["temperature"] == 0:
+                    plain = own.client.generate(
+                        prompt, parameters, speculation={"num_speculative_tokens": 0}, timeout=HANG
+                    )
+                    assert history.token_ids == plain.token_ids
+        until(
+            lambda: all(
+                w.info is not None and w.info.cache.free_blocks == w.info.cache.total_blocks
+                for w in own.client.status().workers
+            ),
+            "whole pools",
+        )

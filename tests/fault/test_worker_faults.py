@@ -1,0 +1,368 @@
+"""Killed, stopped and lying workers: clients see the tokens of the run without faults, each once.
+
+One supervised stack for the whole file; every test leaves it with all processes ready.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from harness.history import History, Recording, validate
+from harness.oracle import Ids, Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE
+from harness.stacks import RunningStack, own_coordinator, running_stack
+from harness.waiting import HANG, until
+from harness.wire import Proxy
+
+from paceline.client import Client, WorkerState
+from paceline.core.errors import UnavailableError
+from paceline.v1 import draft_pb2
+
+pytestmark = pytest.mark.xdist_group("faults")
+
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+COUPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 77}
+PENALISED: Mapping[str, Any] = {
+    "temperature": 0.8,
+    "seed": 78,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.3,
+}
+LENGTH = 200
+"""Long enough that a fault hits it in the middle."""
+
+
+@pytest.fixture(scope="module")
+def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, coordinator={"draft_timeout": 1.0}) as stack:
+        yield stack
+        wait_until_ready(stack)
+        stack.check_pools_whole()
+        stack.check_logs()
+
+
+@pytest.fixture(autouse=True)
+def all_ready(faulty: RunningStack) -> Iterator[None]:
+    """Every test begins with all workers and leaves nothing behind."""
+    wait_until_ready(faulty)
+    yield
+    wait_until_ready(faulty)
+    faulty.check_pools_whole()
+
+
+def wait_until_ready(stack: RunningStack) -> None:
+    for role in ("target", "draft"):
+        stack.wait_for_worker(role)
+
+
+@pytest.fixture(scope="module")
+def prompt(oracle: Oracle) -> Ids:
+    return oracle.encode(SOURCE)[:48]
+
+
+def record(
+    stack: RunningStack, prompt: Ids, sampling: Mapping[str, Any], k: int = 4, length: int = LENGTH
+) -> Recording:
+    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
+    return Recording(stack.address, prompt, parameters, {"num_speculative_tokens": k})
+
+
+def without_fault(stack: RunningStack, prompt: Ids, sampling: Mapping[str, Any], length: int = LENGTH) -> Ids:
+    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
+    speculation = {"num_speculative_tokens": 0}
+    return stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG).token_ids
+
+
+def rounds_without_proposal(history: History) -> int:
+    what = history.finished.speculative_decoding
+    return what.num_rounds - what.num_spec_steps
+
+
+# ---- the draft worker --------------------------------------------------------------------------------
+
+
+def test_a_killed_draft_worker_costs_no_token(faulty: RunningStack, prompt: Ids) -> None:
+    """SIGKILL in mid-stream, greedy and sampled at once; drafting resumes when it is back."""
+    samplings = (GREEDY, COUPLED, PENALISED)
+    expected = [without_fault(faulty, prompt, s) for s in samplings]
+    streams = [record(faulty, prompt, s) for s in samplings]
+    for stream in streams:
+        stream.wait_for_tokens(30)
+    killed = faulty.stack.kill("draft", signal.SIGKILL)
+    for stream, tokens in zip(streams, expected, strict=True):
+        validate(stream.result(), tokens)
+    faulty.stack.wait_for_restart("draft", after=killed)
+    faulty.wait_for_worker("draft")
+    history = record(faulty, prompt, GREEDY, length=40).result()
+    validate(history, expected[0][:40])
+    assert history.finished.speculative_decoding.num_draft_tokens > 0
+
+
+def test_draft_killed_half_way_changes_no_token_for_any_k_alone_or_in_a_crowd(
+    faulty: RunningStack, prompt: Ids, oracle: Oracle
+) -> None:
+    """Drafter invariance: one seed, K of 0, 2 and 5, sixteen others, and the draft dies in the middle."""
+    expected = without_fault(faulty, prompt, COUPLED, 100)
+    for k in (2, 5):
+        validate(record(faulty, prompt, COUPLED, k, 100).result(), expected)
+    crowd = [
+        record(faulty, oracle.encode(SOURCE)[i : 40 + 3 * i], {**PENALISED, "seed": i}, k=i % 6, length=60)
+        for i in range(16)
+    ]
+    streams = [record(faulty, prompt, COUPLED, k, 100) for k in (0, 2, 5)]
+    for stream in streams:
+        stream.wait_for_tokens(20)
+    killed = faulty.stack.kill("draft", signal.SIGKILL)
+    for stream in streams:
+        validate(stream.result(), expected)
+    for stream in crowd:
+        validate(stream.result())
+    faulty.stack.wait_for_restart("draft", after=killed)
+
+
+def test_a_stopped_draft_worker_is_done_without(faulty: RunningStack, prompt: Ids) -> None:
+    """SIGSTOP: after the draft timeout the stream goes on at K=0. SIGCONT: late answers harm nobody."""
+    expected = without_fault(faulty, prompt, COUPLED)
+    stream = record(faulty, prompt, COUPLED)
+    stream.wait_for_tokens(20)
+    faulty.stack.kill("draft", signal.SIGSTOP)
+    try:
+        stream.wait_for_tokens(60)
+        behind = record(faulty, prompt, GREEDY, length=20)
+        validate(behind.result(), without_fault(faulty, prompt, GREEDY, 20))
+    finally:
+        faulty.stack.kill("draft", signal.SIGCONT)
+    history = stream.result()
+    validate(history, expected)
+    assert rounds_without_proposal(history) > 1
+    after = record(faulty, prompt, GREEDY, length=40).result()
+    assert after.finished.speculative_decoding.num_draft_tokens > 0
+
+
+# ---- the target worker -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_a_killed_target_worker_interrupts_but_changes_nothing(
+    faulty: RunningStack, prompt: Ids, sampling: Mapping[str, Any]
+) -> None:
+    """SIGKILL in mid-stream: after the restart the stream goes on where it was."""
+    expected = without_fault(faulty, prompt, sampling)
+    stream = record(faulty, prompt, sampling)
+    stream.wait_for_tokens(40)
+    killed = faulty.stack.kill("target", signal.SIGKILL)
+    faulty.stack.wait_for_restart("target", after=killed)
+    validate(stream.result(), expected)
+
+
+def test_eight_streams_survive_a_killed_target_worker(
+    faulty: RunningStack, prompt: Ids, oracle: Oracle
+) -> None:
+    """Also one that is queued meanwhile, and one whose draft dies at the same moment."""
+    ids = oracle.encode(SOURCE)
+    asked = [
+        (ids[i : 40 + 7 * i], GREEDY if i % 2 else {**COUPLED, "seed": i}, (0, 2, 4, 8)[i % 4])
+        for i in range(8)
+    ]
+    expected = [without_fault(faulty, p, s, 120) for p, s, _ in asked]
+    streams = [record(faulty, p, s, k, 120) for p, s, k in asked]
+    for stream in streams:
+        stream.wait_for_tokens(15)
+    killed = {role: faulty.stack.kill(role, signal.SIGKILL) for role in ("target", "draft")}
+    late = record(faulty, prompt, GREEDY, length=30)
+    for role, pid in killed.items():
+        faulty.stack.wait_for_restart(role, after=pid)
+    for stream, tokens in zip(streams, expected, strict=True):
+        validate(stream.result(), tokens)
+    validate(late.result(), without_fault(faulty, prompt, GREEDY, 30))
+
+
+def test_a_stopped_target_worker_is_waited_for(faulty: RunningStack, prompt: Ids) -> None:
+    """SIGSTOP: after the target timeout its line is given up; SIGCONT: the stream goes on, gapless."""
+    expected = without_fault(faulty, prompt, COUPLED)
+    targets, drafts = ([faulty.stack.address_of(role)] for role in ("target", "draft"))
+    with own_coordinator(faulty.pair, targets, drafts, target_timeout=3.0) as own:
+        parameters = {"max_tokens": LENGTH, "ignore_eos": True, **COUPLED}
+        stream = Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4})
+        stream.wait_for_tokens(30)
+        faulty.stack.kill("target", signal.SIGSTOP)
+        try:
+            until(lambda: own.log.find("did not answer in time"), "the target's line given up")
+        finally:
+            faulty.stack.kill("target", signal.SIGCONT)
+        validate(stream.result(), expected)
+
+
+def test_no_target_comes_back_in_time(faulty: RunningStack, prompt: Ids) -> None:
+    """The error comes after the recovery deadline and names the last index; new requests are told as much."""
+    targets = [faulty.stack.address_of("target")]
+    with own_coordinator(faulty.pair, targets, target_timeout=1.0, recovery_timeout=1.0) as own:
+        parameters = {"max_tokens": 1000, "ignore_eos": True, **GREEDY}
+        stream = Recording(own.address, prompt, parameters)
+        stream.wait_for_tokens(10)
+        faulty.stack.kill("target", signal.SIGSTOP)
+        try:
+            history = stream.result()
+        finally:
+            faulty.stack.kill("target", signal.SIGCONT)
+        validate(history, complete=False)
+        assert isinstance(history.error, UnavailableError)
+        assert history.error.last_index == len(history.token_ids) - 1
+        # Served again once it is back.
+        until(
+            lambda: all(w.state is WorkerState.READY for w in own.client.status().workers), "the target back"
+        )
+        again = own.client.generate(prompt, {"max_tokens": 10, "ignore_eos": True, **GREEDY}, timeout=HANG)
+        assert again.token_ids == history.token_ids[:10]
+
+
+# ---- SIGTERM -----------------------------------------------------------------------------------------
+
+
+def test_sigterm_drains_the_coordinator(faulty: RunningStack, prompt: Ids) -> None:
+    """Running streams end as if nothing had happened; new ones are refused; then it is gone, and back."""
+    expected = without_fault(faulty, prompt, COUPLED, 80)
+    stream = record(faulty, prompt, COUPLED, length=80)
+    stream.wait_for_tokens(10)
+    ended = faulty.stack.kill("coordinator", signal.SIGTERM)
+
+    def refused() -> bool:
+        try:
+            with Client(faulty.address) as fresh:
+                fresh.generate("x", {"max_tokens": 1}, timeout=HANG)
+        except UnavailableError:
+            return True
+        return False
+
+    was_refused = False
+    while not stream.over and not was_refused:
+        was_refused = refused()
+    assert was_refused, "requests were accepted after SIGTERM for as long as the stream ran"
+    validate(stream.result(), expected)
+    faulty.stack.wait_for_restart("coordinator", after=ended)
+    wait_until_ready(faulty)
+    assert without_fault(faulty, prompt, COUPLED, 80) == expected
+
+
+def test_a_stream_that_outlasts_the_draining_is_told_its_last_index(
+    faulty: RunningStack, prompt: Ids
+) -> None:
+    """It hangs on a stopped target, so it cannot end by itself."""
+    with own_coordinator(faulty.pair, [faulty.stack.address_of("target")]) as own:
+        stream = Recording(own.address, prompt, {"max_tokens": 1000, "ignore_eos": True, **GREEDY})
+        stream.wait_for_tokens(10)
+        faulty.stack.kill("target", signal.SIGSTOP)
+        try:
+            own.supervisor.signal("coordinator", signal.SIGTERM)
+            history = stream.result()
+        finally:
+            faulty.stack.kill("target", signal.SIGCONT)
+        validate(history, complete=False)
+        assert isinstance(history.error, UnavailableError)
+        assert "stopping" in history.error.message
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_sigterm_of_a_worker_costs_no_token(faulty: RunningStack, prompt: Ids, role: str) -> None:
+    expected = without_fault(faulty, prompt, COUPLED)
+    stream = record(faulty, prompt, COUPLED)
+    stream.wait_for_tokens(30)
+    ended = faulty.stack.kill(role, signal.SIGTERM)
+    validate(stream.result(), expected)
+    faulty.stack.wait_for_restart(role, after=ended)
+    validate(record(faulty, prompt, COUPLED, length=20).result(), expected[:20])
+
+
+# ---- answers that make no sense ----------------------------------------------------------------------
+
+
+def lie_about_ids(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal") and event.proposal.proposal.token_ids:
+            event.proposal.proposal.token_ids[0] = 4_000_000_000
+    return frame
+
+
+def propose_too_much(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal"):
+            event.proposal.proposal.token_ids.extend([5] * 40)
+    return frame
+
+
+def grow_a_tree(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal"):
+            event.proposal.proposal.parents.extend([-1] * len(event.proposal.proposal.token_ids))
+    return frame
+
+
+def name_another_round(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal"):
+            event.proposal.round += 1
+    return frame
+
+
+def send_distributions(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal"):
+            for _ in event.proposal.proposal.token_ids:
+                event.proposal.proposal.distributions.add(
+                    token_ids=b"\x05\0\0\0", probabilities=b"\0\0\xc0\x7f"
+                )
+    return frame
+
+
+def answer_twice(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    frame.events.extend(list(frame.events))
+    return frame
+
+
+def swallow(frame: draft_pb2.DraftResponse) -> None:
+    return None
+
+
+def guess_wrong(frame: draft_pb2.DraftResponse) -> draft_pb2.DraftResponse:
+    for event in frame.events:
+        if event.HasField("proposal"):
+            ids = event.proposal.proposal.token_ids
+            ids[:] = [(token + 1) % 200 for token in ids]
+    return frame
+
+
+LIES = (
+    lie_about_ids,
+    propose_too_much,
+    grow_a_tree,
+    name_another_round,
+    send_distributions,
+    answer_twice,
+    swallow,
+    guess_wrong,
+)
+
+
+def test_a_draft_that_answers_nonsense_costs_speed_only(faulty: RunningStack, prompt: Ids) -> None:
+    """Ids that do not exist, too many of them, trees, other rounds, NaN, twice, never, always wrong."""
+    samplings = (GREEDY, COUPLED)
+    expected = [without_fault(faulty, prompt, s, 40) for s in samplings]
+    with (
+        Proxy(faulty.stack.address_of("draft"), "draft") as draft,
+        own_coordinator(
+            faulty.pair, [faulty.stack.address_of("target")], [draft.address], draft_timeout=0.3
+        ) as own,
+    ):
+        for lie in (*LIES, lambda frame: frame):
+            draft.mangle = lie
+            for sampling, tokens in zip(samplings, expected, strict=True):
+                parameters = {"max_tokens": 40, "ignore_eos": True, **sampling}
+                history = Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4}).result()
+                validate(history, tokens)
+        # The last one told the truth.
+        assert history.finished.speculative_decoding.num_draft_tokens > 0
+        assert own.client.status().coordinator.failed_requests == 0

@@ -1,0 +1,84 @@
+"""Parity and invariance with both models on a CUDA device: the same assertions as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from harness.oracle import Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE, id_prompts
+from harness.stacks import RunningStack, running_stack, together
+from harness.waiting import HANG
+
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+
+MODES = ("coupled", "rejection", "block")
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def gpu_stack(pair_paths: Pair) -> Iterator[RunningStack]:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    with running_stack(
+        pair_paths,
+        target_device="cuda",
+        draft_device="cuda",
+        target_dtype="float32",
+        draft_dtype="float32",
+    ) as stack:
+        yield stack
+        stack.check_pools_whole()
+        stack.check_logs()
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+@pytest.mark.parametrize("k", [0, 1, 3, 5, 8])
+def test_greedy_parity_on_cuda(gpu_stack: RunningStack, pair_paths: Pair, k: int, at_once: int) -> None:
+    """The oracle runs on the same device, so that only the shapes differ."""
+    oracle = Oracle.load(pair_paths.target, "cuda")
+    asked = [(prompt, MODES[i % 3]) for i, prompt in enumerate(id_prompts(oracle))]
+    results = together(
+        [
+            lambda p=p, m=m: gpu_stack.client.generate(
+                p,
+                {"temperature": 0.0, "max_tokens": NEW_TOKENS},
+                speculation={"num_speculative_tokens": k, "acceptance": m},
+                timeout=HANG,
+            )
+            for p, m in asked
+        ],
+        at_once,
+    )
+    ties = sum(
+        oracle.check_greedy(prompt, result.token_ids, NEW_TOKENS)
+        for (prompt, _), result in zip(asked, results, strict=True)
+    )
+    assert ties <= 2
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.9, "repetition_penalty": 1.2},
+    ],
+    ids=["temperature", "top_p", "penalty"],
+)
+def test_coupled_invariance_on_cuda(
+    gpu_stack: RunningStack, oracle: Oracle, sampling: dict[str, float]
+) -> None:
+    prompt = oracle.encode(SOURCE)[:37]
+
+    def run(k: int) -> tuple[int, ...]:
+        parameters = {"max_tokens": 40, "ignore_eos": True, "seed": 11, **sampling}
+        speculation = {"num_speculative_tokens": k, "acceptance": "coupled"}
+        return gpu_stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG).token_ids
+
+    alone = [run(k) for k in (0, 2, 5)]
+    assert alone == [alone[0]] * 3
+    assert together([lambda k=k: run(k) for k in (0, 2, 5) * 5], at_once=15) == [alone[0]] * 15

@@ -1,0 +1,94 @@
+"""A client that goes away: its sequences end on both workers within a round, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from harness.stacks import RunningStack
+from harness.waiting import HANG, until
+
+from paceline.client import AsyncClient, Client
+from paceline.core.errors import CancelledError, DeadlineExceededError
+
+LONG = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+
+
+def wait_until_idle(stack: RunningStack) -> None:
+    until(lambda: stack.client.status().coordinator.running == 0, "the end of cancelled requests")
+    stack.check_pools_whole()
+
+
+def test_leaving_a_stream_frees_both_caches(stack: RunningStack) -> None:
+    for _ in stack.client.stream("def main(", LONG, timeout=HANG):
+        break  # the stream is dropped here
+    wait_until_idle(stack)
+
+
+def test_closing_a_stream_half_way_frees_both_caches(stack: RunningStack) -> None:
+    with stack.client.stream("def main(", LONG, timeout=HANG) as stream:
+        for chunk in stream:
+            if chunk.index > 20:
+                break
+        held = [w.info.cache.sequences for w in stack.client.status().workers if w.info is not None]
+        assert held == [1, 1]
+    wait_until_idle(stack)
+
+
+def test_closing_the_channel_frees_both_caches(stack: RunningStack) -> None:
+    client = Client(stack.address)
+    streams = [client.stream("def main(", LONG, timeout=HANG) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    client.close()
+    for stream in streams:
+        with pytest.raises(CancelledError):
+            list(stream)
+    wait_until_idle(stack)
+
+
+def test_a_deadline_ends_the_request_and_frees_both_caches(stack: RunningStack) -> None:
+    stack.good_request()
+    with pytest.raises(DeadlineExceededError):
+        stack.client.generate("def main(", LONG, timeout=0.3)
+    wait_until_idle(stack)
+
+
+async def test_requests_cancelled_at_any_moment_leave_nothing(stack: RunningStack) -> None:
+    """Also before the first message, where nobody has begun to read yet."""
+    async with AsyncClient(stack.address) as client:
+
+        async def start_and_leave(number: int) -> None:
+            stream = client.stream("def main(", {**LONG, "seed": number}, timeout=HANG)
+            task = asyncio.ensure_future(anext(stream))
+            for _ in range(number % 12):
+                await asyncio.sleep(0)
+            if number % 3 == 0:
+                await task
+            task.cancel()
+            await stream.aclose()
+            await asyncio.gather(task, return_exceptions=True)
+
+        for start in range(0, 96, 16):
+            await asyncio.gather(*(start_and_leave(start + i) for i in range(16)))
+        # A request that is accepted but whose answer nobody waits for.
+        for number in range(40):
+            await client.stream("x", {**LONG, "seed": number}, timeout=HANG).aclose()
+    wait_until_idle(stack)
+
+
+def test_a_cancelled_neighbour_changes_no_token(stack: RunningStack) -> None:
+    parameters = {"max_tokens": 60, "temperature": 1.0, "seed": 9, "ignore_eos": True}
+    alone = stack.client.generate("import os", parameters, timeout=HANG)
+    neighbours = [stack.client.stream("def main(", LONG, timeout=HANG) for _ in range(6)]
+    for neighbour in neighbours:
+        next(neighbour)
+    stream = stack.client.stream("import os", parameters, timeout=HANG)
+    next(stream)
+    for neighbour in neighbours:
+        neighbour.close()
+    for _ in stream:
+        pass
+    assert stream.result is not None
+    assert stream.result.token_ids == alone.token_ids
+    wait_until_idle(stack)

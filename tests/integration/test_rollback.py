@@ -1,0 +1,154 @@
+"""Each worker rolls its own cache back: entries and blocks after every round are what the ledger says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from harness.oracle import Ids, Oracle
+from harness.prompts import SOURCE, id_prompts
+from harness.stacks import RunningStack, own_coordinator, together
+from harness.waiting import HANG
+from harness.wire import Line, Proxy
+
+from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, RoundVerdict, VerifyRound
+
+BLOCK = 16
+
+
+def blocks(entries: int) -> int:
+    return -(-entries // BLOCK)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_target_truncates_to_the_ledger_less_one(stack: RunningStack, oracle: Oracle, seed: int) -> None:
+    """Proposals that are right for a while and then wrong, of every length: generate's tokens come out."""
+    rng = random.Random(seed)
+    prompt = oracle.encode(SOURCE)[: 30 + seed]
+    want = oracle.greedy(prompt, 60, ignore_eos=True)
+    with Line(stack.stack.address_of("target"), "target") as line:
+        sequence = line.open(prompt)
+        outcomes = set()
+        while (done := len(sequence.ledger) - len(prompt)) < 40:
+            k = rng.choice((0, 1, 2, 5, 8, 17))
+            right = rng.randint(0, k)
+            proposal = list(want[done : done + k])
+            if right < k:
+                proposal[right] = (proposal[right] + 1 + rng.randrange(100)) % oracle.vocabulary_size
+            verdict = sequence.step(proposal)
+            assert verdict.num_accepted == right
+            outcomes.add((k > 0, right == k))
+            # Invariant 1, and no block more than those entries need.
+            assert verdict.num_computed_tokens == len(sequence.ledger) - 1
+            assert line.used_blocks() == blocks(len(sequence.ledger) - 1)
+        assert outcomes >= {(True, False), (True, True)}
+        oracle.check_greedy(prompt, sequence.ledger[len(prompt) :][:40], 40, ignore_eos=True)
+        sequence.end()
+        assert line.used_blocks() == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draft_truncates_to_what_agrees(stack: RunningStack, oracle: Oracle, seed: int) -> None:
+    """After every verdict, kind or cruel, the draft proposes what one with a fresh cache proposes."""
+    rng = random.Random(seed)
+    prompt = oracle.encode(SOURCE)[: 30 + seed]
+    with Line(stack.stack.address_of("draft"), "draft") as line:
+        sequence = line.open(prompt)
+        for _ in range(12):
+            k = rng.choice((1, 2, 5, 8, 17))
+            answer = line.ask(sequence.draft(k))
+            proposed = answer.proposal.token_ids
+            assert len(proposed) == k
+            # The last draft token is never fed.
+            assert answer.num_computed_tokens == len(sequence.ledger) + k - 1
+            assert line.used_blocks() == blocks(answer.num_computed_tokens)
+            fresh = line.open(sequence.ledger)
+            again = line.ask(fresh.draft(k))
+            assert (again.proposal, again.num_computed_tokens) == (
+                answer.proposal,
+                answer.num_computed_tokens,
+            )
+            fresh.end()
+            # Step 4: all accepted (the entry of dK is missing), some, or none; then the target's token.
+            accepted = rng.choice((k, rng.randint(0, k), 0))
+            sequence.ledger += [*proposed[:accepted], rng.randrange(oracle.vocabulary_size)]
+        sequence.end()
+        assert line.used_blocks() == 0
+
+
+def test_draft_follows_a_ledger_that_goes_back(stack: RunningStack, oracle: Oracle) -> None:
+    """Positions are absolute: a shorter ledger with another end is obeyed like any other."""
+    prompt = list(oracle.encode(SOURCE)[:50])
+    with Line(stack.stack.address_of("draft"), "draft") as line:
+        sequence = line.open(prompt)
+        line.ask(sequence.draft(8))
+        for length in (40, 17, 16, 1, 33):
+            sequence.ledger = [*prompt[: length - 1], 9]
+            answer = line.ask(sequence.draft(3, tail=1))
+            fresh = line.open(sequence.ledger)
+            assert line.ask(fresh.draft(3)).proposal == answer.proposal
+            fresh.end()
+            assert answer.num_computed_tokens == length + 2
+            sequence.ledger = list(prompt)
+            line.ask(sequence.draft(8, tail=len(prompt) - length + 1))
+
+
+def check_invariants(log: list[Any]) -> dict[str, int]:
+    """Replay what passed between coordinator and one worker; every answer's numbers fit the ledger."""
+    ledgers: dict[str, list[int]] = {}
+    asked: dict[str, Any] = {}
+    seen = {"rounds": 0, "accepted": 0, "rejected": 0, "proposals": 0}
+    for item in log:
+        match item:
+            case OpenSequence():
+                ledgers[item.sequence_id] = list(item.token_ids)
+            case VerifyRound() | DraftRound():
+                ledger = ledgers[item.sequence_id]
+                start = item.base_length - len(item.committed_tail)
+                assert start <= len(ledger), "the coordinator left a gap"
+                ledger[start:] = item.committed_tail
+                assert len(ledger) == item.base_length
+                asked[item.sequence_id] = item
+            case RoundVerdict():
+                command, verdict = asked[item.sequence_id], item.verdict
+                ledgers[item.sequence_id].extend(verdict.token_ids)
+                assert verdict.num_computed_tokens == len(ledgers[item.sequence_id]) - 1
+                seen["rounds"] += 1
+                seen["accepted"] += verdict.num_accepted
+                seen["rejected"] += command.proposal.num_draft_tokens - verdict.num_accepted
+            case DraftProposal():
+                command = asked[item.sequence_id]
+                assert (item.round, item.base_length) == (command.round, command.base_length)
+                assert item.proposal.num_draft_tokens == command.num_draft_tokens
+                assert item.num_computed_tokens == item.base_length + command.num_draft_tokens - 1
+                seen["proposals"] += 1
+    return seen
+
+
+def test_every_round_of_the_service_keeps_the_invariants(stack: RunningStack, oracle: Oracle) -> None:
+    """A coordinator whose lines to both workers are tapped, with mixed requests at once."""
+    with (
+        Proxy(stack.stack.address_of("target"), "target") as target,
+        Proxy(stack.stack.address_of("draft"), "draft") as draft,
+        own_coordinator(stack.pair, [target.address], [draft.address]) as own,
+    ):
+        prompts: list[Ids] = id_prompts(oracle)[:12]
+        calls = [
+            lambda i=i, prompt=prompt: own.client.generate(
+                prompt,
+                {"temperature": (0.0, 0.8, 1.0)[i % 3], "max_tokens": 30, "seed": i, "ignore_eos": True},
+                speculation={
+                    "num_speculative_tokens": (1, 3, 5, 8)[i % 4],
+                    "acceptance": ("coupled", "rejection", "block")[i % 3],
+                },
+                timeout=HANG,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        results = together(calls, at_once=len(calls))
+        seen = check_invariants(target.log)
+        assert check_invariants(draft.log)["proposals"] > 0
+        assert seen["rounds"] == sum(r.speculative_decoding.num_rounds for r in results)
+        assert min(seen["accepted"], seen["rejected"]) > 0
+    stack.check_pools_whole()

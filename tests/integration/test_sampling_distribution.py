@@ -1,0 +1,133 @@
+"""Sampled tokens have exactly the model's distribution, measured through the running service.
+
+The seeds are fixed, so for one checkpoint the outcome is fixed as well: a run does not fail by chance. At
+the stated level a correct service would have failed with one checkpoint in a thousand, all tests together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from harness.oracle import Ids, Oracle
+from harness.stacks import RunningStack
+from harness.waiting import HANG
+from scipy import stats
+
+from paceline.client import AsyncClient
+
+MODES = ("coupled", "rejection", "block")
+SEEDS = 2000
+AT_ONCE = 64
+LEVEL = 1e-3 / (4 * len(MODES))
+"""Of one chi-square test: 1e-3 over the four of each mode (Bonferroni)."""
+WARPERS = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
+K = 3
+MAX_TOKENS = 5
+"""The first round has no proposal; the second one proposes tokens 2, 3 and 4."""
+TEXT = "def main("
+
+
+def chi_square_p(observed: Mapping[Hashable, int], expected: Mapping[Hashable, float]) -> float:
+    """p-value of counts against exact probabilities; bins with less than 5 expected are pooled."""
+    total = sum(observed.values())
+    if any(expected.get(outcome, 0.0) <= 0 for outcome in observed):
+        return 0.0  # something happened that cannot happen
+    bins: list[tuple[float, float]] = []
+    pooled_observed, pooled_expected = 0.0, 0.0
+    for outcome, probability in sorted(expected.items(), key=lambda item: -item[1]):
+        if probability * total >= 5:
+            bins.append((observed.get(outcome, 0), probability * total))
+        else:
+            pooled_observed += observed.get(outcome, 0)
+            pooled_expected += probability * total
+    if pooled_expected >= 5 or not bins:
+        bins.append((pooled_observed, pooled_expected))
+    elif pooled_expected > 0:
+        last_observed, last_expected = bins.pop()
+        bins.append((last_observed + pooled_observed, last_expected + pooled_expected))
+    if len(bins) < 2:
+        return 1.0
+    o, e = np.array(bins).T
+    return float(stats.chi2.sf(((o - e) ** 2 / e).sum(), len(bins) - 1))
+
+
+def exact_distributions(oracle: Oracle, prompt: Ids) -> dict[Ids, float]:
+    """Probability of each possible (first, second, third) token: top_k keeps their number small."""
+    paths: dict[Ids, float] = {(): 1.0}
+    for _ in range(3):
+        rows = oracle.distribution([prompt + path for path in paths], **WARPERS)
+        paths = {
+            (*path, token): probability * float(row[token])
+            for (path, probability), row in zip(paths.items(), rows, strict=True)
+            for token in row.nonzero()[:, 0].tolist()
+        }
+    assert sum(paths.values()) == pytest.approx(1, abs=1e-6)
+    return paths
+
+
+def marginal(paths: Mapping[Ids, float], index: int) -> dict[Hashable, float]:
+    result: Counter[Hashable] = Counter()
+    for path, probability in paths.items():
+        result[path[index]] += probability
+    return dict(result)
+
+
+async def sample(address: str, prompt: Ids, mode: str) -> tuple[list[Ids], int, int]:
+    """The tokens of every seed, and how many were drafted and accepted."""
+    room = asyncio.Semaphore(AT_ONCE)
+    async with AsyncClient(address) as client:
+
+        async def one(seed: int) -> tuple[Ids, int, int]:
+            async with room:
+                result = await client.generate(
+                    prompt,
+                    {**WARPERS, "seed": seed, "max_tokens": MAX_TOKENS, "ignore_eos": True},
+                    speculation={"num_speculative_tokens": K, "acceptance": mode},
+                    timeout=HANG,
+                )
+            what = result.speculative_decoding
+            return result.token_ids, what.num_draft_tokens, what.num_accepted_draft_tokens
+
+        # A prime stride: neighbouring seeds are no easier for the generator than distant ones.
+        results = await asyncio.gather(*(one(1 + 7919 * i) for i in range(SEEDS)))
+    tokens, drafted, accepted = zip(*results, strict=True)
+    return list(tokens), sum(drafted), sum(accepted)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_sampled_tokens_have_the_models_distribution(
+    stack: RunningStack, oracle: Oracle, mode: str
+) -> None:
+    prompt = oracle.encode(TEXT)
+    paths = exact_distributions(oracle, prompt)
+    tokens, drafted, accepted = await sample(stack.address, prompt, mode)
+    # Both an acceptance and a rejection happened often, or nothing was tested.
+    assert drafted >= SEEDS
+    assert 0.02 * drafted < accepted < 0.98 * drafted
+    tests = {
+        f"token {i + 1}": chi_square_p(Counter(t[i] for t in tokens), marginal(paths, i)) for i in range(3)
+    }
+    tests["tokens 1 to 3"] = chi_square_p(Counter(t[:3] for t in tokens), dict(paths))
+    print(f"{mode}: accepted {accepted} of {drafted}; p-values {tests}")
+    assert min(tests.values()) > LEVEL, tests
+
+
+def counts_of(probabilities: Sequence[float], seed: int) -> dict[Hashable, int]:
+    draws = np.random.default_rng(seed).multinomial(SEEDS, probabilities)
+    return {token: int(n) for token, n in enumerate(draws) if n}
+
+
+def test_the_chi_square_test_tells_a_draft_from_its_target() -> None:
+    """It accepts the right distribution and refuses one that is 5 percent off in total variation."""
+    p = np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.004, 0.001])
+    shift = np.array([-0.05, 0, 0, 0.05, 0, 0, 0, 0, 0])
+    right = dict(enumerate(p.tolist()))
+    values = [chi_square_p(counts_of(p, seed), right) for seed in range(200)]
+    assert min(values) > LEVEL
+    assert 0.4 < np.mean(values) < 0.6
+    assert max(chi_square_p(counts_of(p + shift, seed), right) for seed in range(50)) < LEVEL
+    assert chi_square_p({0: 10, 99: 1}, right) == 0

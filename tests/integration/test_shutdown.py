@@ -1,0 +1,89 @@
+"""How a server process ends: draining, the end of the draining, and giving up at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.rpc import server as module
+from paceline.rpc.server import Server
+
+METHOD = "/test.Test/Stream"
+
+
+class Slow(grpc.GenericRpcHandler):
+    """One stream that says hello, then waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_stream_rpc_method_handler(self._stream)
+
+    async def _stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"hello"
+        await self.may_end.wait()
+        yield b"goodbye"
+
+
+async def serve(slow: Slow, **options: Any) -> tuple[Server, asyncio.Task[None]]:
+    server = Server("test", "127.0.0.1", 0)
+    server.grpc.add_generic_rpc_handlers((slow,))
+    await server.start()
+    return server, asyncio.create_task(server.run_until_stopped(exit_with_parent=False, **options))
+
+
+async def test_a_running_call_is_finished_before_the_process_ends() -> None:
+    slow = Slow()
+    server, serving = await serve(slow)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        assert await call.read() == b"hello"
+        server.request_stop()
+        await asyncio.sleep(0)
+        slow.may_end.set()
+        assert await call.read() == b"goodbye"
+        assert await call.read() is grpc.aio.EOF
+    await asyncio.wait_for(serving, module.DRAIN_SECONDS)
+
+
+async def test_calls_that_outlast_the_draining_are_told_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.2)
+    slow = Slow()
+    server, serving = await serve(slow, at_drain_end=slow.may_end.set)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        assert await call.read() == b"hello"
+        server.request_stop()
+        assert await call.read() == b"goodbye"
+        await serving
+
+
+async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.1)
+    server, serving = await serve(Slow())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        assert await call.read() == b"hello"
+        server.request_stop()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        await serving
+
+
+async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
+    """Its coordinator must not wait for the draining of a worker that can do nothing."""
+    server, serving = await serve(Slow())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream(METHOD)(b"")
+        assert await call.read() == b"hello"
+        server.abandon()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        await asyncio.wait_for(serving, module.DRAIN_SECONDS / 2)
+    assert server.abandoned

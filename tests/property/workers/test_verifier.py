@@ -1,0 +1,311 @@
+"""The verifier against plain lists: random rounds, repeats, gaps, lost verdicts, evictions, reopenings.
+
+The toy model reads its prefix back from the cache, so a wrong rollback gives wrong verdicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from paceline.core.clock import ManualClock
+from paceline.core.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    StaleEpochError,
+)
+from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, SequenceFailed, VerifyRound
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
+from paceline.decoding.sampling import to_sparse, truncate_support
+from target_worker.verifier import Verifier
+from tests.sim.reference import masked_probabilities, slow_verdict
+from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+
+
+
+VOCAB = 6
+EOS = (5,)
+MODEL = ToyModel(VOCAB, seed=3)
+DRAFT = MODEL.near(0.7)
+SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+tokens = st.integers(0, VOCAB - 1)
+
+
+@dataclass
+class Sequence:
+    """What the coordinator would know."""
+
+    name: str
+    params: SequenceParams
+    ledger: list[int]
+    known: int
+    epoch: int = 1
+    round: int = 0
+    last: tuple[VerifyRound, Verdict] | None = None
+    dropped: bool = False
+
+
+@dataclass
+class Asked:
+    """A round under way."""
+
+    sequence: Sequence
+    command: VerifyRound
+    want: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = self.sequence
+        self.want = slow_verdict(MODEL, of.ledger, of.params, self.command.proposal, EOS)
+
+
+@st.composite
+def params(draw: st.DrawFn) -> SequenceParams:
+    sampling = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.6, 1.0])),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        max_tokens=100,
+        min_tokens=draw(st.sampled_from([0, 0, 8])),
+        stop_token_ids=draw(st.sampled_from([(), (2,)])),
+        ignore_eos=draw(st.booleans()),
+    )
+    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1)
+
+
+class VerifierMachine(RuleBasedStateMachine):
+    """Up to four sequences on one verifier."""
+
+    verifier_class: type[Verifier] = Verifier
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
+        self.it = self.verifier_class(
+            self.runner,
+            worker_config(),
+            vocabulary_size=VOCAB,
+            max_model_len=200,
+            eos_token_ids=EOS,
+            clock=ManualClock(),
+        )
+        self.sequences: list[Sequence] = []
+        self.count = 0
+
+    def send(self, command: Any) -> list[Any]:
+        return list(self.it.handle(command, 0.0))
+
+    def refused(self, command: Any, error: type[Exception]) -> Any:
+        (event,) = self.send(command)
+        assert isinstance(event, SequenceFailed)
+        assert isinstance(event.error, error), event.error
+        assert (event.sequence_id, event.epoch) == (command.sequence_id, command.epoch)
+        return event.error
+
+    def open(self, of: Sequence) -> None:
+        assert self.send(OpenSequence(of.name, of.epoch, tuple(of.ledger), of.params)) == []
+        of.known, of.dropped, of.last = len(of.ledger), False, None
+
+    def pick(self, data: st.DataObject) -> Sequence:
+        it: Sequence = data.draw(st.sampled_from(self.sequences))
+        if it.dropped:
+            self.reopen(it)
+        return it
+
+    def reopen(self, of: Sequence) -> None:
+        of.epoch += 1
+        self.open(of)
+
+    def command(self, data: st.DataObject, of: Sequence, tail: int | None = None) -> VerifyRound:
+        """The next round, with a chain whose first tokens are likely ones."""
+        of.round += 1
+        base = len(of.ledger)
+        if tail is None:
+            tail = data.draw(st.integers(base - of.known, base), label="tail")
+        right = data.draw(st.integers(0, 4), label="right")
+        chain: list[int] = []
+        for _ in range(right):
+            prefix = [*of.ledger, *chain]
+            chain.append(own_choice(MODEL, prefix, of.params.sampling, of.params.prompt_length, EOS))
+        chain += data.draw(st.lists(tokens, max_size=3), label="guesses")
+        proposal = Proposal(tuple(chain))
+        ratio = of.params.mode is not AcceptanceMode.COUPLED and not of.params.sampling.greedy
+        if ratio and chain and data.draw(st.booleans(), label="with q"):
+            q = [
+                masked_probabilities(DRAFT, [*of.ledger, *chain[:i]], of.params, EOS)
+                for i in range(len(chain))
+            ]
+            # Every token drawn must have a positive probability.
+            rows = torch.tensor([row * 0.99 + 0.01 / VOCAB for row in q])
+            ids, probabilities, lengths, _ = truncate_support(rows, 1.0)
+            proposal = Proposal(tuple(chain), distributions=tuple(to_sparse(ids, probabilities, lengths)))
+        return VerifyRound(
+            of.name, of.epoch, of.round, base, tuple(of.ledger[base - tail :] if tail else ()), proposal
+        )
+
+    def finish(self, asked: list[Asked], *, commit: bool = True) -> None:
+        """Step until all are answered; check every verdict and the cache behind it."""
+        waiting = {one.sequence.name: one for one in asked}
+        while waiting:
+            assert self.it.has_work
+            for event in self.it.step():
+                assert isinstance(event, RoundVerdict), event
+                self.check(waiting.pop(event.sequence_id), event, commit=commit)
+        assert not self.it.has_work
+
+    def check(self, one: Asked, event: RoundVerdict, *, commit: bool) -> None:
+        of, command, verdict = one.sequence, one.command, event.verdict
+        accepted, token = one.want
+        assert (event.epoch, event.round) == (command.epoch, command.round)
+        assert verdict.num_accepted == accepted
+        assert verdict.token_ids == (*command.proposal.token_ids[:accepted], token)
+        after = [*of.ledger, *verdict.token_ids]
+        held = self.it.holdings.find(of.name)
+        assert held is not None
+        assert verdict.num_computed_tokens == held.table.length == len(after) - 1
+        assert self.runner.read(held.table) == after[:-1] == held.session.cached
+        of.known = len(after)
+        if commit:
+            of.ledger = after
+            of.last = (command, verdict)
+        else:
+            # Never committed: the worker is ahead of the ledger.
+            of.known, of.last = len(of.ledger), None
+
+    # ---- rules -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.sequences) < 4)
+    @rule(of=params(), prompt=st.lists(tokens, min_size=1, max_size=60))
+    def open_one(self, of: SequenceParams, prompt: list[int]) -> None:
+        self.count += 1
+        one = Sequence(f"s{self.count}", of, list(prompt), len(prompt))
+        self.sequences.append(one)
+        self.open(one)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), commit=st.sampled_from([True, True, True, False]))
+    def rounds(self, data: st.DataObject, commit: bool) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.sequences), min_size=1, unique_by=lambda s: s.name))
+        asked = []
+        for of in chosen:
+            if of.dropped:
+                self.reopen(of)
+            one = Asked(of, self.command(data, of))
+            assert self.send(one.command) == []
+            assert self.send(replace(one.command, committed_tail=())) == [], "in progress"
+            asked.append(one)
+        self.finish(asked, commit=commit)
+
+    @precondition(lambda self: any(s.last and not s.dropped for s in self.sequences))
+    @rule(data=st.data())
+    def repeat_a_round(self, data: st.DataObject) -> None:
+        of = data.draw(st.sampled_from([s for s in self.sequences if s.last and not s.dropped]))
+        command, verdict = of.last
+        passes = len(self.runner.passes)
+        assert self.send(command) == [RoundVerdict(of.name, of.epoch, of.round, verdict)]
+        assert len(self.runner.passes) == passes
+        other = replace(command, proposal=Proposal((*command.proposal.token_ids, 0)))
+        self.refused(other, InvalidArgumentError)
+        if of.round > 1:
+            self.refused(replace(command, round=of.round - 1), StaleEpochError)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), elsewhere=st.lists(tokens, min_size=1, max_size=5))
+    def gap(self, data: st.DataObject, elsewhere: list[int]) -> None:
+        of = self.pick(data)
+        held = self.it.holdings.find(of.name)
+        assert held is not None
+        of.ledger += elsewhere
+        worker_has = len(held.session.tokens)
+        if worker_has > of.known:
+            of.ledger += elsewhere * 10
+        if len(of.ledger) <= worker_has + 1:
+            self.reopen(of)
+            return
+        command = self.command(data, of, tail=len(of.ledger) - worker_has - 1)
+        error = self.refused(command, FailedPreconditionError)
+        assert error.known_length == worker_has
+        again = replace(command, committed_tail=tuple(of.ledger[of.known :]))
+        assert self.send(again) == []
+        self.finish([Asked(of, again)])
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fenced_off(self, data: st.DataObject) -> None:
+        of = self.pick(data)
+        command = self.command(data, of)
+        of.round -= 1
+        self.refused(replace(command, epoch=of.epoch - 1), StaleEpochError)
+        self.refused(OpenSequence(of.name, of.epoch - 1, (1,), of.params), StaleEpochError)
+        assert self.send(CloseSequence(of.name, of.epoch - 1)) == []
+        assert self.it.holds(of.name)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def reopen_while_a_round_is_under_way(self, data: st.DataObject) -> None:
+        of = self.pick(data)
+        assert self.send(self.command(data, of)) == []
+        if data.draw(st.booleans()):
+            self.it.step()
+        self.reopen(of)
+        assert not self.it.has_work
+        one = Asked(of, self.command(data, of))
+        assert self.send(one.command) == []
+        self.finish([one])
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def overtake_a_round_under_way(self, data: st.DataObject) -> None:
+        of = self.pick(data)
+        assert self.send(self.command(data, of)) == []
+        one = Asked(of, self.command(data, of))
+        assert self.send(one.command) == []
+        self.finish([one])
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        of = self.pick(data)
+        self.it.drop(of.name)
+        self.refused(self.command(data, of), NotFoundError)
+        of.dropped = True
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        of = self.pick(data)
+        if data.draw(st.booleans()):
+            self.send(self.command(data, of))
+        assert self.send(CloseSequence(of.name, of.epoch)) == []
+        assert not self.it.holds(of.name)
+        assert not self.it.has_work
+        self.sequences.remove(of)
+
+    @invariant()
+    def blocks_are_whole(self) -> None:
+        self.runner.pool.check_integrity()
+        held = [block for one in self.it.holdings for block in one.table.blocks]
+        assert len(held) == len(set(held)) == self.runner.pool.used_blocks
+
+    def teardown(self) -> None:
+        for of in self.sequences:
+            self.send(CloseSequence(of.name, of.epoch))
+        assert self.runner.pool.used_blocks == 0
+        assert self.runner.pool.free_blocks == self.runner.pool.num_blocks
+
+
+def test_the_cache_is_the_ledger_without_its_last_token_after_every_round() -> None:
+    run_machine(VerifierMachine, settings=SETTINGS)

@@ -1,0 +1,363 @@
+"""Who gets which worker, who waits for what, and what is told to whom. Links are fakes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import coordinator.dispatcher as dispatcher_module
+from coordinator.dispatcher import Dispatcher, Running
+from coordinator.events import Deadlines, Phase
+from coordinator.ledger import Commit, Ledger
+from coordinator.round import RoundMachine
+from paceline.core import limits
+from paceline.core.clock import ManualClock
+from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.messages import (
+    CloseSequence,
+    DraftRound,
+    OpenSequence,
+    RoundVerdict,
+    SequenceFailed,
+    VerifyRound,
+)
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, Verdict
+from tests.sim.reference import LetterDetokenizer
+
+FULL = ResourceExhaustedError("no blocks")
+
+
+class FakeLink:
+    """Keeps what is sent."""
+
+    def __init__(self, *, ready: bool = True, max_model_len: int = 50) -> None:
+        self.ready = ready
+        self.load = 0
+        self.known = SimpleNamespace(max_model_len=max_model_len)
+        self.sent: list[Any] = []
+        self.hung_up = 0
+
+    def send(self, command: Any) -> None:
+        self.sent.append(command)
+
+    def hang_up(self) -> None:
+        self.hung_up += 1
+
+
+class Service:
+    """A dispatcher with one target unless told otherwise."""
+
+    def __init__(self, targets: int = 1, drafts: int = 0, max_running: int = 10, max_waiting: int = 10) -> None:
+        self.clock = ManualClock()
+        self.it = Dispatcher(max_running, max_waiting, self.clock)
+        self.targets = [FakeLink() for _ in range(targets)]
+        self.drafts = [FakeLink() for _ in range(drafts)]
+        self.it.targets = list(self.targets)  # type: ignore[arg-type]
+        self.it.drafts = list(self.drafts)  # type: ignore[arg-type]
+        self.count = 0
+
+    def submit(self, k: int = 3, max_tokens: int = 20) -> Running:
+        self.count += 1
+        sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+        ledger = Ledger(
+            [1, 2], sampling, detokenizer=LetterDetokenizer(), eos_token_ids=frozenset(), max_model_len=50
+        )
+        params = SequenceParams(sampling, AcceptanceMode.COUPLED, 2)
+        deadlines = Deadlines(1.0, 10.0, 100.0)
+        machine = RoundMachine(f"s{self.count}", ledger, params, k, deadlines, 20, 50, deadline=100.0)
+        return self.it.submit(machine)
+
+    def answer(self, running: Running, *token_ids: int) -> None:
+        machine, target = running.machine, running.target
+        assert target is not None
+        verdict = Verdict(len(token_ids) - 1, token_ids, len(machine.ledger) + len(token_ids) - 1)
+        event = RoundVerdict(machine.sequence_id, machine._target.epoch, machine.round, verdict)
+        self.it.link_events(target, [event])
+
+    def failure(self, running: Running, error: PacelineError) -> SequenceFailed:
+        machine = running.machine
+        return SequenceFailed(machine.sequence_id, machine._target.epoch, machine.round, error)
+
+    def fail(self, *runnings: Running, error: PacelineError = FULL) -> None:
+        """One frame in which all of them fail."""
+        target = runnings[0].target
+        assert target is not None
+        self.it.link_events(target, [self.failure(running, error) for running in runnings])
+
+    def lose(self, link: FakeLink) -> None:
+        link.ready = False
+        self.it.link_lost(link)  # type: ignore[arg-type]
+
+    def sweep(self) -> None:
+        sweep = self.it.sweep()
+        sweep.send(None)
+        sweep.send(None)
+        sweep.close()
+
+
+@pytest.fixture(autouse=True)
+def _sweeps_do_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
+
+
+def parts(running: Running) -> list[Commit | PacelineError]:
+    return [running.parts.get_nowait() for _ in range(running.parts.qsize())]
+
+
+def read(service: Service, running: Running) -> Commit | PacelineError:
+    try:
+        service.it.next_part(running).send(None)
+    except StopIteration as result:
+        part: Commit | PacelineError = result.value
+        return part
+    raise AssertionError("there was nothing to read")
+
+
+def types(link: FakeLink) -> list[type]:
+    return [type(command) for command in link.sent]
+
+
+def test_a_sequence_takes_the_least_loaded_ready_worker_of_each_kind() -> None:
+    service = Service(targets=3, drafts=2)
+    service.targets[0].ready = False
+    first, second, third = service.submit(), service.submit(), service.submit(k=0)
+    assert [r.target for r in (first, second, third)] == [
+        service.targets[1],
+        service.targets[2],
+        service.targets[1],
+    ]
+    assert [r.draft for r in (first, second, third)] == [service.drafts[0], service.drafts[1], None]
+    assert [link.load for link in (*service.targets, *service.drafts)] == [0, 2, 1, 1, 1]
+
+
+def test_the_draft_is_there_when_the_first_round_ends() -> None:
+    service = Service(drafts=1)
+    running = service.submit()
+    assert types(service.targets[0]) == [OpenSequence, VerifyRound]
+    assert service.drafts[0].sent == []
+    service.answer(running, 5)
+    assert types(service.drafts[0]) == [OpenSequence, DraftRound]
+
+
+def test_what_was_committed_reaches_the_client_and_the_end_frees_the_worker() -> None:
+    service = Service()
+    running = service.submit(max_tokens=2)
+    service.answer(running, 5)
+    service.answer(running, 6)
+    first, last = parts(running)
+    assert isinstance(first, Commit)
+    assert isinstance(last, Commit)
+    assert (first.index, first.finish, last.index) == (0, None, 1)
+    assert last.finish is not None
+    assert types(service.targets[0])[-1] is CloseSequence
+    assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
+    assert (service.it.finished, service.it.failed) == (1, 0)
+
+
+def test_more_than_may_run_wait_and_more_than_may_wait_are_refused() -> None:
+    service = Service(max_running=2, max_waiting=1)
+    first, _, third = service.submit(), service.submit(), service.submit()
+    assert (service.it.running, service.it.waiting, third.admitted) == (2, 1, False)
+    with pytest.raises(ResourceExhaustedError, match="waiting already"):
+        service.submit()
+    service.it.cancel(first)
+    assert third.admitted
+    assert third.machine.phase is Phase.VERIFYING
+    assert service.it.waiting == 0
+
+
+def test_a_waiting_request_can_be_cancelled() -> None:
+    service = Service(max_running=1, max_waiting=1)
+    service.submit()
+    second = service.submit()
+    service.it.cancel(second)
+    assert (service.it.running, service.it.waiting) == (1, 0)
+    assert service.submit().admitted is False
+
+
+def test_a_request_in_the_queue_is_not_told_that_no_target_came_back() -> None:
+    """Once: the recovery deadline ran while a request waited for its turn behind a healthy target."""
+    service = Service(max_running=1)
+    first, second = service.submit(max_tokens=1), service.submit()
+    service.clock.now = 99.0
+    first.machine.deadline = None
+    service.clock.now = 500.0
+    service.sweep()
+    assert second.machine.phase is Phase.NEW
+    service.answer(first, 5)
+    assert second.machine.phase is Phase.VERIFYING
+    service.sweep()
+    assert parts(second) == []
+
+
+def test_deadlines_are_swept() -> None:
+    service = Service()
+    running = service.submit()
+    service.clock.now = 9.9
+    service.sweep()
+    assert service.targets[0].hung_up == 0
+    service.clock.now = 10.0
+    service.sweep()
+    assert service.targets[0].hung_up == 1
+    service.lose(service.targets[0])
+    assert running.machine.phase is Phase.STALLED
+    service.clock.now = 110.0
+    service.sweep()
+    (error,) = parts(running)
+    assert isinstance(error, UnavailableError)
+    assert service.it.failed == 1
+
+
+def test_a_lost_target_hands_its_sequences_to_another() -> None:
+    service = Service(targets=2)
+    running = service.submit()
+    assert running.target is service.targets[0]
+    service.lose(service.targets[0])
+    assert running.target is service.targets[1]
+    opening, command = service.targets[1].sent
+    assert (opening.epoch, command.epoch) == (2, 2)
+    assert [link.load for link in service.targets] == [0, 1]
+
+
+def test_with_no_other_target_a_sequence_waits_for_one() -> None:
+    service = Service()
+    running = service.submit()
+    service.lose(service.targets[0])
+    assert (running.machine.phase, running.target) == (Phase.STALLED, None)
+    service.targets[0].ready = True
+    service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
+    assert running.machine.phase is Phase.VERIFYING
+    assert service.targets[0].load == 1
+
+
+def test_a_lost_draft_lets_the_round_go_on() -> None:
+    service = Service(drafts=1)
+    running = service.submit()
+    service.answer(running, 5)
+    service.lose(service.drafts[0])
+    assert types(service.targets[0]) == [OpenSequence, VerifyRound, VerifyRound]
+    assert (running.draft, service.drafts[0].load) == (None, 0)
+
+
+def test_events_of_a_worker_that_is_not_the_sequences_own_are_dropped() -> None:
+    service = Service(targets=2)
+    running = service.submit()
+    event = RoundVerdict("s1", 1, 1, Verdict(0, (5,), 2))
+    service.it.link_events(service.targets[1], [event])  # type: ignore[arg-type]
+    assert parts(running) == []
+    service.it.link_events(service.targets[0], [RoundVerdict("other", 1, 1, Verdict(0, (5,), 2))])  # type: ignore[arg-type]
+    service.answer(running, 5)
+    assert len(parts(running)) == 1
+
+
+def test_out_of_blocks_waits_for_another_sequence_to_end() -> None:
+    service = Service()
+    first, second = service.submit(max_tokens=1), service.submit()
+    service.fail(second)
+    assert (second.machine.phase, service.it.waiting) == (Phase.WAITING, 1)
+    service.answer(first, 5)
+    assert (second.machine.phase, service.it.waiting) == (Phase.VERIFYING, 0)
+
+
+def test_one_that_got_its_blocks_wakes_the_next_in_the_queue() -> None:
+    service = Service()
+    first, second, third = (service.submit() for _ in range(3))
+    service.fail(second)
+    service.fail(third)
+    service.it.cancel(first)
+    assert (second.machine.phase, third.machine.phase) == (Phase.VERIFYING, Phase.WAITING)
+    service.answer(second, 5)
+    assert third.machine.phase is Phase.VERIFYING
+
+
+def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
+    service = Service()
+    running = service.submit()
+    service.fail(running)
+    assert running.machine.phase is Phase.VERIFYING, "what held the blocks may have gone by now"
+    service.fail(running)
+    assert parts(running) == [FULL]
+    assert service.it.failed == 1
+
+
+def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> None:
+    """Once: both were closed, and the second was failed for want of anybody who still held blocks."""
+    service = Service()
+    first, second = service.submit(), service.submit()
+    service.fail(first, second)
+    assert parts(first) == parts(second) == []
+    assert {first.machine.phase, second.machine.phase} == {Phase.WAITING, Phase.VERIFYING}
+    goes_on, waits = sorted((first, second), key=lambda r: r.machine.phase is Phase.WAITING)
+    service.answer(goes_on, 5)
+    assert waits.machine.phase is Phase.VERIFYING
+
+
+def test_one_that_runs_out_as_the_other_ends_goes_on() -> None:
+    """Once: it was failed, although the blocks it had lacked were free by then."""
+    service = Service()
+    first, second = service.submit(max_tokens=1), service.submit()
+    machine = first.machine
+    ends = RoundVerdict(machine.sequence_id, 1, 1, Verdict(0, (5,), 2))
+    service.it.link_events(service.targets[0], [ends, service.failure(second, FULL)])  # type: ignore[arg-type]
+    assert second.machine.phase is Phase.VERIFYING
+
+
+def test_two_that_do_not_fit_alone_both_end() -> None:
+    service = Service()
+    first, second = service.submit(), service.submit()
+    for _ in range(10):
+        for running in (first, second):
+            if running.machine.phase is Phase.VERIFYING:
+                service.fail(running)
+    assert parts(first) == parts(second) == [FULL]
+
+
+def test_a_blocked_sequence_can_be_cancelled() -> None:
+    service = Service()
+    first, second, third = (service.submit() for _ in range(3))
+    service.fail(second)
+    service.fail(third)
+    service.it.cancel(second)
+    assert service.it.waiting <= 1
+    service.it.cancel(first)
+    assert third.machine.phase is Phase.VERIFYING
+
+
+def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 2)
+    service = Service()
+    slow, other = service.submit(), service.submit()
+    for token in (5, 6, 7):
+        service.answer(slow, token)
+        service.answer(other, token)
+        read(service, other)
+    # The bound is noticed with the commit that passes it; the round that has begun by then is the last.
+    service.answer(slow, 8)
+    assert (slow.machine.phase, other.machine.phase) == (Phase.PAUSED, Phase.VERIFYING)
+    assert slow.unread == 4
+    for _ in range(3):
+        assert slow.machine.phase is Phase.PAUSED
+        read(service, slow)
+    assert slow.machine.phase is Phase.VERIFYING
+
+
+def test_shutting_down_ends_everything_with_one_error_each() -> None:
+    service = Service(max_running=1)
+    first, second = service.submit(), service.submit()
+    error = UnavailableError("shutting down")
+    service.it.abort_all(error)
+    assert parts(first) == parts(second) == [error]
+    assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
+
+
+def test_one_requests_failure_ends_no_other() -> None:
+    service = Service()
+    first, second = service.submit(), service.submit()
+    service.fail(first, error=InternalError("nan"))
+    assert isinstance(parts(first)[0], InternalError)
+    service.answer(second, 5)
+    assert len(parts(second)) == 1
+
+

@@ -1,0 +1,180 @@
+"""Where a sequence ends, and that everything is clipped there before it is committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.ledger import Commit, Finish, Ledger
+from paceline.core.types import FinishReason, SamplingParams, TokenOrigin
+from tests.sim.reference import LetterDetokenizer, letter
+
+EOS = 25
+PROMPT = (3, 4)
+
+
+class TwoPartDetokenizer:
+    """Token 0 is the first half of a character that only another 0 completes."""
+
+    def __init__(self) -> None:
+        self.half = False
+
+    def push(self, token_id: int) -> str:
+        if token_id == 0:
+            self.half = not self.half
+            return "" if self.half else "é"
+        prefix, self.half = ("\ufffd" if self.half else ""), False
+        return prefix + letter(token_id)
+
+    def finish(self) -> str:
+        text, self.half = ("\ufffd" if self.half else ""), False
+        return text
+
+
+def ledger(max_model_len: int = 1000, detokenizer: object = None, **sampling: object) -> Ledger:
+    values = {"max_tokens": 100, **sampling}
+    return Ledger(
+        PROMPT,
+        SamplingParams(**values),  # type: ignore[arg-type]
+        detokenizer=detokenizer or LetterDetokenizer(),  # type: ignore[arg-type]
+        eos_token_ids=frozenset({EOS}),
+        max_model_len=max_model_len,
+    )
+
+
+def commit(to: Ledger, text: str) -> Commit:
+    """Letters as one verdict: all accepted but the last."""
+    ids = [ord(c) - ord("a") for c in text]
+    origins = [TokenOrigin.ACCEPTED] * (len(ids) - 1) + [TokenOrigin.BONUS]
+    return to.commit(list(zip(ids, origins, strict=True)))
+
+
+def committed(of: Ledger) -> str:
+    return "".join(letter(t) for t in of.token_ids[len(PROMPT) :])
+
+
+def test_a_verdict_is_committed_whole() -> None:
+    it = ledger()
+    first, second = commit(it, "abc"), commit(it, "d")
+    assert (first.index, first.text, first.finish) == (0, "abc", None)
+    assert first.origins == (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.BONUS)
+    assert (second.index, second.token_ids, second.text) == (3, (3,), "d")
+    assert it.token_ids == [*PROMPT, 0, 1, 2, 3]
+    assert (len(it), it.num_generated, it.remaining, it.ended) == (6, 4, 96, False)
+
+
+def test_eos_ends_the_sequence_and_is_committed_without_text() -> None:
+    it = ledger()
+    part = commit(it, "abzcd")
+    assert part.token_ids == (0, 1, EOS)
+    assert part.origins == (TokenOrigin.ACCEPTED,) * 3
+    assert (part.text, part.finish) == ("ab", Finish(FinishReason.STOP, stop_token_id=EOS))
+    assert committed(it) == "abz"
+    with pytest.raises(ValueError, match="has ended"):
+        commit(it, "e")
+
+
+def test_ignore_eos_goes_on() -> None:
+    assert commit(ledger(ignore_eos=True), "azb").text == "azb"
+
+
+def test_an_eos_that_is_also_a_stop_id_ends_the_sequence_in_spite_of_ignore_eos() -> None:
+    part = commit(ledger(ignore_eos=True, stop_token_ids=[EOS]), "azb")
+    assert part.finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abq")])
+def test_a_stop_id_is_shown_only_on_request(include: bool, text: str) -> None:
+    part = commit(ledger(stop_token_ids=[16], include_stop_str_in_output=include), "abqd")
+    assert (part.text, part.token_ids) == (text, (0, 1, 16))
+    assert part.finish == Finish(FinishReason.STOP, stop_token_id=16)
+
+
+def test_include_stop_str_in_output_does_not_show_eos() -> None:
+    assert commit(ledger(include_stop_str_in_output=True), "abz").text == "ab"
+
+
+def test_a_shown_stop_token_keeps_its_text_when_that_is_a_stop_string_too() -> None:
+    part = commit(ledger(stop_token_ids=[16], stop=["bq"], include_stop_str_in_output=True), "abqd")
+    assert (part.text, part.finish) == ("abq", Finish(FinishReason.STOP, stop_token_id=16))
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abcd")])
+def test_a_stop_string_across_tokens_clips_text_and_tokens(include: bool, text: str) -> None:
+    it = ledger(stop=["cd"], include_stop_str_in_output=include)
+    part = commit(it, "abcdefg")
+    assert (part.text, part.finish) == (text, Finish(FinishReason.STOP, stop_string="cd"))
+    assert part.token_ids == (0, 1, 2, 3)
+    assert committed(it) == "abcd"
+
+
+def test_a_stop_string_across_verdicts() -> None:
+    it = ledger(stop=["cde"])
+    parts = [commit(it, "abc"), commit(it, "d"), commit(it, "ex")]
+    assert [p.text for p in parts] == ["ab", "", ""]
+    assert parts[-1].finish == Finish(FinishReason.STOP, stop_string="cde")
+    assert parts[-1].token_ids == (4,)
+
+
+def test_held_back_text_comes_when_it_is_no_stop_string_after_all() -> None:
+    it = ledger(stop=["cde"])
+    assert [commit(it, text).text for text in ("abc", "d", "x")] == ["ab", "", "cdx"]
+
+
+@pytest.mark.parametrize("end", ["z", "q"])
+def test_held_back_text_comes_with_the_end(end: str) -> None:
+    it = ledger(stop=["cde"], stop_token_ids=[16])
+    assert commit(it, "abcd" + end).text == "abcd"
+
+
+def test_held_back_text_comes_with_the_last_token() -> None:
+    part = commit(ledger(stop=["cde"], max_tokens=4), "abcdx")
+    assert (part.text, part.token_ids, part.finish) == ("abcd", (0, 1, 2, 3), Finish(FinishReason.LENGTH))
+
+
+def test_max_tokens_clips_a_verdict_before_the_commit() -> None:
+    it = ledger(max_tokens=3)
+    part = commit(it, "abcde")
+    assert (part.token_ids, part.finish) == ((0, 1, 2), Finish(FinishReason.LENGTH))
+    assert (committed(it), it.remaining) == ("abc", 0)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 50])
+def test_the_models_length_clips_too(max_tokens: int | None) -> None:
+    it = ledger(max_model_len=5, max_tokens=max_tokens)
+    assert it.remaining == 3
+    part = commit(it, "abcde")
+    assert (part.token_ids, part.finish) == ((0, 1, 2), Finish(FinishReason.LENGTH))
+    assert len(it) == 5
+
+
+def test_stop_beats_length_on_the_same_token() -> None:
+    assert commit(ledger(max_tokens=2), "az").finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+    assert commit(ledger(max_tokens=2, stop=["b"]), "ab").finish == Finish(FinishReason.STOP, stop_string="b")
+
+
+def test_min_tokens_lets_no_stop_string_end_or_begin_early() -> None:
+    it = ledger(min_tokens=3, stop=["bc", "cd"])
+    part = commit(it, "abcdcdx")
+    # "bc" lies within the first three tokens, the first "cd" begins in them.
+    assert (part.text, part.finish) == ("abcd", Finish(FinishReason.STOP, stop_string="cd"))
+    assert committed(it) == "abcdcd"
+
+
+def test_an_incomplete_character_is_held_back_until_it_is_whole() -> None:
+    it = ledger(detokenizer=TwoPartDetokenizer())
+    assert [commit(it, text).text for text in ("ba", "ab")] == ["b", "éb"]
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_the_replacement() -> None:
+    part = commit(ledger(detokenizer=TwoPartDetokenizer(), max_tokens=2), "ba")
+    assert (part.text, part.finish) == ("b\ufffd", Finish(FinishReason.LENGTH))
+
+
+def test_an_incomplete_character_before_eos_comes_after_held_back_text() -> None:
+    part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["bx"]), "baz")
+    assert part.text == "b\ufffd"
+
+
+def test_an_incomplete_character_behind_a_stop_string_is_not_shown() -> None:
+    part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["b"]), "cba")
+    assert part.text == "c"

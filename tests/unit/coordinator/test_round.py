@@ -1,0 +1,588 @@
+"""The round machine, transition by transition (the table in its docstring)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.events import (
+    Action,
+    Deadlines,
+    Emit,
+    Fail,
+    FromDraft,
+    FromTarget,
+    Phase,
+    Signal,
+    TargetHangs,
+    ToDraft,
+    ToTarget,
+    WaitForBlocks,
+)
+from coordinator.ledger import Ledger
+from coordinator.round import MAX_ATTEMPTS, MAX_PAUSE_ROUNDS, RoundMachine
+from paceline.core.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PacelineError,
+    ResourceExhaustedError,
+    StaleEpochError,
+    UnavailableError,
+)
+from paceline.core.messages import (
+    CloseSequence,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+    RoundVerdict,
+    SequenceFailed,
+    VerifyRound,
+)
+from paceline.core.types import (
+    AcceptanceMode,
+    FinishReason,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    TokenOrigin,
+    Verdict,
+)
+from tests.sim.reference import LetterDetokenizer
+
+PROMPT = (1, 2, 3)
+VOCAB = 20
+EOS = 19
+DEADLINES = Deadlines(draft=1.0, target=10.0, recovery=100.0)
+
+
+class Driver:
+    """A machine with short words for what happens to it."""
+
+    def __init__(self, k: int = 3, target_max_len: int = 100, draft_max_len: int = 100, **sampling: Any) -> None:
+        params = SamplingParams(**{"max_tokens": 50, "seed": 1, **sampling})
+        ledger = Ledger(
+            PROMPT,
+            params,
+            detokenizer=LetterDetokenizer(),
+            eos_token_ids=frozenset({EOS}),
+            max_model_len=target_max_len,
+        )
+        self.machine = RoundMachine(
+            "s",
+            ledger,
+            SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
+            k,
+            DEADLINES,
+            VOCAB,
+            target_max_len,
+            draft_max_len,
+        )
+        self.now = 0.0
+
+    def __call__(self, event: Any) -> list[Action]:
+        return self.machine.handle(event, self.now)
+
+    @property
+    def phase(self) -> Phase:
+        return self.machine.phase
+
+    @property
+    def length(self) -> int:
+        return len(self.machine.ledger)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.machine.ledger.token_ids[len(PROMPT) :]
+
+    def propose(self, *token_ids: int, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
+        number = self.machine.round if round is None else round
+        k = len(token_ids)
+        return self(
+            DraftProposal("s", epoch, number, self.length, Proposal(token_ids), self.length + max(k - 1, 0))
+        )
+
+    def judge(
+        self,
+        *token_ids: int,
+        epoch: int = 1,
+        round: int | None = None,  # noqa: A002
+        computed: int | None = None,
+    ) -> list[Action]:
+        number = self.machine.round if round is None else round
+        accepted = len(token_ids) - 1
+        length = self.length + accepted if computed is None else computed
+        return self(RoundVerdict("s", epoch, number, Verdict(accepted, token_ids, length)))
+
+    def target_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
+        return self(FromTarget(SequenceFailed("s", epoch, self.machine.round if round is None else round, error)))
+
+    def draft_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
+        return self(FromDraft(SequenceFailed("s", epoch, self.machine.round if round is None else round, error)))
+
+
+def sent(actions: list[Action]) -> list[Any]:
+    """The commands among the actions."""
+    return [a.command for a in actions if isinstance(a, ToTarget | ToDraft)]
+
+
+def drafting(**options: Any) -> Driver:
+    """A machine that waits for its first proposal, in round 2."""
+    it = Driver(**options)
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    it.judge(4)
+    assert it.phase is Phase.DRAFTING
+    return it
+
+
+def verifying(*proposal: int, **options: Any) -> Driver:
+    """A machine that waits for the verdict on a proposal, in round 2."""
+    it = drafting(**options)
+    it.propose(*proposal)
+    assert it.phase is Phase.VERIFYING
+    return it
+
+
+def test_nothing_happens_before_a_target_is_ready() -> None:
+    it = Driver()
+    for signal in (
+        Signal.DRAFT_READY,
+        Signal.DRAFT_LOST,
+        Signal.TARGET_LOST,
+        Signal.BLOCKS_FREED,
+        Signal.CLIENT_CAUGHT_UP,
+        Signal.DEADLINE,
+    ):
+        assert it(signal) == []
+    assert it.phase is Phase.NEW
+
+
+def test_the_first_round_prefills_without_a_draft() -> None:
+    it = Driver()
+    it(Signal.DRAFT_READY)
+    opening, round_one = sent(it(Signal.TARGET_READY))
+    assert opening == OpenSequence("s", 1, PROMPT, it.machine.params)
+    assert round_one == VerifyRound("s", 1, 1, 3, (), Proposal())
+    assert (it.phase, it.machine.deadline) == (Phase.VERIFYING, 10.0)
+
+
+def test_a_whole_round() -> None:
+    it = Driver()
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    emit, *asked = it.judge(4)
+    assert isinstance(emit, Emit)
+    assert emit.commit.origins == (TokenOrigin.TARGET,)
+    assert sent(asked) == [
+        OpenSequence("s", 1, (1, 2, 3, 4), it.machine.params),
+        DraftRound("s", 1, 2, 4, (), 3),
+    ]
+    assert (it.phase, it.machine.deadline) == (Phase.DRAFTING, 1.0)
+    # The target committed the token itself, so it lacks nothing.
+    assert sent(it.propose(5, 6, 7)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5, 6, 7)))]
+    emit, *asked = it.judge(5, 9)
+    assert isinstance(emit, Emit)
+    assert emit.commit.token_ids == (5, 9)
+    assert emit.commit.origins == (TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION)
+    # The draft lacks the committed tokens, by absolute position.
+    assert sent(asked) == [DraftRound("s", 1, 3, 6, (5, 9), 3)]
+
+
+def test_multi_token_output() -> None:
+    """One round can produce several tokens: K accepted and the bonus."""
+    it = verifying(5, 6, 7)
+    emit, *_ = it.judge(5, 6, 7, 8)
+    assert isinstance(emit, Emit)
+    assert emit.commit.token_ids == (5, 6, 7, 8)
+    assert emit.commit.origins == (TokenOrigin.ACCEPTED,) * 3 + (TokenOrigin.BONUS,)
+    assert it.machine.stats.mean_acceptance_length == 4
+
+
+def test_a_round_is_committed_before_it_is_emitted_and_emitted_before_the_next_begins() -> None:
+    it = verifying(5, 6)
+    actions = it.judge(5, 6, 7)
+    assert it.generated == [4, 5, 6, 7]
+    assert [type(a) for a in actions] == [Emit, ToDraft]
+
+
+@pytest.mark.parametrize("ending", [(5, EOS, 7, 8), (5, 6, 7, EOS)])
+def test_a_verdict_is_clipped_where_the_sequence_ends_and_both_workers_may_forget(
+    ending: tuple[int, ...],
+) -> None:
+    it = verifying(*ending[:3])
+    emit, *rest = it.judge(*ending)
+    assert isinstance(emit, Emit)
+    kept = ending[: ending.index(EOS) + 1]
+    assert emit.commit.token_ids == kept
+    assert emit.commit.finish is not None
+    assert rest == [ToTarget(CloseSequence("s", 1)), ToDraft(CloseSequence("s", 1))]
+    assert (it.phase, it.machine.deadline) == (Phase.DONE, None)
+    assert it.judge(1) == it(Signal.CANCEL) == it.machine.give_up(InternalError("x")) == []
+
+
+# ---- choosing K -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"k": 5}, 5),
+        ({"k": 5, "max_tokens": 4}, 2),  # 1 is generated; the target adds one itself
+        ({"k": 5, "target_max_len": 7, "max_tokens": None}, 2),
+        ({"k": 5, "draft_max_len": 5}, 2),  # 4 + 2 - 1 entries
+    ],
+)
+def test_no_more_draft_tokens_than_can_be_used(options: dict[str, Any], wanted: int) -> None:
+    it = Driver(**options)
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    (*_, command) = sent(it.judge(4))
+    assert isinstance(command, DraftRound)
+    assert command.num_draft_tokens == wanted
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"k": 5, "max_tokens": 2}, {"draft_max_len": 3}])
+def test_a_round_without_room_for_a_draft_goes_straight_to_the_target(options: dict[str, Any]) -> None:
+    it = Driver(**options)
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    assert sent(it.judge(4)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+
+
+def test_without_a_draft_worker_every_round_is_plain() -> None:
+    it = Driver()
+    it(Signal.TARGET_READY)
+    for token in (4, 5, 6):
+        (command,) = sent(it.judge(token))
+        assert command.proposal == Proposal()
+    assert it.machine.stats.num_rounds == 3
+
+
+# ---- the draft fails, hangs or is gone ------------------------------------------------------------
+
+
+def test_a_lost_draft_lets_the_round_go_on_alone() -> None:
+    it = drafting()
+    assert sent(it(Signal.DRAFT_LOST)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+    assert it(Signal.DRAFT_READY) == []
+    opening, command = sent(it.judge(5))
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4, 5), it.machine.params)
+    assert (command.epoch, command.round) == (2, 3)
+
+
+def test_a_hanging_draft_is_waited_for_until_its_deadline() -> None:
+    it = drafting()
+    it.now = 0.99
+    assert it(Signal.DEADLINE) == []
+    it.now = 1.0
+    assert sent(it(Signal.DEADLINE)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+    assert it.propose(5, 6) == []  # too late
+    assert it.phase is Phase.VERIFYING
+
+
+def test_after_a_failure_the_draft_pauses_twice_as_long_every_time() -> None:
+    it = drafting(max_tokens=400, target_max_len=1000, draft_max_len=1000)
+    pauses = []
+    for _ in range(8):
+        it.now += 1.0
+        it(Signal.DEADLINE)
+        plain = 0
+        while it.phase is Phase.VERIFYING:
+            it.judge(5)
+            plain += it.phase is Phase.VERIFYING
+        pauses.append(plain)
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE_ROUNDS, MAX_PAUSE_ROUNDS]
+    it.propose(6)
+    it.judge(6, 7)
+    it.now += 1.0
+    it(Signal.DEADLINE)
+    it.judge(5)
+    it.judge(5)
+    assert it.phase is Phase.DRAFTING, "a proposal in between starts the pauses over"
+
+
+def test_a_draft_that_lost_the_sequence_is_told_again_once() -> None:
+    it = drafting()
+    opening, command = sent(it.draft_fails(NotFoundError("gone")))
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert command == DraftRound("s", 2, 2, 4, (), 3)
+    assert it.draft_fails(NotFoundError("gone"), epoch=1) == []  # of the first opening
+    assert sent(it.draft_fails(NotFoundError("gone"), epoch=2)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+
+
+def test_a_draft_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
+    it = drafting()
+    error = FailedPreconditionError("gap", known_length=2)
+    assert sent(it.draft_fails(error)) == [DraftRound("s", 1, 2, 4, (3, 4), 3)]
+
+
+@pytest.mark.parametrize(
+    "error", [InternalError("nan"), ResourceExhaustedError("full"), InvalidArgumentError("x", "y")]
+)
+def test_a_draft_that_fails_is_closed_there_and_the_round_goes_on(error: PacelineError) -> None:
+    it = drafting()
+    assert it.draft_fails(error) == [
+        ToDraft(CloseSequence("s", 1)),
+        ToTarget(VerifyRound("s", 1, 2, 4, (), Proposal())),
+    ]
+
+
+def test_a_failed_drafts_blocks_are_not_left_behind_when_the_sequence_ends() -> None:
+    """Once: the sequence was only forgotten, and its blocks stayed taken until the lease was over."""
+    it = drafting()
+    closed = it.draft_fails(InternalError("nan"))
+    closed += it.judge(EOS)
+    assert [a for a in closed if isinstance(a, ToDraft)] == [ToDraft(CloseSequence("s", 1))]
+
+
+def test_a_drafts_failure_of_another_round_or_epoch_is_nobodys_business() -> None:
+    it = drafting()
+    assert it.draft_fails(InternalError("late"), round=1) == []
+    assert it.draft_fails(InternalError("late"), epoch=7) == []
+    assert it.phase is Phase.DRAFTING
+    it.propose(5)
+    it.judge(5, 6)
+    assert it.phase is Phase.DRAFTING
+    assert it.machine.round == 3
+
+
+@pytest.mark.parametrize(
+    "proposal", [Proposal((5, 6, 7, 8)), Proposal((VOCAB,)), Proposal((5, 6), parents=(-1, -1))]
+)
+def test_a_nonsensical_proposal_is_dropped(proposal: Proposal) -> None:
+    it = drafting()
+    actions = it(DraftProposal("s", 1, 2, 4, proposal, 4))
+    assert sent(actions) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+
+
+def test_an_answer_of_another_round_or_epoch_is_not_taken() -> None:
+    it = drafting()
+    assert it.propose(5, round=1) == it.propose(5, epoch=2) == it.judge(5) == []
+    it.propose(5)
+    assert it.propose(6) == it.judge(5, 6, round=1) == it.judge(5, 6, epoch=2) == []
+    assert (it.phase, it.generated) == (Phase.VERIFYING, [4])
+
+
+# ---- the target is gone ---------------------------------------------------------------------------
+
+
+def test_a_lost_target_stalls_the_round_which_then_goes_on_from_the_ledger() -> None:
+    it = verifying(5, 6)
+    it.now = 3.0
+    assert it(Signal.TARGET_LOST) == []
+    assert (it.phase, it.machine.deadline) == (Phase.STALLED, 103.0)
+    assert it.judge(5, 6, 7) == []  # of a worker that is gone
+    opening, command = sent(it(Signal.TARGET_READY))
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert command == VerifyRound("s", 2, 2, 4, (), Proposal((5, 6)))
+    assert it.judge(5, 9, epoch=1) == []
+    it.judge(5, 9, epoch=2)
+    assert it.generated == [4, 5, 9]
+
+
+def test_a_target_that_is_lost_while_the_draft_works_is_missed_when_it_answers() -> None:
+    it = drafting()
+    assert it(Signal.TARGET_LOST) == []
+    assert it.phase is Phase.DRAFTING
+    assert it.propose(5) == []
+    assert it.phase is Phase.STALLED
+    assert it(Signal.DRAFT_LOST) == []
+    opening, command = sent(it(Signal.TARGET_READY))
+    assert (opening.epoch, command.proposal) == (2, Proposal((5,)))
+
+
+def test_a_target_that_comes_back_while_the_draft_works_is_opened_again() -> None:
+    it = drafting()
+    it(Signal.TARGET_LOST)
+    it(Signal.TARGET_READY)
+    opening, command = sent(it.propose(5))
+    assert (opening.epoch, opening.token_ids) == (2, (1, 2, 3, 4))
+    assert command.epoch == 2
+
+
+def test_with_no_target_for_too_long_the_error_names_the_last_index() -> None:
+    it = verifying(5, 6)
+    it(Signal.TARGET_LOST)
+    it.now = 99.9
+    assert it(Signal.DEADLINE) == []
+    it.now = 100.0
+    *closing, fail = it(Signal.DEADLINE)
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, UnavailableError)
+    assert fail.error.last_index == 0
+    assert closing == [ToDraft(CloseSequence("s", 1))]
+    assert it.phase is Phase.DONE
+
+
+def test_a_hanging_target_is_given_up_and_the_round_waits_for_another() -> None:
+    it = verifying(5)
+    it.now = 10.0
+    assert it(Signal.DEADLINE) == [TargetHangs()]
+    assert it.phase is Phase.STALLED
+    assert it(Signal.TARGET_LOST) == []
+    assert sent(it(Signal.TARGET_READY))[1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
+
+
+# ---- the target refuses ---------------------------------------------------------------------------
+
+
+def test_a_target_without_room_is_closed_and_waited_for() -> None:
+    it = verifying(5)
+    error = ResourceExhaustedError("full")
+    assert it.target_fails(error) == [ToTarget(CloseSequence("s", 1)), WaitForBlocks(error)]
+    assert (it.phase, it.machine.deadline, it.machine.holds_target) == (Phase.WAITING, None, False)
+    opening, command = sent(it(Signal.BLOCKS_FREED))
+    assert (opening.epoch, command.proposal) == (2, Proposal((5,)))
+    assert it.phase is Phase.VERIFYING
+
+
+def test_waiting_for_blocks_is_no_failed_attempt() -> None:
+    """Once: a sequence that had waited a few times was failed by the first lost lease."""
+    it = verifying(5)
+    for epoch in range(1, 2 * MAX_ATTEMPTS):
+        it.target_fails(ResourceExhaustedError("full"), epoch=epoch)
+        it(Signal.BLOCKS_FREED)
+    it.target_fails(NotFoundError("gone"), epoch=2 * MAX_ATTEMPTS)
+    assert it.phase is Phase.VERIFYING
+
+
+def test_a_target_lost_while_waiting_for_its_blocks_stalls_the_sequence() -> None:
+    it = verifying(5)
+    it.target_fails(ResourceExhaustedError("full"))
+    it(Signal.TARGET_LOST)
+    assert it.phase is Phase.STALLED
+    assert it(Signal.BLOCKS_FREED) == []
+    assert sent(it(Signal.TARGET_READY))[0].epoch == 2
+
+
+@pytest.mark.parametrize("error", [NotFoundError("gone"), StaleEpochError("old")])
+def test_a_target_that_lost_the_sequence_is_told_again(error: PacelineError) -> None:
+    it = verifying(5)
+    opening, command = sent(it.target_fails(error))
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert command == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
+    assert it.target_fails(error, epoch=1) == []
+
+
+def test_a_target_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
+    it = verifying(5)
+    assert sent(it.target_fails(FailedPreconditionError("gap", known_length=1))) == [
+        VerifyRound("s", 1, 2, 4, (2, 3, 4), Proposal((5,)))
+    ]
+    far = FailedPreconditionError("nonsense", known_length=99)
+    assert sent(it.target_fails(far)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5,)))]
+
+
+def test_a_proposal_the_target_finds_wrong_is_dropped_and_the_request_kept() -> None:
+    it = verifying(5)
+    error = InvalidArgumentError("proposal.distributions", "bad")
+    assert sent(it.target_fails(error)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
+    *_, fail = it.target_fails(error)
+    assert fail == Fail(error), "without a proposal it is the request that is wrong"
+
+
+def test_a_target_that_keeps_refusing_ends_the_request() -> None:
+    it = verifying(5)
+    for epoch in range(1, MAX_ATTEMPTS):
+        assert it.target_fails(NotFoundError("gone"), epoch=epoch)
+        assert it.phase is Phase.VERIFYING
+    *_, fail = it.target_fails(NotFoundError("gone"), epoch=MAX_ATTEMPTS)
+    assert isinstance(fail, Fail)
+    assert it.phase is Phase.DONE
+
+
+def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
+    it = verifying(5)
+    error = InternalError("nan")
+    assert it.target_fails(error) == [
+        ToTarget(CloseSequence("s", 1)),
+        ToDraft(CloseSequence("s", 1)),
+        Fail(error),
+    ]
+
+
+@pytest.mark.parametrize("round_number", [1, 3])
+def test_a_targets_failure_of_another_round_is_ignored(round_number: int) -> None:
+    it = verifying(5)
+    assert it.target_fails(InternalError("late"), round=round_number) == []
+    assert it.phase is Phase.VERIFYING
+
+
+@pytest.mark.parametrize(
+    ("verdict", "computed"),
+    [
+        ((6, 7), None),  # accepted what was not proposed
+        ((5, 6, 7), None),  # accepted more than was proposed
+        ((5, VOCAB), None),
+        ((5, 6), 4),  # the cache is not the ledger without its last token
+        ((5, 6), 6),
+    ],
+)
+def test_a_verdict_that_does_not_fit_its_round_ends_the_request_and_commits_nothing(
+    verdict: tuple[int, ...], computed: int | None
+) -> None:
+    it = verifying(5)
+    *_, fail = it.judge(*verdict, computed=computed)
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, InternalError)
+    assert it.generated == [4]
+
+
+# ---- the client ----------------------------------------------------------------------------------
+
+
+def test_a_slow_client_pauses_the_sequence_between_rounds() -> None:
+    it = verifying(5)
+    assert it(Signal.CLIENT_BEHIND) == []
+    assert it.phase is Phase.VERIFYING
+    (emit,) = it.judge(5, 6)
+    assert isinstance(emit, Emit)
+    assert (it.phase, it.machine.deadline) == (Phase.PAUSED, None)
+    assert sent(it(Signal.CLIENT_CAUGHT_UP)) == [DraftRound("s", 1, 3, 6, (5, 6), 3)]
+    assert it(Signal.CLIENT_CAUGHT_UP) == []
+
+
+def test_a_client_that_catches_up_before_the_verdict_pauses_nothing() -> None:
+    it = verifying(5)
+    it(Signal.CLIENT_BEHIND)
+    it(Signal.CLIENT_CAUGHT_UP)
+    it.judge(5, 6)
+    assert it.phase is Phase.DRAFTING
+
+
+def test_workers_may_come_and_go_while_the_client_reads() -> None:
+    it = verifying(5)
+    it(Signal.CLIENT_BEHIND)
+    it.judge(5, 6)
+    for signal in (Signal.TARGET_LOST, Signal.DRAFT_LOST, Signal.TARGET_READY):
+        assert it(signal) == []
+    opening, command = sent(it(Signal.CLIENT_CAUGHT_UP))
+    assert (opening.epoch, opening.token_ids) == (2, (1, 2, 3, 4, 5, 6))
+    assert command.proposal == Proposal()
+
+
+@pytest.mark.parametrize("build", [drafting, lambda: verifying(5)])
+def test_a_client_that_leaves_frees_both_caches(build: Any) -> None:
+    it = build()
+    assert it(Signal.CANCEL) == [ToTarget(CloseSequence("s", 1)), ToDraft(CloseSequence("s", 1))]
+    assert it.phase is Phase.DONE
+
+
+def test_a_client_that_leaves_before_anything_was_opened_closes_nothing() -> None:
+    assert Driver()(Signal.CANCEL) == []
+    it = verifying(5)
+    it(Signal.TARGET_LOST)
+    it(Signal.DRAFT_LOST)
+    assert it(Signal.CANCEL) == []
+
+
+def test_length_ends_a_sequence_in_the_round_that_reaches_it() -> None:
+    it = verifying(5, 6, k=3, max_tokens=4)
+    emit, *_ = it.judge(5, 6, 7)
+    assert isinstance(emit, Emit)
+    assert emit.commit.finish is not None
+    assert emit.commit.finish.reason is FinishReason.LENGTH
+    assert it.generated == [4, 5, 6, 7]

@@ -1,0 +1,59 @@
+"""Counts against a slow count over the list of rounds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from coordinator.stats import RoundTimes, SpeculationStats
+from paceline.core.types import Timings
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_equal_a_slow_count(seed: int) -> None:
+    rng = random.Random(seed)
+    rounds = [(k, rng.randint(0, k)) for k in (rng.randint(0, 5) for _ in range(rng.randint(0, 30)))]
+    stats = SpeculationStats()
+    for k, accepted in rounds:
+        stats.record(k, accepted)
+    with_proposal = [(k, a) for k, a in rounds if k]
+    longest = max((k for k, _ in with_proposal), default=-1)
+    assert stats.num_rounds == len(rounds)
+    assert stats.num_spec_steps == len(with_proposal)
+    assert stats.num_draft_tokens == sum(k for k, _ in rounds)
+    assert stats.num_accepted_draft_tokens == sum(a for _, a in rounds)
+    assert stats.histogram == [
+        sum(a == i for _, a in with_proposal) for i in range(longest + 1 if with_proposal else 0)
+    ]
+    for i in range(max(longest, 0)):
+        reached = [(k, a) for k, a in with_proposal if k > i and a >= i]
+        taken = [(k, a) for k, a in reached if a > i]
+        rate = len(taken) / len(reached) if reached else 0.0
+        assert stats.acceptance_rate_per_position[i] == rate
+    drafted, accepted = stats.num_draft_tokens, stats.num_accepted_draft_tokens
+    assert stats.acceptance_rate == (accepted / drafted if drafted else 0.0)
+    per_round = accepted / len(with_proposal) if with_proposal else 0.0
+    assert stats.mean_acceptance_length == 1 + per_round
+
+
+def test_nothing_drafted_is_a_length_of_one() -> None:
+    stats = SpeculationStats()
+    stats.record(0, 0)
+    assert (stats.acceptance_rate, stats.mean_acceptance_length) == (0.0, 1.0)
+    assert stats.acceptance_rate_per_position == []
+
+
+def test_times_are_split_and_add_up() -> None:
+    times = RoundTimes()
+    times.draft_answered(1.0, Timings(queue=0.25, compute=0.5))
+    times.target_answered(2.0, Timings(queue=0.5, compute=1.0))
+    times.coordinator += 0.125
+    assert (times.draft, times.target, times.queue, times.wire) == (0.5, 1.0, 0.75, 0.75)
+    assert times.total == 3.125
+
+
+def test_a_workers_clock_never_makes_the_wire_negative() -> None:
+    times = RoundTimes()
+    times.target_answered(0.5, Timings(queue=0.5, compute=0.5))
+    assert times.wire == 0

@@ -1,0 +1,251 @@
+"""The engine thread's routing, with a fake engine. `stop` ends the thread after all that was submitted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from paceline.core.clock import ManualClock
+from paceline.core.errors import InvalidArgumentError, StaleEpochError
+from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.engine import loop
+from paceline.engine.loop import EngineThread
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command that is answered by a later step."""
+
+    sequence_id: str
+    epoch: int = 1
+
+
+@dataclass(frozen=True)
+class Done:
+    """Its answer."""
+
+    sequence_id: str
+
+
+class FakeEngine:
+    """Holds every sequence it is given work for, fences old epochs, answers one command a step."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[str, int] = {}
+        self.todo: list[str] = []
+        self.dropped: list[str] = []
+        self.expirations = 0
+        self.threads: set[int] = set()
+        self.fails_on: str | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.todo)
+
+    def handle(self, command: Any, arrived: float) -> list[Any]:
+        self.threads.add(threading.get_ident())
+        known = self.epochs.get(command.sequence_id, 0)
+        if isinstance(command, CloseSequence):
+            if command.epoch >= known:
+                self.epochs.pop(command.sequence_id, None)
+            return []
+        if command.epoch < known:
+            return [SequenceFailed(command.sequence_id, command.epoch, 0, StaleEpochError("old"))]
+        self.epochs[command.sequence_id] = command.epoch
+        self.todo.append(command.sequence_id)
+        return []
+
+    def step(self) -> list[Any]:
+        self.threads.add(threading.get_ident())
+        name = self.todo.pop(0)
+        if name == self.fails_on:
+            raise RuntimeError("the engine is broken")
+        return [Done(name)] if name in self.epochs else []
+
+    def holds(self, sequence_id: str) -> bool:
+        return sequence_id in self.epochs
+
+    def drop(self, sequence_id: str) -> None:
+        self.dropped.append(sequence_id)
+        self.epochs.pop(sequence_id, None)
+
+    def expire(self) -> None:
+        self.expirations += 1
+
+
+class Stream:
+    """Where the events of one stream end up."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Any]] = []
+
+    def __call__(self, events: Sequence[Any]) -> None:
+        self.frames.append(list(events))
+
+    @property
+    def events(self) -> list[Any]:
+        return [event for frame in self.frames for event in frame]
+
+
+class Case:
+    """An engine thread that takes up everything submitted before `finish`, in order."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.clock = ManualClock()
+        self.it: EngineThread[Any, Any] = EngineThread(self.engine, "engine", self.clock)
+
+    def submit(self, stream: Stream, *commands: Any) -> None:
+        self.it.submit(stream, list(commands))
+
+    def step(self) -> None:
+        """A step between two submissions: the inbox is drained before every step."""
+        self.it.ask(lambda: self.it._send(self.engine.step()))
+
+    def finish(self) -> None:
+        self.it.start()
+        self.it.stop()
+
+
+def test_events_reach_the_stream_their_command_came_from() -> None:
+    case, one, two = Case(), Stream(), Stream()
+    case.submit(one, Work("a"), Work("b"))
+    case.submit(two, Work("c"))
+    for _ in range(3):
+        case.step()
+    case.finish()
+    assert one.events == [Done("a"), Done("b")]
+    assert two.events == [Done("c")]
+
+
+def test_everything_runs_on_the_engine_thread() -> None:
+    case = Case()
+    case.submit(Stream(), Work("a"))
+    case.step()
+    case.finish()
+    assert len(case.engine.threads) == 1
+    assert threading.get_ident() not in case.engine.threads
+
+
+def test_a_command_that_did_not_parse_goes_straight_back_to_its_stream() -> None:
+    case, one, two = Case(), Stream(), Stream()
+    refused = SequenceFailed("a", 1, 3, InvalidArgumentError("proposal", "bad"))
+    case.submit(one, refused, Work("b"))
+    case.submit(two, Work("a"))
+    case.step()
+    case.step()
+    case.finish()
+    assert one.events == [refused, Done("b")]
+    assert two.events == [Done("a")]
+
+
+def test_the_end_of_a_stream_drops_its_sequences_and_no_others() -> None:
+    case, one, two = Case(), Stream(), Stream()
+    case.submit(one, Work("a"), Work("b"))
+    case.submit(two, Work("c"))
+    case.it.leave(one)
+    for _ in range(3):
+        case.step()
+    case.finish()
+    assert case.engine.dropped == ["a", "b"]
+    assert (one.events, two.events) == ([], [Done("c")])
+
+
+def test_a_closed_sequence_is_no_longer_its_streams() -> None:
+    case, one = Case(), Stream()
+    case.submit(one, Work("a"), CloseSequence("a", 1))
+    case.it.leave(one)
+    case.finish()
+    assert case.engine.dropped == []
+
+
+def test_a_sequence_moves_to_the_stream_that_opens_it_anew() -> None:
+    case, old, new = Case(), Stream(), Stream()
+    case.submit(old, Work("a", epoch=1))
+    case.submit(new, Work("a", epoch=2))
+    case.it.leave(old)
+    case.step()
+    case.step()
+    case.finish()
+    assert case.engine.dropped == []
+    assert (old.events, new.events) == ([], [Done("a"), Done("a")])
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Work("a", epoch=1),
+        CloseSequence("a", 1),
+        SequenceFailed("a", 1, 1, InvalidArgumentError("proposal", "bad")),
+    ],
+    ids=lambda late: type(late).__name__,
+)
+def test_a_fenced_off_streams_late_command_does_not_take_the_sequence_over(late: Any) -> None:
+    """Once: any command moved the route, and the end of the old stream dropped the new one's sequence."""
+    case, old, new = Case(), Stream(), Stream()
+    case.submit(old, Work("a", epoch=1))
+    case.submit(new, Work("a", epoch=2))
+    case.submit(old, late)
+    case.it.leave(old)
+    case.step()
+    case.step()
+    case.finish()
+    assert case.engine.dropped == []
+    assert new.events == [Done("a"), Done("a")]
+    assert all(isinstance(event, SequenceFailed) for event in old.events)
+    assert len(old.events) == (0 if isinstance(late, CloseSequence) else 1)
+
+
+def test_the_events_of_one_step_leave_in_one_frame_a_stream() -> None:
+    case, one = Case(), Stream()
+    refused = [SequenceFailed(name, 1, 1, InvalidArgumentError("x", "bad")) for name in "abc"]
+    case.submit(one, *refused)
+    case.finish()
+    assert one.frames == [refused]
+
+
+def test_work_is_done_without_further_commands() -> None:
+    case, one = Case(), Stream()
+    finished = threading.Event()
+
+    def route(events: Sequence[Any]) -> None:
+        one(events)
+        if len(one.events) == 2:
+            finished.set()
+
+    case.it.submit(route, [Work("a"), Work("b")])
+    case.it.start()
+    assert finished.wait(60)
+    case.it.stop()
+    assert one.events == [Done("a"), Done("b")]
+
+
+def test_leases_are_looked_at_however_busy_the_worker_is() -> None:
+    """Once: only after a whole second without any command, so never under steady traffic."""
+    case = Case()
+    for _ in range(10):
+        case.it.ask(lambda: case.clock.advance(loop.IDLE_SECONDS / 2))
+        case.submit(Stream(), Work("a"))
+    case.finish()
+    assert case.engine.expirations == 5
+
+
+def test_progress_is_told_by_the_clock() -> None:
+    case = Case()
+    case.clock.advance(7)
+    assert case.it.seconds_since_progress == 7
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_death_of_the_engine_is_reported() -> None:
+    case, died = Case(), threading.Event()
+    case.engine.fails_on = "a"
+    case.it.on_death = died.set
+    case.submit(Stream(), Work("a"))
+    case.it.start()
+    assert died.wait(60)
+    case.it.stop()

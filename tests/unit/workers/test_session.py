@@ -1,0 +1,147 @@
+"""Which rounds a worker takes up, and what of its cache it keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, StaleEpochError
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
+from paceline.engine.session import Disposition, Session, round_digest
+
+PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
+
+
+def session(*tokens: int, epoch: int = 3) -> Session[str]:
+    return Session("s", epoch, PARAMS, list(tokens or (1, 2, 3)))
+
+
+def begin(it: Session[str], number: int, base: int, *tail: int, epoch: int = 3, digest: bytes = b"q") -> Disposition:
+    return it.begin(epoch, number, base, tail, digest)
+
+
+def test_a_new_round_is_computed_and_its_tail_taken_in() -> None:
+    it = session()
+    assert begin(it, 1, 5, 4, 5) is Disposition.COMPUTE
+    assert it.tokens == [1, 2, 3, 4, 5]
+
+
+def test_a_round_repeated_before_its_answer_is_in_progress_and_after_it_answered_again() -> None:
+    it = session()
+    begin(it, 1, 3)
+    assert begin(it, 1, 3) is Disposition.IN_PROGRESS
+    it.finish("answer")
+    assert begin(it, 1, 3, 2, 3) is Disposition.REPEAT
+    assert (it.answer, it.tokens) == ("answer", [1, 2, 3])
+
+
+def test_the_same_round_with_another_question_is_refused() -> None:
+    it = session()
+    begin(it, 1, 3)
+    with pytest.raises(InvalidArgumentError, match="other content"):
+        begin(it, 1, 3, digest=b"other")
+    it.finish("answer")
+    with pytest.raises(InvalidArgumentError, match="other content"):
+        begin(it, 1, 3, digest=b"other")
+
+
+def test_a_gap_names_what_is_known_and_the_resent_tail_closes_it() -> None:
+    it = session()
+    with pytest.raises(FailedPreconditionError) as caught:
+        begin(it, 1, 6, 6)
+    assert caught.value.known_length == 3
+    assert (it.tokens, it.round) == ([1, 2, 3], 0)
+    assert begin(it, 1, 6, 4, 5, 6) is Disposition.COMPUTE
+    assert it.tokens == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_another_epoch_is_fenced_off(epoch: int) -> None:
+    it = session()
+    with pytest.raises(StaleEpochError):
+        begin(it, 1, 3, epoch=epoch)
+    assert it.round == 0
+
+
+def test_a_round_that_is_over_is_refused() -> None:
+    it = session()
+    begin(it, 5, 3)
+    with pytest.raises(StaleEpochError, match="is over"):
+        begin(it, 4, 3)
+
+
+def test_the_ledgers_length_is_absolute_and_cuts_what_is_beyond_it() -> None:
+    it = session(1, 2, 3, 4, 5)
+    begin(it, 1, 3)
+    assert it.tokens == [1, 2, 3]
+
+
+def test_a_tail_overwrites_what_it_disagrees_with() -> None:
+    it = session(1, 2, 3, 4, 5)
+    begin(it, 1, 4, 9, 8)
+    assert it.tokens == [1, 2, 9, 8]
+
+
+@pytest.mark.parametrize(("base", "tail"), [(0, ()), (1, (1, 2))])
+def test_a_ledger_shorter_than_its_tail_is_refused(base: int, tail: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgumentError, match="base_length"):
+        begin(session(), 1, base, *tail)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "agreed"),
+    [
+        ([1, 2, 3], [], 0),
+        ([1, 2, 3], [1], 1),
+        ([1, 2, 3], [1, 2], 2),
+        ([1, 2, 3], [1, 2, 3], 2),  # the newest token is fed again
+        ([1, 2, 3], [1, 2, 3, 4, 5], 2),
+        ([1, 2, 3, 4], [1, 9, 3, 4], 1),
+        ([1, 2], [7, 2], 0),
+        ([1], [1], 0),
+    ],
+)
+def test_entries_that_agree_with_the_ledger_stay(tokens: list[int], cached: list[int], agreed: int) -> None:
+    it = session(*tokens)
+    it.cached = cached
+    assert it.agreed_length() == agreed
+
+
+def test_an_abandoned_round_may_be_asked_again() -> None:
+    it = session()
+    begin(it, 7, 3)
+    it.abandon_round()
+    assert begin(it, 7, 3, digest=b"another question") is Disposition.COMPUTE
+
+
+def test_a_round_before_an_abandoned_one_is_not_computed_again() -> None:
+    it = session()
+    begin(it, 6, 3)
+    it.finish("answer")
+    begin(it, 7, 4, 4)
+    it.abandon_round()
+    with pytest.raises((InvalidArgumentError, StaleEpochError)):
+        begin(it, 6, 3)
+    assert it.tokens == [1, 2, 3, 4]
+
+
+def test_the_digest_is_of_the_question_alone() -> None:
+    chain = Proposal((1, 2))
+    sparse = SparseDistribution(b"\0\0\0\0", b"\0\0\x80?")
+    questions = [
+        round_digest(3),
+        round_digest(4),
+        round_digest(3, chain),
+        round_digest(3, Proposal((1, 3))),
+        round_digest(3, Proposal((1, 2), (-1, -1))),
+        round_digest(3, Proposal((1, 2), distributions=(sparse, sparse))),
+        round_digest(3, num_draft_tokens=2),
+        round_digest(3, num_draft_tokens=3),
+    ]
+    assert len(set(questions)) == len(questions)
+    assert round_digest(3, chain) == round_digest(3, Proposal((1, 2)))
