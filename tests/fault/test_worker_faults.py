@@ -38,7 +38,7 @@ LENGTH = 200
 
 @pytest.fixture(scope="module")
 def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, coordinator={"draft_timeout": 1.0}) as stack:
+    with running_stack(pair_paths, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}) as stack:
         yield stack
         wait_until_ready(stack)
         stack.check_pools_whole()
@@ -95,7 +95,7 @@ def test_a_killed_draft_worker_costs_no_token(faulty: RunningStack, prompt: Ids)
     killed = faulty.stack.kill("draft", signal.SIGKILL)
     for stream, tokens in zip(streams, expected, strict=True):
         validate(stream.result(), tokens)
-    faulty.stack.wait_for_restart("draft", after=killed)
+    faulty.stack.wait_for_restart("draft", after=killed, timeout=HANG)
     faulty.wait_for_worker("draft")
     history = record(faulty, prompt, GREEDY, length=40).result()
     validate(history, expected[0][:40])
@@ -121,7 +121,7 @@ def test_draft_killed_half_way_changes_no_token_for_any_k_alone_or_in_a_crowd(
         validate(stream.result(), expected)
     for stream in crowd:
         validate(stream.result())
-    faulty.stack.wait_for_restart("draft", after=killed)
+    faulty.stack.wait_for_restart("draft", after=killed, timeout=HANG)
 
 
 def test_a_stopped_draft_worker_is_done_without(faulty: RunningStack, prompt: Ids) -> None:
@@ -155,7 +155,7 @@ def test_a_killed_target_worker_interrupts_but_changes_nothing(
     stream = record(faulty, prompt, sampling)
     stream.wait_for_tokens(40)
     killed = faulty.stack.kill("target", signal.SIGKILL)
-    faulty.stack.wait_for_restart("target", after=killed)
+    faulty.stack.wait_for_restart("target", after=killed, timeout=HANG)
     validate(stream.result(), expected)
 
 
@@ -175,7 +175,7 @@ def test_eight_streams_survive_a_killed_target_worker(
     killed = {role: faulty.stack.kill(role, signal.SIGKILL) for role in ("target", "draft")}
     late = record(faulty, prompt, GREEDY, length=30)
     for role, pid in killed.items():
-        faulty.stack.wait_for_restart(role, after=pid)
+        faulty.stack.wait_for_restart(role, after=pid, timeout=HANG)
     for stream, tokens in zip(streams, expected, strict=True):
         validate(stream.result(), tokens)
     validate(late.result(), without_fault(faulty, prompt, GREEDY, 30))
@@ -185,7 +185,7 @@ def test_a_stopped_target_worker_is_waited_for(faulty: RunningStack, prompt: Ids
     """SIGSTOP: after the target timeout its line is given up; SIGCONT: the stream goes on, gapless."""
     expected = without_fault(faulty, prompt, COUPLED)
     targets, drafts = ([faulty.stack.address_of(role)] for role in ("target", "draft"))
-    with own_coordinator(faulty.pair, targets, drafts, target_timeout=3.0) as own:
+    with own_coordinator(faulty.pair, targets, drafts, target_timeout=3.0, recovery_timeout=HANG) as own:
         parameters = {"max_tokens": LENGTH, "ignore_eos": True, **COUPLED}
         stream = Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4})
         stream.wait_for_tokens(30)
@@ -200,7 +200,7 @@ def test_a_stopped_target_worker_is_waited_for(faulty: RunningStack, prompt: Ids
 def test_no_target_comes_back_in_time(faulty: RunningStack, prompt: Ids) -> None:
     """The error comes after the recovery deadline and names the last index; new requests are told as much."""
     targets = [faulty.stack.address_of("target")]
-    with own_coordinator(faulty.pair, targets, target_timeout=1.0, recovery_timeout=1.0) as own:
+    with own_coordinator(faulty.pair, targets, target_timeout=3.0, recovery_timeout=1.0) as own:
         parameters = {"max_tokens": 1000, "ignore_eos": True, **GREEDY}
         stream = Recording(own.address, prompt, parameters)
         stream.wait_for_tokens(10)
@@ -243,7 +243,7 @@ def test_sigterm_drains_the_coordinator(faulty: RunningStack, prompt: Ids) -> No
         was_refused = refused()
     assert was_refused, "requests were accepted after SIGTERM for as long as the stream ran"
     validate(stream.result(), expected)
-    faulty.stack.wait_for_restart("coordinator", after=ended)
+    faulty.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
     wait_until_ready(faulty)
     assert without_fault(faulty, prompt, COUPLED, 80) == expected
 
@@ -273,7 +273,7 @@ def test_sigterm_of_a_worker_costs_no_token(faulty: RunningStack, prompt: Ids, r
     stream.wait_for_tokens(30)
     ended = faulty.stack.kill(role, signal.SIGTERM)
     validate(stream.result(), expected)
-    faulty.stack.wait_for_restart(role, after=ended)
+    faulty.stack.wait_for_restart(role, after=ended, timeout=HANG)
     validate(record(faulty, prompt, COUPLED, length=20).result(), expected[:20])
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE, id_prompts
 from harness.stacks import RunningStack, own_coordinator, together
-from harness.waiting import HANG
+from harness.waiting import HANG, until
 from harness.wire import Line, Proxy
 
 from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, RoundVerdict, VerifyRound
@@ -45,7 +45,8 @@ def test_target_truncates_to_the_ledger_less_one(stack: RunningStack, oracle: Or
         assert outcomes >= {(True, False), (True, True)}
         oracle.check_greedy(prompt, sequence.ledger[len(prompt) :][:40], 40, ignore_eos=True)
         sequence.end()
-        assert line.used_blocks() == 0
+        # Closing has no answer.
+        until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,7 +75,8 @@ def test_draft_truncates_to_what_agrees(stack: RunningStack, oracle: Oracle, see
             accepted = rng.choice((k, rng.randint(0, k), 0))
             sequence.ledger += [*proposed[:accepted], rng.randrange(oracle.vocabulary_size)]
         sequence.end()
-        assert line.used_blocks() == 0
+        # Closing has no answer.
+        until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 
 def test_draft_follows_a_ledger_that_goes_back(stack: RunningStack, oracle: Oracle) -> None:
@@ -97,7 +99,7 @@ def test_draft_follows_a_ledger_that_goes_back(stack: RunningStack, oracle: Orac
 def check_invariants(log: list[Any]) -> dict[str, int]:
     """Replay what passed between coordinator and one worker; every answer's numbers fit the ledger."""
     ledgers: dict[str, list[int]] = {}
-    asked: dict[str, Any] = {}
+    asked: dict[tuple[str, int], Any] = {}
     seen = {"rounds": 0, "accepted": 0, "rejected": 0, "proposals": 0}
     for item in log:
         match item:
@@ -109,17 +111,17 @@ def check_invariants(log: list[Any]) -> dict[str, int]:
                 assert start <= len(ledger), "the coordinator left a gap"
                 ledger[start:] = item.committed_tail
                 assert len(ledger) == item.base_length
-                asked[item.sequence_id] = item
+                asked[item.sequence_id, item.round] = item
             case RoundVerdict():
-                command, verdict = asked[item.sequence_id], item.verdict
+                command, verdict = asked[item.sequence_id, item.round], item.verdict
                 ledgers[item.sequence_id].extend(verdict.token_ids)
                 assert verdict.num_computed_tokens == len(ledgers[item.sequence_id]) - 1
                 seen["rounds"] += 1
                 seen["accepted"] += verdict.num_accepted
                 seen["rejected"] += command.proposal.num_draft_tokens - verdict.num_accepted
             case DraftProposal():
-                command = asked[item.sequence_id]
-                assert (item.round, item.base_length) == (command.round, command.base_length)
+                command = asked[item.sequence_id, item.round]
+                assert item.base_length == command.base_length
                 assert item.proposal.num_draft_tokens == command.num_draft_tokens
                 assert item.num_computed_tokens == item.base_length + command.num_draft_tokens - 1
                 seen["proposals"] += 1

@@ -116,7 +116,7 @@ def test_ignore_eos_and_min_tokens_are_generates(oracle: Oracle, client: Client,
     bias = ((eos, 100.0),)
     ended = generate(client, prompt, k, logit_bias={eos: 100.0}, ignore_eos=False)
     assert ended.token_ids == (eos,)
-    assert (ended.finish_reason, ended.stop_reason, ended.text) == ("stop", eos, "")
+    assert (ended.finish_reason, ended.stop_reason, ended.text) == ("stop", None, "")
     ignoring = generate(client, prompt, k, logit_bias={eos: 100.0}, max_tokens=6)
     assert ignoring.token_ids == (eos,) * 6
     late = generate(client, prompt, k, logit_bias={eos: 100.0}, ignore_eos=False, min_tokens=9)

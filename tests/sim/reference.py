@@ -115,7 +115,11 @@ def masked_probabilities(
 
 
 def slow_verdict(
-    model: ToyModel, ledger: Sequence[int], params: SequenceParams, proposal: Proposal, eos: Sequence[int] = ()
+    model: ToyModel,
+    ledger: Sequence[int],
+    params: SequenceParams,
+    proposal: Proposal,
+    eos: Sequence[int] = (),
 ) -> tuple[int, int]:
     """(accepted, next token), written from the formulas of docs/decoding.md, one number at a time."""
     draft, sampling = proposal.token_ids, params.sampling
@@ -125,9 +129,7 @@ def slow_verdict(
             if i == len(draft) or own != draft[i]:
                 return i, own
     assert sampling.seed is not None
-    p = [
-        masked_probabilities(model, [*ledger, *draft[:i]], params, eos) for i in range(len(draft) + 1)
-    ]
+    p = [masked_probabilities(model, [*ledger, *draft[:i]], params, eos) for i in range(len(draft) + 1)]
     q = [dense(d, model.vocab_size) for d in proposal.distributions] or [
         np.eye(model.vocab_size)[token] for token in draft
     ]

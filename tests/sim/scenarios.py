@@ -92,9 +92,7 @@ def random_world(seed: int, *, choosing: bool = True) -> World:
 
 def expected(request: Request) -> Expected:
     """What the client of a greedy or coupled request must see, whatever happens."""
-    return plain_decoding(
-        TARGET, request.prompt, request.sampling, eos=EOS, max_model_len=MAX_MODEL_LEN
-    )
+    return plain_decoding(TARGET, request.prompt, request.sampling, eos=EOS, max_model_len=MAX_MODEL_LEN)
 
 
 def check_equal(client: Client) -> None:

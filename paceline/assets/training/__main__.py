@@ -21,7 +21,7 @@ from paceline.assets.training.export import export
 from paceline.assets.training.measure import agreement
 from paceline.assets.training.trainer import Plan, held_out_loss, next_token_loss, train
 
-WRITTEN_BATCHES = 10
+WRITTEN_BATCHES = 7
 
 
 def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,9 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 @SETTINGS
 @given(st.lists(letters, max_size=8), stops)
-def test_stop_search_equals_a_search_character_by_character(pieces: list[str], given_stops: list[str]) -> None:
+def test_stop_search_equals_a_search_character_by_character(
+    pieces: list[str], given_stops: list[str]
+) -> None:
     whole = "".join(pieces)
     search, shown, found = StopSearch(given_stops), "", None
     for piece in pieces:

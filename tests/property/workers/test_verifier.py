@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -27,8 +28,6 @@ from paceline.decoding.sampling import to_sparse, truncate_support
 from target_worker.verifier import Verifier
 from tests.sim.reference import masked_probabilities, slow_verdict
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
-
-
 
 VOCAB = 6
 EOS = (5,)
@@ -149,7 +148,7 @@ class VerifierMachine(RuleBasedStateMachine):
                 for i in range(len(chain))
             ]
             # Every token drawn must have a positive probability.
-            rows = torch.tensor([row * 0.99 + 0.01 / VOCAB for row in q])
+            rows = torch.from_numpy(np.array(q) * 0.99 + 0.01 / VOCAB)
             ids, probabilities, lengths, _ = truncate_support(rows, 1.0)
             proposal = Proposal(tuple(chain), distributions=tuple(to_sparse(ids, probabilities, lengths)))
         return VerifyRound(

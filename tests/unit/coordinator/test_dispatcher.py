@@ -49,7 +49,9 @@ class FakeLink:
 class Service:
     """A dispatcher with one target unless told otherwise."""
 
-    def __init__(self, targets: int = 1, drafts: int = 0, max_running: int = 10, max_waiting: int = 10) -> None:
+    def __init__(
+        self, targets: int = 1, drafts: int = 0, max_running: int = 10, max_waiting: int = 10
+    ) -> None:
         self.clock = ManualClock()
         self.it = Dispatcher(max_running, max_waiting, self.clock)
         self.targets = [FakeLink() for _ in range(targets)]
@@ -359,5 +361,3 @@ def test_one_requests_failure_ends_no_other() -> None:
     assert isinstance(parts(first)[0], InternalError)
     service.answer(second, 5)
     assert len(parts(second)) == 1
-
-

@@ -61,7 +61,9 @@ DEADLINES = Deadlines(draft=1.0, target=10.0, recovery=100.0)
 class Driver:
     """A machine with short words for what happens to it."""
 
-    def __init__(self, k: int = 3, target_max_len: int = 100, draft_max_len: int = 100, **sampling: Any) -> None:
+    def __init__(
+        self, k: int = 3, target_max_len: int = 100, draft_max_len: int = 100, **sampling: Any
+    ) -> None:
         params = SamplingParams(**{"max_tokens": 50, "seed": 1, **sampling})
         ledger = Ledger(
             PROMPT,
@@ -117,10 +119,14 @@ class Driver:
         return self(RoundVerdict("s", epoch, number, Verdict(accepted, token_ids, length)))
 
     def target_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        return self(FromTarget(SequenceFailed("s", epoch, self.machine.round if round is None else round, error)))
+        return self(
+            FromTarget(SequenceFailed("s", epoch, self.machine.round if round is None else round, error))
+        )
 
     def draft_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        return self(FromDraft(SequenceFailed("s", epoch, self.machine.round if round is None else round, error)))
+        return self(
+            FromDraft(SequenceFailed("s", epoch, self.machine.round if round is None else round, error))
+        )
 
 
 def sent(actions: list[Action]) -> list[Any]:

@@ -21,7 +21,9 @@ def session(*tokens: int, epoch: int = 3) -> Session[str]:
     return Session("s", epoch, PARAMS, list(tokens or (1, 2, 3)))
 
 
-def begin(it: Session[str], number: int, base: int, *tail: int, epoch: int = 3, digest: bytes = b"q") -> Disposition:
+def begin(
+    it: Session[str], number: int, base: int, *tail: int, epoch: int = 3, digest: bytes = b"q"
+) -> Disposition:
     return it.begin(epoch, number, base, tail, digest)
 
 

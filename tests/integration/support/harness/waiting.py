@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-HANG = 120.0
+HANG = 240.0
 """Seconds after which a test has failed; nothing waits this long when all is well."""
 
 

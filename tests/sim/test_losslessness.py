@@ -1,0 +1,137 @@
+"""Rejection and block mode through the simulated service: the tokens are distributed as the target's p.
+
+A chi-square test of the first three tokens against the toy model's exact probabilities. The seeds are
+fixed, so the tests are deterministic; level 1e-4 is the chance that a correct system would have failed
+when they were chosen. That the tests have power is shown by the planted bugs at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from coordinator.round import RoundMachine
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams
+from paceline.decoding import acceptance
+from tests.sim.toys import ToyModel
+from tests.sim.world import Faults, Request, World
+
+VOCAB = 4
+TARGET = ToyModel(VOCAB, seed=11, sharpness=0.9)
+DRAFT = TARGET.near(0.7)
+PROMPT = (2, 0, 1)
+N = 2000
+LEVEL = 1e-4
+ARRIVALS = 0.1
+"""Seconds over which the requests arrive."""
+
+
+@functools.cache
+def exact() -> dict[tuple[int, ...], float]:
+    """The target's probability of every first three tokens."""
+    result = {}
+    for tokens in itertools.product(range(VOCAB), repeat=3):
+        p = 1.0
+        for i, token in enumerate(tokens):
+            p *= TARGET.probabilities([*PROMPT, *tokens[:i]])[token]
+        result[tokens] = p
+    return result
+
+
+def simulate(mode: AcceptanceMode, *, faults: str = "", n: int = N, first_seed: int = 0) -> World:
+    events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
+    world = World(
+        1,
+        target=TARGET,
+        draft=DRAFT,
+        target_blocks=n * 3,
+        draft_blocks=n * 3,
+        max_sequences=n,
+        max_running=n,
+        batch=4000,
+        checks=False,
+        faults=Faults(events=events),
+    )
+    if faults == "content":
+        # Proposals are lost depending on what was drawn: the worst a faulty draft can do.
+        world.drafts[0].worker.runner.crash_on = lambda ids: RuntimeError() if ids == [0] else None
+    for i in range(n):
+        sampling = SamplingParams(seed=first_seed + i, max_tokens=3, ignore_eos=True)
+        world.submit(
+            Request(f"s{i}", PROMPT, sampling, mode, k=3, arrives=ARRIVALS * i / n, reads_every=0.01)
+        )
+    world.run()
+    return world
+
+
+def p_value(world: World) -> float:
+    counts = Counter(tuple(client.token_ids) for client in world.clients)
+    want = exact()
+    assert set(counts) <= set(want)
+    expected = np.array([want[outcome] for outcome in want]) * len(world.clients)
+    observed = np.array([counts[outcome] for outcome in want], dtype=float)
+    small = expected < 5
+    if small.any():
+        expected = np.append(expected[~small], expected[small].sum())
+        observed = np.append(observed[~small], observed[small].sum())
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize("faults", ["", "dies", "content"])
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMode, faults: str) -> None:
+    world = simulate(
+        mode, faults=faults, first_seed=10_000 * (len(faults) + 1) + (mode is AcceptanceMode.BLOCK)
+    )
+    counted = [c.running.machine.stats for c in world.clients if c.running is not None]
+    drafted = sum(s.num_draft_tokens for s in counted)
+    accepted = sum(s.num_accepted_draft_tokens for s in counted)
+    assert drafted > N / 4
+    assert 0.3 < accepted / drafted < 0.98, "both outcomes of a test must be frequent"
+    assert p_value(world) > LEVEL
+
+
+def test_coupled_mode_too() -> None:
+    assert p_value(simulate(AcceptanceMode.COUPLED, faults="dies")) > LEVEL
+
+
+def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = acceptance.accept_rejection
+
+    def greedy(draft: Any, num_draft: Any, p: Any, q: Any, accept_u: Any, next_u: Any) -> Any:
+        return real(draft, num_draft, p, q, accept_u * 0, next_u)
+
+    monkeypatch.setattr(acceptance, "accept_rejection", greedy)
+    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL
+
+
+def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        acceptance,
+        "_next_weights",
+        lambda num_draft, accepted, p, q, scale: p[range(len(p)), accepted].double(),
+    )
+    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL
+
+
+def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A coordinator that drops proposals it does not like, but only after it has seen the verdict."""
+    real = RoundMachine._on_verdict
+
+    def choosy(self: RoundMachine, event: Any, now: float) -> Any:
+        disliked = event.verdict.num_accepted == 0 and self._proposal.num_draft_tokens
+        if disliked and self._is_current(event, self._target):
+            self._target.open = False
+            return self._verify(Proposal(), now)
+        return real(self, event, now)
+
+    monkeypatch.setattr(RoundMachine, "_on_verdict", choosy)
+    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL

@@ -1,0 +1,238 @@
+"""The harness is shown to catch what it is for: each bug is planted, and must be seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from coordinator.events import Action, Emit, Fail
+from coordinator.ledger import Commit, Ledger
+from coordinator.round import RoundMachine
+from draft_worker.drafter import Drafter
+from paceline.core.errors import InternalError, StaleEpochError
+from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict
+from paceline.core.types import TokenOrigin, Verdict
+from paceline.engine.holdings import Held, Holdings
+from paceline.engine.loop import EngineThread
+from paceline.engine.session import Disposition, Session
+from target_worker.verifier import Verifier
+from tests.property.workers.test_drafter import SETTINGS as DRAFTER_SETTINGS
+from tests.property.workers.test_drafter import DrafterMachine
+from tests.property.workers.test_verifier import SETTINGS as VERIFIER_SETTINGS
+from tests.property.workers.test_verifier import VerifierMachine
+from tests.sim.scenarios import check_equal, random_world
+from tests.sim.world import SimulationError
+
+FAULTS: tuple[type[BaseException], ...] = (AssertionError, ValueError, StopIteration, IndexError, KeyError)
+
+
+def simulation_catches(seeds: range = range(60)) -> str:
+    """What the first failing seed says."""
+    for seed in seeds:
+        world = random_world(seed)
+        try:
+            world.run()
+            for client in world.clients:
+                check_equal(client)
+        except SimulationError as error:
+            return str(error).partition("\n")[0]
+    pytest.fail(f"no simulation of {seeds} noticed the planted bug")
+
+
+def machine_catches(machine: type, base: settings) -> None:
+    """A stateful test fails; no time is spent on a small example."""
+    quick = settings(base, report_multiple_bugs=False, phases=[HypothesisPhase.generate])
+    with pytest.raises(FAULTS):
+        run_machine(machine, settings=quick)
+
+
+# ---- the workers' caches ---------------------------------------------------------------------------
+
+
+def settle_off_by(entries: int) -> Callable[..., Verdict]:
+    def settle(self: Verifier, r: Any, num_accepted: int, next_token: int) -> Verdict:
+        held, command = r.job.held, r.command
+        tokens = (*command.proposal.token_ids[:num_accepted], next_token)
+        held.session.tokens.extend(tokens)
+        right = command.base_length + num_accepted
+        held.cut_to(min(right + entries, held.table.length))
+        # The lie that only a look into the cache discovers.
+        verdict = Verdict(num_accepted, tokens, right, r.job.timings())
+        held.session.finish(verdict)
+        return verdict
+
+    return settle
+
+
+@pytest.mark.parametrize("entries", [1, -1], ids=["too few", "too many"])
+def test_a_target_that_truncates_one_entry_too_few_or_too_many(
+    monkeypatch: pytest.MonkeyPatch, entries: int
+) -> None:
+    monkeypatch.setattr(Verifier, "_settle", settle_off_by(entries))
+    assert "invariant 1" in simulation_catches()
+    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+
+
+def test_a_target_that_believes_its_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollback by position without comparing tokens: the entries of rejected drafts stay in use."""
+    monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
+    monkeypatch.setattr(Verifier, "_settle", settle_off_by(1))
+    assert "invariant" in simulation_catches()
+
+
+def test_a_draft_that_misses_the_entry_of_dk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a full acceptance it feeds only the bonus, as if the last draft token had an entry."""
+    real = Drafter._begin
+
+    def begin(self: Drafter, command: DraftRound, arrived: float) -> Any:
+        events = real(self, command, arrived)
+        r = self._rounds.get(command.sequence_id)
+        if r is not None and r.job.held.table.length and len(r.job.feed) == 2:
+            del r.job.feed[0]
+        return events
+
+    monkeypatch.setattr(Drafter, "_begin", begin)
+    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+
+
+def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
+    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+
+
+# ---- the ledger ------------------------------------------------------------------------------------
+
+
+def test_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ledger.commit
+    late: dict[int, Any] = {}
+
+    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
+        if id(self) in late:
+            real(self, late.pop(id(self)))
+        twin = copy.deepcopy(self)
+        late[id(self)] = list(tokens)
+        return real(twin, tokens)
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    assert "invariant 2" in simulation_catches()
+
+
+def test_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
+        index = self.num_generated
+        text = ""
+        for token_id, _ in tokens:
+            self.token_ids.append(token_id)
+            text += self._take(token_id) if not self.ended else ""
+        ids, origins = zip(*tokens, strict=True)
+        return Commit(index, ids, origins, text + (self._flush() if self.ended else ""), self.finish)
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    assert "invariant 4" in simulation_catches()
+
+
+def test_half_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ledger.commit
+    monkeypatch.setattr(Ledger, "commit", lambda self, tokens: real(self, tokens[:1]))
+    assert "invariant 3" in simulation_catches()
+
+
+def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RoundMachine._on_verdict
+
+    def twice(self: RoundMachine, event: RoundVerdict, now: float) -> list[Action]:
+        before = len(self.ledger)
+        actions = real(self, event, now)
+        if len(self.ledger) > before and not self.ledger.ended and self.ledger.remaining > 9:
+            tokens = [(token, TokenOrigin.TARGET) for token in event.verdict.token_ids]
+            actions.insert(1, Emit(self.ledger.commit(tokens)))
+        return actions
+
+    monkeypatch.setattr(RoundMachine, "_on_verdict", twice)
+    assert "invariant" in simulation_catches()
+
+
+# ---- stale messages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("believes", [False, True])
+def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
+    """`believes`: without the check that a verdict fits its round, too."""
+    monkeypatch.setattr(RoundMachine, "_is_current", lambda self, event, peer: True)
+    if believes:
+        monkeypatch.setattr(RoundMachine, "_is_valid", lambda self, verdict: True)
+    assert "invariant" in simulation_catches()
+
+
+def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(
+        self: Session[Any], epoch: int, round_number: int, base: int, tail: Sequence[int], digest: bytes
+    ) -> Disposition:
+        if epoch != self.epoch or round_number < self.round:
+            raise StaleEpochError("old")
+        if round_number == self.round:
+            return Disposition.IN_PROGRESS if self.answer is None else Disposition.REPEAT
+        self.tokens.extend(tail)
+        self.round, self.digest, self.answer = round_number, digest, None
+        return Disposition.COMPUTE
+
+    monkeypatch.setattr(Session, "begin", begin)
+    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+
+
+@pytest.mark.parametrize("what", ["rounds", "openings", "closings"])
+def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == "rounds":
+        real_begin = Session.begin
+        monkeypatch.setattr(Session, "begin", lambda self, epoch, *rest: real_begin(self, self.epoch, *rest))
+    elif what == "openings":
+
+        def unfenced(self: Holdings[Any], command: OpenSequence) -> None:
+            self.drop(command.sequence_id)
+            session: Session[Any] = Session(
+                command.sequence_id, command.epoch, command.params, list(command.token_ids)
+            )
+            self._held[command.sequence_id] = Held(session, self.new_table())
+            self._leases.renew(command.sequence_id)
+
+        monkeypatch.setattr(Holdings, "open", unfenced)
+    else:
+
+        def close(self: Holdings[Any], command: CloseSequence) -> bool:
+            self.drop(command.sequence_id)
+            return True
+
+        monkeypatch.setattr(Holdings, "close", close)
+    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+
+
+# ---- faults that were found in the code by this harness --------------------------------------------
+
+
+def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: RoundMachine) -> list[Action]:
+        self._draft.open = False
+        return []
+
+    monkeypatch.setattr(RoundMachine, "_close_draft", forget)
+    assert "invariant 5" in simulation_catches()
+
+
+def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        RoundMachine, "_resume_on_target", lambda self, now: [*self._close(), Fail(InternalError("lost"))]
+    )
+    assert "invariant 6" in simulation_catches()
+
+
+def test_a_stream_whose_end_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineThread, "leave", lambda self, route: None)
+    assert "invariant 5" in simulation_catches(range(300))

@@ -1,0 +1,185 @@
+"""The draft worker without sockets: what a round leaves in its cache, and what ends one sequence alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draft_worker.drafter import Drafter
+from paceline.core.clock import ManualClock
+from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
+from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, SequenceFailed
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from tests.sim.reference import check_slow_proposal
+from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+
+VOCAB = 6
+MODEL = ToyModel(VOCAB, seed=4)
+PROMPT = (1, 2, 3)
+GREEDY = SamplingParams(temperature=0, seed=1)
+
+
+class Worker:
+    """A drafter and short words for what is asked of it."""
+
+    def __init__(self, num_blocks: int = 50, max_model_len: int = 60) -> None:
+        self.runner = ToyRunner(MODEL, num_blocks, 4)
+        self.it = Drafter(
+            self.runner,
+            worker_config(support_mass=0.9),
+            vocabulary_size=VOCAB,
+            max_model_len=max_model_len,
+            clock=ManualClock(),
+        )
+
+    def open(
+        self,
+        name: str = "s",
+        tokens: tuple[int, ...] = PROMPT,
+        sampling: SamplingParams = GREEDY,
+        mode: AcceptanceMode = AcceptanceMode.COUPLED,
+    ) -> list[Any]:
+        return list(self.it.handle(OpenSequence(name, 1, tokens, SequenceParams(sampling, mode, 3)), 0.0))
+
+    def ask(
+        self, k: int, name: str = "s", number: int = 1, base: int = 3, tail: tuple[int, ...] = ()
+    ) -> list[Any]:
+        return list(self.it.handle(DraftRound(name, 1, number, base, tail, k), 0.0))
+
+    def run(self) -> list[Any]:
+        events: list[Any] = []
+        while self.it.has_work:
+            events += self.it.step()
+        return events
+
+    def cached(self, name: str = "s") -> list[int]:
+        held = self.it.holdings.find(name)
+        assert held is not None
+        return self.runner.read(held.table)
+
+
+def best(n: int, ledger: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    tokens = list(ledger)
+    for _ in range(n):
+        tokens.append(own_choice(MODEL, tokens, GREEDY, 3))
+    return tuple(tokens[len(ledger) :])
+
+
+def test_the_last_draft_token_is_not_fed() -> None:
+    worker = Worker()
+    worker.open()
+    worker.ask(3)
+    (event,) = worker.run()
+    assert isinstance(event, DraftProposal)
+    assert event.proposal.token_ids == best(3)
+    assert event.num_computed_tokens == 3 + 3 - 1
+    assert worker.cached() == [*PROMPT, *best(2)]
+    assert worker.runner.passes == [3, 1, 1]
+
+
+def test_the_missing_entry_of_dk_is_fed_after_a_full_acceptance() -> None:
+    worker = Worker()
+    worker.open()
+    worker.ask(3)
+    (first,) = worker.run()
+    chain = first.proposal.token_ids
+    worker.runner.passes.clear()
+    worker.ask(2, number=2, base=7, tail=(*chain, 0))
+    (second,) = worker.run()
+    # dK and the bonus in one pass, then one token.
+    assert worker.runner.passes == [2, 1]
+    assert second.proposal.token_ids == best(2, (*PROMPT, *chain, 0))
+    assert worker.cached() == [*PROMPT, *chain, 0, second.proposal.token_ids[0]]
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_rejected_entries_are_cut_and_right_ones_kept(accepted: int) -> None:
+    worker = Worker()
+    worker.open()
+    worker.ask(3)
+    (first,) = worker.run()
+    chain = first.proposal.token_ids
+    wrong = (chain[accepted] + 1) % VOCAB
+    worker.runner.passes.clear()
+    tail = (*chain[:accepted], wrong)
+    worker.ask(1, number=2, base=3 + len(tail), tail=tail)
+    (second,) = worker.run()
+    assert worker.runner.passes == [1], "only the correction is new"
+    assert worker.cached() == [*PROMPT, *tail]
+    assert second.proposal.token_ids == best(1, (*PROMPT, *tail))
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+def test_sequences_at_different_steps_share_passes(mode: AcceptanceMode) -> None:
+    worker = Worker()
+    cases = {}
+    for i, k in enumerate((1, 4, 2)):
+        sampling = SamplingParams(temperature=(0.0, 1.0, 0.7)[i], seed=i)
+        this = mode if i else AcceptanceMode.COUPLED
+        worker.open(f"s{i}", PROMPT, sampling, this)
+        worker.ask(k, f"s{i}")
+        cases[f"s{i}"] = (SequenceParams(sampling, this, 3), k)
+    events = worker.run()
+    assert [event.sequence_id for event in events] == ["s0", "s2", "s1"]
+    assert worker.runner.passes == [9, 2, 1, 1]
+    for event in events:
+        params, k = cases[event.sequence_id]
+        assert event.proposal.num_draft_tokens == k
+        check_slow_proposal(MODEL, PROMPT, params, event.proposal, 0.9)
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode) -> None:
+    worker = Worker()
+    sampling = SamplingParams(seed=3)
+    worker.open("bad", PROMPT, sampling, mode)
+    worker.open("good", (3, 2, 1), sampling, mode)
+    worker.runner.spoil = lambda prefix: prefix[0] == 1 and len(prefix) == 4
+    for name in ("bad", "good"):
+        worker.ask(3, name)
+    bad, good = sorted(worker.run(), key=lambda event: event.sequence_id)
+    assert isinstance(bad, SequenceFailed)
+    assert isinstance(bad.error, InternalError)
+    check_slow_proposal(MODEL, (3, 2, 1), SequenceParams(sampling, mode, 3), good.proposal, 0.9)
+    assert worker.cached("bad") == list(PROMPT[:2])
+    worker.runner.spoil = lambda prefix: False
+    worker.ask(3, "bad")
+    (again,) = worker.run()
+    assert isinstance(again, DraftProposal)
+
+
+def test_out_of_blocks_in_the_middle_of_a_proposal_ends_it_alone() -> None:
+    worker = Worker(num_blocks=2)
+    worker.open("a")
+    worker.open("b", (3, 2, 1))
+    worker.ask(3, "a")
+    worker.ask(2, "b")
+    events = {event.sequence_id: event for event in worker.run()}
+    assert isinstance(events["a"].error, ResourceExhaustedError)
+    assert events["b"].proposal.num_draft_tokens == 2
+    assert worker.cached("a") == list(PROMPT[:2])
+
+
+def test_a_proposal_beyond_the_models_length_is_refused() -> None:
+    worker = Worker(max_model_len=5)
+    worker.open()
+    (event,) = worker.ask(4)
+    assert isinstance(event.error, InvalidArgumentError)
+    assert worker.ask(3) == []
+    assert len(worker.run()[0].proposal.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(seed=1, logit_bias={VOCAB: 1.0}),
+        SamplingParams(seed=1, stop_token_ids=[VOCAB], min_tokens=2),
+    ],
+)
+def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(sampling: SamplingParams) -> None:
+    """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
+    worker = Worker()
+    (event,) = worker.open("s", PROMPT, sampling)
+    assert isinstance(event.error, InvalidArgumentError)
+    assert not worker.it.holds("s")

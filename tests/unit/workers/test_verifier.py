@@ -1,0 +1,292 @@
+"""The target worker without sockets: what one round does, and what ends one sequence alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.core.clock import ManualClock
+from paceline.core.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PacelineError,
+    ResourceExhaustedError,
+)
+from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, SequenceFailed, VerifyRound
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
+from target_worker.verifier import Verifier
+from tests.sim.reference import slow_verdict
+from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+
+VOCAB = 6
+MODEL = ToyModel(VOCAB, seed=3)
+PROMPT = (1, 2, 3)
+GREEDY = SamplingParams(temperature=0, seed=1)
+
+
+class Worker:
+    """A verifier and short words for what is asked of it."""
+
+    def __init__(
+        self, num_blocks: int = 50, max_model_len: int = 60, eos: tuple[int, ...] = (), **config: Any
+    ) -> None:
+        self.clock = ManualClock()
+        self.runner = ToyRunner(MODEL, num_blocks, 4)
+        self.it = Verifier(
+            self.runner,
+            worker_config(lease_seconds=10.0, **config),
+            vocabulary_size=VOCAB,
+            max_model_len=max_model_len,
+            eos_token_ids=eos,
+            clock=self.clock,
+        )
+
+    def open(
+        self,
+        name: str = "s",
+        tokens: tuple[int, ...] = PROMPT,
+        sampling: SamplingParams = GREEDY,
+        mode: AcceptanceMode = AcceptanceMode.COUPLED,
+        epoch: int = 1,
+    ) -> list[Any]:
+        return list(
+            self.it.handle(
+                OpenSequence(name, epoch, tokens, SequenceParams(sampling, mode, len(PROMPT))), 0.0
+            )
+        )
+
+    def ask(
+        self,
+        proposal: Proposal | tuple[int, ...] = (),
+        name: str = "s",
+        number: int = 1,
+        base: int = len(PROMPT),
+        tail: tuple[int, ...] = (),
+    ) -> list[Any]:
+        chain = proposal if isinstance(proposal, Proposal) else Proposal(proposal)
+        return list(self.it.handle(VerifyRound(name, 1, number, base, tail, chain), self.clock()))
+
+    def run(self) -> list[Any]:
+        events: list[Any] = []
+        while self.it.has_work:
+            events += self.it.step()
+        return events
+
+    def length(self, name: str = "s") -> int:
+        held = self.it.holdings.find(name)
+        assert held is not None
+        assert self.runner.read(held.table) == held.session.cached
+        return held.table.length
+
+
+def failure(events: list[Any], name: str = "s") -> PacelineError:
+    (event,) = events
+    assert isinstance(event, SequenceFailed)
+    assert event.sequence_id == name
+    return event.error
+
+
+def right(n: int, ledger: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    """The next n tokens of greedy decoding."""
+    tokens = list(ledger)
+    for _ in range(n):
+        tokens.append(own_choice(MODEL, tokens, GREEDY, len(PROMPT)))
+    return tuple(tokens[len(ledger) :])
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_multi_token_output(accepted: int) -> None:
+    """One round can produce several tokens: the accepted ones and the next."""
+    worker = Worker()
+    worker.open()
+    best = right(5)
+    chain = [*best[:4]]
+    if accepted < 4:
+        chain[accepted] = (chain[accepted] + 1) % VOCAB
+    worker.ask(tuple(chain))
+    (event,) = worker.run()
+    assert isinstance(event, RoundVerdict)
+    assert event.verdict.num_accepted == accepted
+    assert event.verdict.token_ids == best[: accepted + 1]
+    # The next token has no entry, nor has anything that was rejected.
+    assert event.verdict.num_computed_tokens == worker.length() == len(PROMPT) + accepted
+
+
+def test_the_next_round_feeds_only_what_the_cache_lacks() -> None:
+    worker = Worker()
+    worker.open()
+    worker.ask(right(2))
+    worker.run()
+    worker.ask((0, 0), number=2, base=len(PROMPT) + 3)
+    worker.run()
+    assert worker.runner.passes == [len(PROMPT) + 2, 1 + 2]
+
+
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("seed", range(10))
+def test_every_mode_decides_as_its_formula_in_a_mixed_batch(mode: AcceptanceMode, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    worker = Worker()
+    want = {}
+    for i in range(4):
+        sampling = SamplingParams(temperature=(0.0, 1.0, 0.7, 1.0)[i], seed=seed * 10 + i)
+        this = mode if i < 3 else AcceptanceMode.COUPLED
+        chain = tuple(int(t) for t in rng.integers(0, VOCAB, i + 1))
+        q = rng.dirichlet(np.ones(VOCAB), len(chain)).astype("<f4")
+        sparse = tuple(SparseDistribution(np.arange(VOCAB, dtype="<u4").tobytes(), r.tobytes()) for r in q)
+        proposal = Proposal(chain, distributions=sparse if this is not AcceptanceMode.COUPLED else ())
+        worker.open(f"s{i}", PROMPT, sampling, this)
+        worker.ask(proposal, f"s{i}")
+        params = SequenceParams(sampling, this, len(PROMPT))
+        want[f"s{i}"] = slow_verdict(MODEL, PROMPT, params, proposal)
+    got = {e.sequence_id: (e.verdict.num_accepted, e.verdict.token_ids[-1]) for e in worker.run()}
+    assert got == want
+    assert len(worker.runner.passes) == 1
+
+
+def test_long_prompts_are_read_in_chunks_beside_other_rounds() -> None:
+    worker = Worker(max_model_len=200)
+    worker.open("long", tuple(i % VOCAB for i in range(90)))
+    worker.open("short")
+    worker.ask((), "long", base=90)
+    worker.ask(right(2), "short")
+    first = [event.sequence_id for event in worker.it.step()]
+    assert first == []
+    names = [event.sequence_id for event in worker.run()]
+    assert sorted(names) == ["long", "short"]
+    assert all(rows <= 40 for rows in worker.runner.passes)
+
+
+@pytest.mark.parametrize("rows", [range(1), range(2, 3)])
+def test_logits_that_are_not_numbers_end_one_round_alone(rows: range) -> None:
+    worker = Worker()
+    worker.open("bad")
+    worker.open("good", (3, 2, 1))
+    chain = right(3)
+    worker.runner.spoil = lambda prefix: (
+        tuple(prefix[: len(PROMPT)]) == PROMPT and len(prefix) - len(PROMPT) in rows
+    )
+    worker.ask(chain, "bad")
+    worker.ask((0,), "good")
+    bad, good = sorted(worker.run(), key=lambda event: event.sequence_id)
+    assert isinstance(failure([bad], "bad"), InternalError)
+    assert isinstance(good, RoundVerdict)
+    assert worker.length("bad") == len(PROMPT) - 1
+    worker.runner.spoil = lambda prefix: False
+    worker.ask(chain, "bad")
+    (event,) = worker.run()
+    assert event.verdict.token_ids[:3] == chain, "the same round may be asked again"
+
+
+def test_a_crash_ends_one_round_alone() -> None:
+    worker = Worker()
+    worker.open("bad", (5, 5))
+    worker.open("good")
+    worker.runner.crash_on = lambda token_ids: RuntimeError() if token_ids[:2] == [5, 5] else None
+    worker.ask((), "bad", base=2)
+    worker.ask((), "good")
+    events = {event.sequence_id: event for event in worker.run()}
+    assert isinstance(events["bad"].error, InternalError)
+    assert events["good"].verdict.token_ids == right(1)
+
+
+def test_out_of_blocks_is_told_and_the_round_may_be_asked_again() -> None:
+    worker = Worker(num_blocks=2)
+    worker.open("a")
+    worker.open("b", (1,) * 8)
+    worker.ask((), "a")
+    worker.ask((), "b", base=8)
+    events = {event.sequence_id: event for event in worker.run()}
+    assert isinstance(events["b"].error, ResourceExhaustedError)
+    assert worker.length("b") == 0
+    worker.it.handle(CloseSequence("a", 1), 0.0)
+    worker.ask((), "b", base=8)
+    (event,) = worker.run()
+    assert isinstance(event, RoundVerdict)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "field"),
+    [
+        (Proposal((VOCAB,)), "proposal.token_ids"),
+        (Proposal((1, 2), parents=(-1, -1)), "proposal.parents"),
+        (
+            Proposal((1,), distributions=(SparseDistribution(b"\1\0\0\0", b"\0\0\x80?"),)),
+            "proposal.distributions",
+        ),
+        (Proposal((1,) * 32), "proposal.token_ids"),
+    ],
+)
+def test_a_proposal_that_cannot_be_judged_is_refused_before_it_costs_anything(
+    proposal: Proposal, field: str
+) -> None:
+    worker = Worker(max_model_len=20)
+    worker.open()
+    error = failure(worker.ask(proposal))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.field == field
+    assert not worker.it.has_work
+    assert worker.ask(right(1)) == [], "and its round number is still free"
+
+
+def test_a_token_its_distribution_cannot_have_given_is_refused() -> None:
+    worker = Worker()
+    worker.open(sampling=SamplingParams(seed=1), mode=AcceptanceMode.REJECTION)
+    other = SparseDistribution(b"\2\0\0\0", b"\0\0\x80?")
+    error = failure(worker.ask(Proposal((1,), distributions=(other,))))
+    assert isinstance(error, InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "field"),
+    [
+        ((), GREEDY, "token_ids"),
+        ((VOCAB,), GREEDY, "token_ids"),
+        ((1,), SamplingParams(seed=1, logit_bias={VOCAB: 1.0}), "logit_bias"),
+        ((1,), SamplingParams(seed=1, stop_token_ids=[VOCAB], min_tokens=2), "stop_token_ids"),
+    ],
+)
+def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(
+    tokens: tuple[int, ...], sampling: SamplingParams, field: str
+) -> None:
+    """Once: ids beyond the vocabulary in logit_bias or stop_token_ids ended the engine thread."""
+    worker = Worker()
+    error = failure(worker.open("s", tokens, sampling))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.field == field
+    assert not worker.it.holds("s")
+    assert isinstance(failure(worker.ask()), NotFoundError)
+
+
+def test_a_lease_that_is_over_frees_blocks_except_under_way() -> None:
+    worker = Worker()
+    for name in ("idle", "busy"):
+        worker.open(name)
+        worker.ask((), name)
+    worker.run()
+    worker.ask((0,), "busy", number=2, base=len(PROMPT) + 1)
+    worker.clock.advance(10)
+    worker.it.expire()
+    assert (worker.it.holds("idle"), worker.it.holds("busy")) == (False, True)
+    (event,) = worker.run()
+    assert isinstance(event, RoundVerdict)
+    worker.it.expire()
+    assert worker.runner.pool.used_blocks == 0
+
+
+def test_min_tokens_masks_the_models_ends() -> None:
+    first = right(1)[0]
+    worker = Worker(eos=(first,))
+    worker.open(sampling=SamplingParams(temperature=0, seed=1, min_tokens=2, max_tokens=5))
+    worker.ask()
+    (event,) = worker.run()
+    assert event.verdict.token_ids[0] == int(np.argsort(-MODEL.logits(PROMPT))[1])
