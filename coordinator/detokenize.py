@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -62,7 +61,9 @@ class StreamDetokenizer:
     def _without_prompt(self, piece: str) -> str:
         """The first piece begins with what the prompt ended in, unless a character became whole."""
         shown, self._in_prompt = self._in_prompt, ""
-        return piece[len(commonprefix([shown, piece])) :]
+        while not piece.startswith(shown):
+            shown = shown[:-1]
+        return piece[len(shown) :]
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

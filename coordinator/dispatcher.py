@@ -32,13 +32,15 @@ from coordinator.links import Link
 from coordinator.round import RoundMachine
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
 from paceline.core.messages import RoundVerdict, SequenceFailed
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
+GRACE_SECONDS = 1.0
+"""How long a sequence that lacks blocks goes on trying although no other one holds any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +52,8 @@ class Running:
     draft: Link | None = None
     admitted: bool = False
     was_blocked: bool = False
-    tried_alone: bool = False
-    """It was out of blocks although no other sequence had any."""
+    alone_since: float | None = None
+    """Since when it lacks blocks although no other sequence holds any."""
     unread: int = 0
     behind: bool = False
     parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
@@ -154,7 +156,7 @@ class Dispatcher:
             self._handle(running, event)
             if running.was_blocked and isinstance(event, RoundVerdict):
                 # It got its blocks, so the next one may try.
-                running.was_blocked = running.tried_alone = False
+                running.was_blocked, running.alone_since = False, None
                 self._unblock_one()
 
     async def sweep(self) -> None:
@@ -166,6 +168,8 @@ class Dispatcher:
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._handle(running, Signal.DEADLINE)
+            if self._blocked and not self._somebody_holds_blocks():
+                self._unblock_one()
 
     # ---- within ------------------------------------------------------------------------------------
 
@@ -192,7 +196,13 @@ class Dispatcher:
 
     def _handle(self, running: Running, event: Event) -> None:
         begun = self._clock()
-        self._carry_out(running, running.machine.handle(event, begun))
+        try:
+            actions = running.machine.handle(event, begun)
+        except Exception:
+            # A defect must not end the link, and with it every other sequence.
+            log.exception("sequence %s failed", running.machine.sequence_id)
+            actions = running.machine.give_up(InternalError("the coordinator failed"))
+        self._carry_out(running, actions)
         running.machine.times.coordinator += self._clock() - begun
 
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
@@ -229,16 +239,22 @@ class Dispatcher:
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""
         running.was_blocked = True
-        others = (r for r in self._sequences.values() if r is not running and r.admitted)
-        if any(r.machine.holds_target for r in others):
-            running.tried_alone = False
+        now = self._clock()
+        if self._somebody_holds_blocks():
+            running.alone_since = None
             self._blocked.append(running)
-        elif running.tried_alone:
-            self._carry_out(running, running.machine.give_up(error))
-        else:
+        elif running.alone_since is None:
             # Those it competed with gave theirs back since: it may fit now that it is alone.
-            running.tried_alone = True
+            running.alone_since = now
             self._handle(running, Signal.BLOCKS_FREED)
+        elif now - running.alone_since < GRACE_SECONDS:
+            # A worker may not have learned yet that a stream, and all that it held, is over.
+            self._blocked.append(running)
+        else:
+            self._carry_out(running, running.machine.give_up(error))
+
+    def _somebody_holds_blocks(self) -> bool:
+        return any(running.machine.holds_target for running in self._sequences.values())
 
     def _unblock_one(self) -> None:
         while self._blocked:

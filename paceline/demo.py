@@ -6,6 +6,7 @@ speculation alternate, after warm-ups of both, so that whatever slows the machin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
 import time
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline import assets
-from paceline.client import Client, GenerationResult
+from paceline.client import AsyncClient, GenerationResult
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams, TokenOrigin
 from paceline.decoding import theory
@@ -102,12 +103,10 @@ def run_demo(config: DemoConfig, console: Console) -> None:
     with contextlib.ExitStack() as exits:
         with console.status("loading the models …"):
             stack = exits.enter_context(serve_stack(config.stack, sink=sink))
-        client = exits.enter_context(Client(stack.address))
         for role in stack.roles:
             console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")
-        _warm_up(client, config)
-        stream_completion(client, config, console)
-        speculative, plain = _measure(client, config)
+        # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+        speculative, plain = asyncio.run(_show(stack.address, config, console))
     console.print()
     console.print(comparison(speculative, plain))
     console.print()
@@ -117,13 +116,20 @@ def run_demo(config: DemoConfig, console: Console) -> None:
         console.print(line)
 
 
-def _warm_up(client: Client, config: DemoConfig) -> None:
+async def _show(address: str, config: DemoConfig, console: Console) -> tuple[list[Measured], list[Measured]]:
+    async with AsyncClient(address) as client:
+        await _warm_up(client, config)
+        await stream_completion(client, config, console)
+        return await _measure(client, config)
+
+
+async def _warm_up(client: AsyncClient, config: DemoConfig) -> None:
     """First passes allocate, and load code; nobody should measure them."""
     for speculation in (_SPECULATIVE, _PLAIN):
-        client.generate(config.prompt, config.sampling, speculation=speculation)
+        await client.generate(config.prompt, config.sampling, speculation=speculation)
 
 
-def stream_completion(client: Client, config: DemoConfig, console: Console) -> None:
+async def stream_completion(client: AsyncClient, config: DemoConfig, console: Console) -> None:
     """The completion as it arrives, each token in the colour of its origin."""
     if console.is_terminal and not console.no_color:
         legend = [f"[{STYLES[o]}]{o.value}[/]: {meaning}" for o, meaning in _MEANINGS.items()]
@@ -131,8 +137,8 @@ def stream_completion(client: Client, config: DemoConfig, console: Console) -> N
     console.print()
     console.print(Text(config.prompt, style="dim"), end="", soft_wrap=True)
     pieces = TokenTexts(config.stack.target_model)
-    with client.stream(config.prompt, config.sampling, speculation=_SPECULATIVE) as stream:
-        for chunk in stream:
+    async with client.stream(config.prompt, config.sampling, speculation=_SPECULATIVE) as stream:
+        async for chunk in stream:
             for token_id, origin in zip(chunk.token_ids, chunk.origins, strict=True):
                 console.print(Text(pieces.text_of(token_id), style=STYLES[origin]), end="", soft_wrap=True)
     console.print()
@@ -156,14 +162,14 @@ class TokenTexts:
         return self._stream.step(self._tokenizer, token_id) or ""
 
 
-def _measure(client: Client, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:
+async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:
     """Speculative and plain requests, in turns."""
     speculative: list[Measured] = []
     plain: list[Measured] = []
     for _ in range(config.pairs):
         for speculation, measured in ((_SPECULATIVE, speculative), (_PLAIN, plain)):
             start = time.perf_counter()
-            result = client.generate(config.prompt, config.sampling, speculation=speculation)
+            result = await client.generate(config.prompt, config.sampling, speculation=speculation)
             measured.append(Measured(result, time.perf_counter() - start))
     return speculative, plain
 

@@ -46,6 +46,8 @@ class Role:
     """Full name of the gRPC service, for health checks."""
     make_engine: Callable[[Built, WorkerConfig], Holder]
     register: Callable[[WorkerShell, grpc.aio.Server], None]
+    lean: bool
+    """Take the short forward pass where the model has one."""
 
 
 class WorkerShell:
@@ -55,7 +57,7 @@ class WorkerShell:
         self._role = role
         self._config = config
         self._instance_id = uuid.uuid4().hex
-        self._built = build(config)
+        self._built = build(config, lean=role.lean)
         self._engine = role.make_engine(self._built, config)
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
 

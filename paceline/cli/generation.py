@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from typing import Annotated
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.serving import DEFAULT_PORT
-from paceline.client import Client
+from paceline.client import AsyncClient, Client
 from paceline.client.server_status import ServerStatus, WorkerStatus
 from paceline.core.types import SamplingParams, SpeculationParams
 
@@ -40,15 +41,22 @@ def generate(
 ) -> None:
     """Continue a prompt; the text streams to standard output."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Client(address) as client:
-        if as_json or no_stream:
-            result = client.generate(text, sampling, speculation=speculation, timeout=timeout)
-            print(json.dumps(result.to_dict(), ensure_ascii=False) if as_json else result.text)
-            return
-        with client.stream(text, sampling, speculation=speculation, timeout=timeout) as stream:
-            for chunk in stream:
-                print(chunk.text, end="", flush=True)
-    print()
+
+    async def run() -> None:
+        async with AsyncClient(address) as client:
+            stream = client.stream(text, sampling, speculation=speculation, timeout=timeout)
+            async for chunk in stream:
+                if not (as_json or no_stream):
+                    print(chunk.text, end="", flush=True)
+        result = stream.result
+        assert result is not None
+        if as_json:
+            print(json.dumps(result.to_dict(), ensure_ascii=False))
+        else:
+            print(result.text if no_stream else "")
+
+    # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+    asyncio.run(run())
 
 
 def status(

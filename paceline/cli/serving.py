@@ -47,13 +47,12 @@ def serve(
         target_threads=config.target_threads or threads,
         draft_threads=config.draft_threads or threads,
     )
-    with sigterm_as_interrupt():
-        try:
-            with serve_stack(config) as stack:
-                _announce(stack)
-                stack.wait()
-        except KeyboardInterrupt:
-            print("stopped", flush=True)
+    try:
+        with sigterm_as_interrupt(), serve_stack(config) as stack:
+            _announce(stack)
+            stack.wait()
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
 
 
 def _announce(stack: Stack) -> None:

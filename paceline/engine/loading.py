@@ -17,6 +17,7 @@ from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
 from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
+from paceline.engine.lean import LeanForward, lean_forward
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 _DTYPES = {
@@ -111,6 +112,7 @@ def make_runner(
     num_blocks: int | None = None,
     memory_bytes: int | None = None,
     max_model_len: int | None = None,
+    lean: bool = False,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
 
@@ -118,6 +120,7 @@ def make_runner(
     sized by memory never has more blocks than all sequences the server admits could fill. Before it is
     handed out the runner is compared with transformers on a few tokens; a model that gives other logits
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
+    `lean` asks for the short forward pass of lean.py, where the model has one.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -131,17 +134,20 @@ def make_runner(
         )
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
-    _compare_with_transformers(model, layers)
-    return ModelRunner(model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len)
+    short = lean_forward(model, longest) if lean else None
+    _compare_with_transformers(model, layers, short)
+    return ModelRunner(
+        model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len, lean=short
+    )
 
 
 @torch.inference_mode()
-def _compare_with_transformers(model: Any, layers: tuple[LayerLayout, ...]) -> None:
+def _compare_with_transformers(model: Any, layers: tuple[LayerLayout, ...], lean: LeanForward | None) -> None:
     """Feed two chunks through a small cache, and the whole at once through transformers' eager attention."""
     count = min(8, max_length_of(model.config))
     tokens = [1 + i % max(1, output_width(model) - 1) for i in range(count)]
     cache = PagedCache(layers, num_blocks=count, block_size=1, dtype=model.dtype, device=model.device)
-    runner = ModelRunner(model, cache, model.device)
+    runner = ModelRunner(model, cache, model.device, lean=lean)
     table = runner.new_table()
     chunks = [chunk for chunk in (tokens[: count - 3], tokens[count - 3 :]) if chunk]
     ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])

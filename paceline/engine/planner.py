@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 PREFILL_SHARE = 4
 """While a prefill waits, one row in so many is kept for it."""
 

@@ -13,6 +13,7 @@ from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.cache import PagedCache
+from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable
 
 
@@ -27,8 +28,12 @@ class ModelRunner:
         *,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
+        lean: LeanForward | None = None,
     ) -> None:
-        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer."""
+        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer.
+
+        `lean` computes the logits instead of the model's own modules.
+        """
         config = model.config.get_text_config(decoder=True)
         if model.config._attn_implementation != IMPLEMENTATION:
             raise InvalidArgumentError("model", f"must use the attention implementation {IMPLEMENTATION!r}")
@@ -54,6 +59,7 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
             )
+        self._lean = lean
         self._num_layers = int(config.num_hidden_layers)
         # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
         # which our attention would not look at.
@@ -130,6 +136,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(self, batch: RaggedBatch) -> Tensor:
+        logits = self._through_modules(batch) if self._lean is None else self._lean(batch)
+        return logits[: batch.num_logits, : self._vocab_size].float()
+
+    def _through_modules(self, batch: RaggedBatch) -> Tensor:
         limit = {"logits_to_keep": batch.logits_to_keep} if self._keeps_logits else {}
         with running(batch):
             logits: Tensor = self._model(
@@ -143,7 +153,7 @@ class ModelRunner:
         if not self._keeps_logits:
             keep = batch.logits_to_keep
             logits = logits[-keep:] if isinstance(keep, int) else logits.index_select(0, keep)
-        return logits[: batch.num_logits, : self._vocab_size].float()
+        return logits
 
     def _check(self, inputs: Sequence[SequenceInput]) -> None:
         if not inputs:

@@ -123,14 +123,18 @@ def announced_address(line: str) -> str | None:
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """While inside, the first SIGTERM raises KeyboardInterrupt in the main thread, as Ctrl-C does.
+    """While inside, the first SIGTERM does what Ctrl-C does: KeyboardInterrupt, or what asyncio makes of it.
 
     Further ones change nothing: `timeout`, for one, sends it to the process and then to its group.
     """
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(_number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(on_ctrl_c):
+            on_ctrl_c(signal.SIGINT, frame)
+        else:  # a background job of a shell ignores SIGINT
+            raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -179,6 +183,11 @@ class _Child(threading.Thread):
             for number in numbers:
                 if self._process:
                     self._process.send_signal(number)
+
+    def await_end(self, timeout: float | None) -> None:
+        """Wait for the last process; a thread that an interrupt kept from starting will see the stop."""
+        if self.is_alive():
+            self.join(timeout)
 
     def run(self) -> None:
         failures = 0
@@ -370,13 +379,13 @@ class Supervisor:
                     child.signal(*_NICE_STOP)
                 deadline = self._clock() + self._stop_timeout
                 for child in group:
-                    child.join(max(0.0, deadline - self._clock()))
+                    child.await_end(max(0.0, deadline - self._clock()))
         finally:
             children = [child for group in self._groups for child in group]
             for child in children:
                 child.signal(signal.SIGKILL)
             for child in children:
-                child.join()
+                child.await_end(None)
 
     def _child(self, role: str) -> _Child:
         for group in self._groups:

@@ -81,7 +81,9 @@ def served(tiny_pair: Pair) -> Iterator[Served]:
             yield Served(process, lines[-1].split()[-1])
         finally:
             process.terminate()
-            process.communicate(timeout=HANG)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=HANG)
+            process.kill()
 
 
 def test_generate_streams_what_no_stream_prints_at_once(served: Served) -> None:
@@ -192,17 +194,21 @@ def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
     assert ended([int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)])
 
 
-def test_ctrl_c_ends_the_demo_and_all_it_started(tiny_pair: Pair) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_demo_and_all_it_started(tiny_pair: Pair, number: signal.Signals) -> None:
     command = [*PACELINE, "demo", *models(tiny_pair), "--max-tokens", "400", "--pairs", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        pids = []
-        while len(pids) < 3:
-            line = process.stdout.readline()
-            assert line, process.communicate(timeout=HANG)
-            pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=HANG)
+        try:
+            assert process.stdout
+            pids = []
+            while len(pids) < 3:
+                line = process.stdout.readline()
+                assert line, process.communicate(timeout=HANG)
+                pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert ended(pids)

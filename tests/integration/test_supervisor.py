@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -238,14 +239,14 @@ def test_waiting_ends_with_a_clear_error(script: Path) -> None:
 SUPERVISING = """
 import sys
 from paceline.supervisor.children import ChildSpec, Supervisor, sigterm_as_interrupt
-with sigterm_as_interrupt(), Supervisor() as supervisor:
-    for role in ("worker", "coordinator"):
-        (status,) = supervisor.start([ChildSpec(role=role, command=(sys.executable, "-S", sys.argv[1]))], 30)
-        print(status.pid, flush=True)
-    try:
+try:
+    with sigterm_as_interrupt(), Supervisor() as supervisor:
+        for role in ("worker", "coordinator"):
+            (status,) = supervisor.start([ChildSpec(role=role, command=(sys.executable, "-S", sys.argv[1]))], 30)
+            print(status.pid, flush=True)
         supervisor.wait()
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
 """
 
 
@@ -294,6 +295,22 @@ def test_backoff_grows_to_its_bound_and_forgets() -> None:
 )
 def test_only_a_ready_line_is_an_announcement(line: str, address: str | None) -> None:
     assert announced_address(line) == address
+
+
+def test_a_sigterm_within_asyncio_cancels_the_main_task() -> None:
+    cancelled = []
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        asyncio.run(wait())
+    assert cancelled
 
 
 def test_only_the_first_sigterm_interrupts() -> None:

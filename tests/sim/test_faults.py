@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.scenarios import check_equal, random_world
-from tests.sim.world import SimulationError, chosen_seeds
+from tests.sim.world import SimulationError, World, chosen_seeds
 
 
 @pytest.mark.parametrize("seed", chosen_seeds(300))
@@ -21,3 +21,31 @@ def test_faults_change_no_token(seed: int) -> None:
         except SimulationError as error:
             trace = "\n".join(world.trace)
             raise SimulationError(f"{error}\nreplay with PACELINE_SIM_SEEDS={seed}\n{trace}") from None
+
+
+@pytest.mark.parametrize("seed", [3, 8, 21])
+def test_a_seed_replays_exactly(seed: int) -> None:
+    def history() -> tuple[list[str], float, list[list[int]]]:
+        world = random_world(seed)
+        world.run()
+        return list(world.trace), world.clock(), [client.token_ids for client in world.clients]
+
+    assert history() == history()
+
+
+def test_a_failing_seed_is_named_with_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "check_verdict", lambda self, worker, event: 1 / 0)
+    with pytest.raises(SimulationError, match="PACELINE_SIM_SEEDS=5") as caught:
+        random_world(5).run()
+    assert "VerifyRound(" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "seeds"),
+    [("", range(300)), ("17", range(17, 18)), ("0:5000", range(5000)), ("10:20", range(10, 20))],
+)
+def test_seeds_are_chosen_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, value: str, seeds: range
+) -> None:
+    monkeypatch.setattr("tests.sim.world.SEEDS", value)
+    assert chosen_seeds(300) == seeds

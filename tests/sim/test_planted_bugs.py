@@ -11,11 +11,12 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Action, Emit, Fail
 from coordinator.ledger import Commit, Ledger
 from coordinator.round import RoundMachine
 from draft_worker.drafter import Drafter
-from paceline.core.errors import InternalError, StaleEpochError
+from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict
 from paceline.core.types import TokenOrigin, Verdict
 from paceline.engine.holdings import Held, Holdings
@@ -224,6 +225,21 @@ def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(RoundMachine, "_close_draft", forget)
     assert "invariant 5" in simulation_catches()
+
+
+def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two run out of blocks at once and are both closed: the second was failed, as nobody held any."""
+
+    def block(self: Dispatcher, running: Running, error: ResourceExhaustedError) -> None:
+        running.was_blocked = True
+        others = (r for r in self._sequences.values() if r is not running and r.admitted)
+        if any(r.machine.holds_target for r in others):
+            self._blocked.append(running)
+        else:
+            self._carry_out(running, running.machine.give_up(error))
+
+    monkeypatch.setattr(Dispatcher, "_block", block)
+    assert "invariant 6" in simulation_catches(range(60, 160))
 
 
 def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,13 +79,16 @@ class ToyRunner:
         """The tokens the entries hold."""
         return [self.memory[slot] for slot in table.slots(0, table.length)]
 
+    def _maybe_crash(self, token_ids: list[int]) -> None:
+        error = self.crash_on(token_ids)
+        if error is not None:
+            raise error
+
     def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         parts = [np.empty((0, self.model.vocab_size), dtype=np.float32)]
         try:
             for item in inputs:
-                error = self.crash_on(list(item.token_ids))
-                if error is not None:
-                    raise error
+                self._maybe_crash(list(item.token_ids))
                 table, n = item.table, len(item.token_ids)
                 assert 0 <= item.num_logits <= n
                 table.reserve(n)

@@ -22,6 +22,7 @@ from paceline.assets.training.measure import agreement
 from paceline.assets.training.trainer import Plan, held_out_loss, next_token_loss, train
 
 WRITTEN_BATCHES = 7
+OWN_TEXT_REPEATS = 8
 
 
 def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +65,7 @@ def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> L
 
 
 def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """The corpus, then the target's view of the corpus, then the target's view of its own text."""
+    """The corpus, then the target's view of it, then the target's view of its own text, then of both."""
     target = _load(work, "target", models.target_config(), device)
     draft = distill.start_from(target, models.build(models.draft_config(), seed + 2).to(device))
     plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
@@ -74,7 +75,10 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     train(draft, tokens, plan, imitate, work / "draft-imitation.pt", "draft on the target's view of it")
     own = distill.written_by(target, tokens, WRITTEN_BATCHES, seed + 4, work)
     plan = Plan(steps=300, seed=seed + 5, long_share=0.0, warmup=10, decay_share=0.9, muon_lr=0.01)
-    train(draft, own, plan, imitate, work / "draft.pt", "draft on the target's text")
+    train(draft, own, plan, imitate, work / "draft-own.pt", "draft on the target's text")
+    mixed = torch.cat([tokens, *[own] * OWN_TEXT_REPEATS])
+    plan = Plan(steps=1200, seed=seed + 6, long_share=0.0, warmup=20, decay_share=0.7)
+    train(draft, mixed, plan, imitate, work / "draft.pt", "draft on both")
 
 
 def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:

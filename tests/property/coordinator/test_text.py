@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from os.path import commonprefix
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +64,13 @@ def streamed(prompt: list[int], generated: list[int]) -> list[str]:
     return [*(detokenizer.push(token_id) for token_id in generated), detokenizer.finish()]
 
 
+def continuation(before: str, whole: str) -> str:
+    """What `whole` adds to `before`, whose last character may have become another one."""
+    while not whole.startswith(before):
+        before = before[:-1]
+    return whole[len(before) :]
+
+
 @SETTINGS
 @given(st.text("aé日🙂\ufffd ", max_size=8), st.data())
 def test_pieces_join_to_the_text_of_all_tokens(text: str, data: st.DataObject) -> None:
@@ -72,7 +78,7 @@ def test_pieces_join_to_the_text_of_all_tokens(text: str, data: st.DataObject) -
     cut = data.draw(st.integers(0, len(ids)))
     pieces = streamed(ids[:cut], ids[cut:])
     before, whole = byte_level().decode(ids[:cut]), byte_level().decode(ids)
-    assert "".join(pieces) == whole[len(commonprefix([before, whole])) :]
+    assert "".join(pieces) == continuation(before, whole)
     if "\ufffd" not in text:
         assert all("\ufffd" not in piece for piece in pieces)
 
@@ -83,7 +89,7 @@ def test_any_tokens_can_be_decoded_piece_by_piece(prompt: list[int], generated: 
     tokenizer = byte_level()
     prompt, generated = ([i % tokenizer.get_vocab_size() for i in ids] for ids in (prompt, generated))
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + generated)
-    assert "".join(streamed(prompt, generated)) == whole[len(commonprefix([before, whole])) :]
+    assert "".join(streamed(prompt, generated)) == continuation(before, whole)
 
 
 def test_a_prompt_that_ends_inside_a_character_is_not_given_out_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,18 @@ def test_a_character_of_several_tokens_appears_whole(model: Path) -> None:
     assert pieces.count("") == len(text.encode()) - len(text)
 
 
-class FakeStream(list[GenerationChunk]):
-    def __enter__(self) -> FakeStream:
+class FakeStream:
+    def __init__(self, chunks: list[GenerationChunk]) -> None:
+        self.chunks = chunks
+
+    async def __aenter__(self) -> FakeStream:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        for chunk in self.chunks:
+            yield chunk
 
 
 class FakeClient:
@@ -111,7 +119,7 @@ class FakeClient:
         return FakeStream(self.chunks)
 
 
-def completion(model: Path, console: Console) -> str:
+async def completion(model: Path, console: Console) -> str:
     """Stream 'abcd', one origin each, in two rounds."""
     a, b, c, d = encode(model, "abcd")
     chunks = [
@@ -120,14 +128,14 @@ def completion(model: Path, console: Console) -> str:
         GenerationChunk(4, (), "d", (), "length"),
     ]
     config = DemoConfig(stack=StackConfig(target_model=str(model)), prompt="x = ")
-    stream_completion(FakeClient(chunks), config, console)  # type: ignore[arg-type]
+    await stream_completion(FakeClient(chunks), config, console)  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_each_token_has_the_colour_of_its_origin(model: Path) -> None:
+async def test_each_token_has_the_colour_of_its_origin(model: Path) -> None:
     file = io.StringIO()
-    shown = completion(
+    shown = await completion(
         model, Console(file=file, force_terminal=True, color_system="standard", width=100, _environ={})
     )
     for letter, origin in zip("abc", list(STYLES)[:3], strict=True):
@@ -136,8 +144,8 @@ def test_each_token_has_the_colour_of_its_origin(model: Path) -> None:
     assert shown.rstrip().endswith("d")
 
 
-def test_without_a_terminal_there_are_neither_colours_nor_a_legend(model: Path) -> None:
-    assert completion(model, Console(file=io.StringIO())) == "\nx = abcd\n"
+async def test_without_a_terminal_there_are_neither_colours_nor_a_legend(model: Path) -> None:
+    assert await completion(model, Console(file=io.StringIO())) == "\nx = abcd\n"
 
 
 def test_rates_are_medians_and_counts_are_the_last_request_s() -> None:

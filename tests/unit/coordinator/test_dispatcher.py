@@ -279,9 +279,24 @@ def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
     running = service.submit()
     service.fail(running)
     assert running.machine.phase is Phase.VERIFYING, "what held the blocks may have gone by now"
+    service.clock.now = dispatcher_module.GRACE_SECONDS
     service.fail(running)
     assert parts(running) == [FULL]
     assert service.it.failed == 1
+
+
+def test_blocks_that_a_worker_still_holds_for_a_stream_that_is_over_are_waited_for() -> None:
+    """Once: a request was failed when its target had not yet noticed the end of the last connection."""
+    service = Service()
+    running = service.submit()
+    for _ in range(3):
+        service.fail(running)
+        service.clock.now += 0.1
+        service.sweep()
+        assert running.machine.phase is Phase.VERIFYING
+    service.answer(running, 5)
+    assert len(parts(running)) == 1
+    assert running.alone_since is None
 
 
 def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> None:
@@ -313,6 +328,8 @@ def test_two_that_do_not_fit_alone_both_end() -> None:
         for running in (first, second):
             if running.machine.phase is Phase.VERIFYING:
                 service.fail(running)
+        service.clock.now += dispatcher_module.GRACE_SECONDS / 2
+        service.sweep()
     assert parts(first) == parts(second) == [FULL]
 
 
@@ -352,6 +369,20 @@ def test_shutting_down_ends_everything_with_one_error_each() -> None:
     service.it.abort_all(error)
     assert parts(first) == parts(second) == [error]
     assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
+
+
+def test_a_defect_met_by_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: an exception while one verdict was taken in ended the link's task, and the coordinator."""
+    service = Service()
+    first, second = service.submit(), service.submit()
+    monkeypatch.setattr(first.machine.ledger, "_detokenizer", None)
+    events = [RoundVerdict(name, 1, 1, Verdict(0, (5,), 2)) for name in ("s1", "s2")]
+    service.it.link_events(service.targets[0], events)  # type: ignore[arg-type]
+    (error,) = parts(first)
+    assert isinstance(error, InternalError)
+    assert "NoneType" not in str(error)
+    assert len(parts(second)) == 1
+    assert types(service.targets[0])[4:] == [CloseSequence, VerifyRound]
 
 
 def test_one_requests_failure_ends_no_other() -> None:

@@ -67,7 +67,8 @@ def test_eos_ends_the_sequence_and_is_committed_without_text() -> None:
     part = commit(it, "abzcd")
     assert part.token_ids == (0, 1, EOS)
     assert part.origins == (TokenOrigin.ACCEPTED,) * 3
-    assert (part.text, part.finish) == ("ab", Finish(FinishReason.STOP, stop_token_id=EOS))
+    # EOS is the model's own end; `stop_token_id` names what the client asked for.
+    assert (part.text, part.finish) == ("ab", Finish(FinishReason.STOP))
     assert committed(it) == "abz"
     with pytest.raises(ValueError, match="has ended"):
         commit(it, "e")
@@ -148,7 +149,7 @@ def test_the_models_length_clips_too(max_tokens: int | None) -> None:
 
 
 def test_stop_beats_length_on_the_same_token() -> None:
-    assert commit(ledger(max_tokens=2), "az").finish == Finish(FinishReason.STOP, stop_token_id=EOS)
+    assert commit(ledger(max_tokens=2), "az").finish == Finish(FinishReason.STOP)
     assert commit(ledger(max_tokens=2, stop=["b"]), "ab").finish == Finish(FinishReason.STOP, stop_string="b")
 
 
