@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Drawn:
 
     token_id: int
     distribution: SparseDistribution | None = None
+    others: tuple[int, ...] = ()
+    """The next best tokens, best first, by what it was drawn by: what the target may say instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ def propose(
     support_mass: float,
     support_bound: int,
     eos_token_ids: Sequence[int] = (),
+    num_others: int = 0,
 ) -> list[Drawn]:
     """Draw the next draft token of every sequence.
 
@@ -64,6 +67,7 @@ def propose(
         support_mass: share of q's mass the sparse distributions hold.
         support_bound: the most tokens in one of them.
         eos_token_ids: the model's, for `min_tokens`.
+        num_others: how many other tokens to rank.
 
     Returns:
         One token a sequence, in order.
@@ -76,20 +80,43 @@ def propose(
     )
     context = _context(steps, row_params, logits.shape[1])
     if row_params.all_greedy:
-        return [Drawn(t) for t in greedy_choice(processed_logits(logits, row_params, context)).tolist()]
-    log_p = log_probs(logits, row_params, context)
+        scores = processed_logits(logits, row_params, context)
+        drawn = [Drawn(t) for t in greedy_choice(scores).tolist()]
+    else:
+        drawn, scores = _draw_all(steps, log_probs(logits, row_params, context), support_mass, support_bound)
+    return _ranked(drawn, scores, num_others) if num_others else drawn
+
+
+def _draw_all(
+    steps: Sequence[Step], log_p: Tensor, support_mass: float, support_bound: int
+) -> tuple[list[Drawn], Tensor]:
+    """Tokens, and the scores [S, V] that rank what else each could have been."""
     drawn: dict[int, Drawn] = {}
+    scores = log_p
     by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
     by_choice = [i for i, step in enumerate(steps) if step[3].uniforms is None]
     if by_choice:
         rows = log_p if len(by_choice) == len(steps) else log_p[by_choice]
-        choices = coupled_choice(rows, _stacked_noise([steps[i] for i in by_choice], rows))
+        noise = _stacked_noise([steps[i] for i in by_choice], rows)
+        choices = coupled_choice(rows, noise)
+        if by_ratio:
+            scores = scores.double().index_add(0, torch.tensor(by_choice, device=rows.device), noise)
+        else:
+            scores = rows + noise
         drawn.update((i, Drawn(t)) for i, t in zip(by_choice, choices.tolist(), strict=True))
     if by_ratio:
         rows = log_p if len(by_ratio) == len(steps) else log_p[by_ratio]
         tokens = _draw_sparse([steps[i] for i in by_ratio], rows, support_mass, support_bound)
         drawn.update(zip(by_ratio, tokens, strict=True))
-    return [drawn[i] for i in range(len(steps))]
+    return [drawn[i] for i in range(len(steps))], scores
+
+
+def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
+    best = scores.topk(min(count + 1, scores.shape[1]), dim=-1).indices.tolist()
+    return [
+        replace(d, others=tuple(t for t in tokens if t != d.token_id)[:count])
+        for d, tokens in zip(drawn, best, strict=True)
+    ]
 
 
 def _stacked_noise(steps: Sequence[Step], rows: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ class WorkerConfig:
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds (draft only)."""
     support_bound: int = limits.MAX_SUPPORT
+    lookahead_branches: int = 8
+    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
     trust_remote_code: bool = False
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
@@ -63,6 +65,7 @@ class WorkerConfig:
         )
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
+        _check(0 <= self.lookahead_branches <= 256, "lookahead_branches", "must be between 0 and 256")
         _check(0 < self.support_mass <= 1, "support_mass", "must be in (0, 1]")
         _check(
             1 <= self.support_bound <= limits.MAX_SUPPORT,

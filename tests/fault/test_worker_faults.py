@@ -127,36 +127,43 @@ def test_draft_killed_half_way_changes_no_token_for_any_k_alone_or_in_a_crowd(
 def test_a_stopped_draft_worker_is_done_without(faulty: RunningStack, prompt: Ids) -> None:
     """SIGSTOP: after the draft timeout the stream goes on at K=0. SIGCONT: late answers harm nobody."""
     expected = without_fault(faulty, prompt, COUPLED)
-    stream = record(faulty, prompt, COUPLED)
-    stream.wait_for_tokens(20)
-    faulty.stack.kill("draft", signal.SIGSTOP)
-    try:
-        stream.wait_for_tokens(60)
-        behind = record(faulty, prompt, GREEDY, length=20)
-        validate(behind.result(), without_fault(faulty, prompt, GREEDY, 20))
-    finally:
-        faulty.stack.kill("draft", signal.SIGCONT)
-    history = stream.result()
-    validate(history, expected)
-    assert rounds_without_proposal(history) > 1
-    after = record(faulty, prompt, GREEDY, length=40).result()
-    assert after.finished.speculative_decoding.num_draft_tokens > 0
+    short = without_fault(faulty, prompt, GREEDY, 40)
+    targets, drafts = ([faulty.stack.address_of(role)] for role in ("target", "draft"))
+
+    def start(sampling: Mapping[str, Any], length: int) -> Recording:
+        parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
+        return Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4})
+
+    with own_coordinator(faulty.pair, targets, drafts, draft_timeout=0.3) as own:
+        stream = start(COUPLED, LENGTH)
+        stream.wait_for_tokens(20)
+        faulty.stack.kill("draft", signal.SIGSTOP)
+        try:
+            stream.wait_for_tokens(60)
+            validate(start(GREEDY, 20).result(), short[:20])
+        finally:
+            faulty.stack.kill("draft", signal.SIGCONT)
+        history = stream.result()
+        validate(history, expected)
+        assert rounds_without_proposal(history) > 1
+        after = start(GREEDY, 40).result()
+        validate(after, short)
+        assert after.finished.speculative_decoding.num_draft_tokens > 0
 
 
 # ---- the target worker -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_a_killed_target_worker_interrupts_but_changes_nothing(
-    faulty: RunningStack, prompt: Ids, sampling: Mapping[str, Any]
-) -> None:
-    """SIGKILL in mid-stream: after the restart the stream goes on where it was."""
-    expected = without_fault(faulty, prompt, sampling)
-    stream = record(faulty, prompt, sampling)
-    stream.wait_for_tokens(40)
+def test_a_killed_target_worker_interrupts_but_changes_nothing(faulty: RunningStack, prompt: Ids) -> None:
+    """SIGKILL in mid-stream: after the restart a greedy and a sampled stream go on where they were."""
+    expected = [without_fault(faulty, prompt, sampling) for sampling in (GREEDY, COUPLED)]
+    streams = [record(faulty, prompt, sampling) for sampling in (GREEDY, COUPLED)]
+    for stream in streams:
+        stream.wait_for_tokens(40)
     killed = faulty.stack.kill("target", signal.SIGKILL)
     faulty.stack.wait_for_restart("target", after=killed, timeout=HANG)
-    validate(stream.result(), expected)
+    for stream, tokens in zip(streams, expected, strict=True):
+        validate(stream.result(), tokens)
 
 
 def test_eight_streams_survive_a_killed_target_worker(
@@ -266,15 +273,18 @@ def test_a_stream_that_outlasts_the_draining_is_told_its_last_index(
         assert "stopping" in history.error.message
 
 
-@pytest.mark.parametrize("role", ["draft", "target"])
-def test_sigterm_of_a_worker_costs_no_token(faulty: RunningStack, prompt: Ids, role: str) -> None:
+def test_sigterm_of_both_workers_costs_no_token(faulty: RunningStack, prompt: Ids) -> None:
+    """Streams that run while the workers drain, and while they are gone and come back."""
     expected = without_fault(faulty, prompt, COUPLED)
     stream = record(faulty, prompt, COUPLED)
     stream.wait_for_tokens(30)
-    ended = faulty.stack.kill(role, signal.SIGTERM)
+    ended = {role: faulty.stack.kill(role, signal.SIGTERM) for role in ("target", "draft")}
     validate(stream.result(), expected)
-    faulty.stack.wait_for_restart(role, after=ended, timeout=HANG)
-    validate(record(faulty, prompt, COUPLED, length=20).result(), expected[:20])
+    faulty.wait_for_worker("target", WorkerState.LOST)
+    late = record(faulty, prompt, COUPLED, length=40)
+    for role, pid in ended.items():
+        faulty.stack.wait_for_restart(role, after=pid, timeout=HANG)
+    validate(late.result(), expected[:40])
 
 
 # ---- answers that make no sense ----------------------------------------------------------------------
@@ -350,18 +360,26 @@ LIES = (
 def test_a_draft_that_answers_nonsense_costs_speed_only(faulty: RunningStack, prompt: Ids) -> None:
     """Ids that do not exist, too many of them, trees, other rounds, NaN, twice, never, always wrong."""
     samplings = (GREEDY, COUPLED)
-    expected = [without_fault(faulty, prompt, s, 40) for s in samplings]
+    expected = [without_fault(faulty, prompt, s, 24) for s in samplings]
     with (
         Proxy(faulty.stack.address_of("draft"), "draft") as draft,
         own_coordinator(
-            faulty.pair, [faulty.stack.address_of("target")], [draft.address], draft_timeout=0.3
+            faulty.pair, [faulty.stack.address_of("target")], [draft.address], draft_timeout=0.2
         ) as own,
     ):
         for lie in (*LIES, lambda frame: frame):
             draft.mangle = lie
-            for sampling, tokens in zip(samplings, expected, strict=True):
-                parameters = {"max_tokens": 40, "ignore_eos": True, **sampling}
-                history = Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4}).result()
+            streams = [
+                Recording(
+                    own.address,
+                    prompt,
+                    {"max_tokens": 24, "ignore_eos": True, **sampling},
+                    {"num_speculative_tokens": 4},
+                )
+                for sampling in samplings
+            ]
+            for stream, tokens in zip(streams, expected, strict=True):
+                history = stream.result()
                 validate(history, tokens)
         # The last one told the truth.
         assert history.finished.speculative_decoding.num_draft_tokens > 0

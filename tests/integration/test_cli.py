@@ -196,19 +196,21 @@ def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_demo_and_all_it_started(tiny_pair: Pair, number: signal.Signals) -> None:
-    command = [*PACELINE, "demo", *models(tiny_pair), "--max-tokens", "400", "--pairs", "1000"]
+    command = [*PACELINE, "demo", *models(tiny_pair), "--max-tokens", "100", "--pairs", "1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
-            pids = []
-            while len(pids) < 3:
+            shown = ""
+            while "def read_config" not in shown:  # of the prompt: the completion streams
                 line = process.stdout.readline()
                 assert line, process.communicate(timeout=HANG)
-                pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+                shown += line
             process.send_signal(number)
             _, errors = process.communicate(timeout=HANG)
         finally:
             process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", shown)]
+    assert len(pids) == 3
     assert ended(pids)

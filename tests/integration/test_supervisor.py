@@ -242,7 +242,8 @@ from paceline.supervisor.children import ChildSpec, Supervisor, sigterm_as_inter
 try:
     with sigterm_as_interrupt(), Supervisor() as supervisor:
         for role in ("worker", "coordinator"):
-            (status,) = supervisor.start([ChildSpec(role=role, command=(sys.executable, "-S", sys.argv[1]))], 30)
+            spec = ChildSpec(role=role, command=(sys.executable, "-S", sys.argv[1]))
+            (status,) = supervisor.start([spec], 30)
             print(status.pid, flush=True)
         supervisor.wait()
 except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from paceline.core.config import WorkerConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
 from paceline.engine.batch import SequenceInput
-from paceline.kv import BlockPool, BlockTable
+from paceline.kv import BlockPool, BlockTable, CopyBlock
 
 STATES = 1009
 
@@ -75,6 +75,19 @@ class ToyRunner:
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
 
+    def fork(self, table: BlockTable) -> BlockTable:
+        other, copies = table.fork()
+        self._apply(copies)
+        return other
+
+    def _apply(self, copies: Sequence[CopyBlock]) -> None:
+        size = self.pool.block_size
+        for copy in copies:
+            for offset in range(size):
+                value = self.memory.get(copy.source * size + offset)
+                if value is not None:
+                    self.memory[copy.destination * size + offset] = value
+
     def read(self, table: BlockTable) -> list[int]:
         """The tokens the entries hold."""
         return [self.memory[slot] for slot in table.slots(0, table.length)]
@@ -91,7 +104,7 @@ class ToyRunner:
                 self._maybe_crash(list(item.token_ids))
                 table, n = item.table, len(item.token_ids)
                 assert 0 <= item.num_logits <= n
-                table.reserve(n)
+                self._apply(table.reserve(n))
                 for slot, token in zip(
                     table.slots(table.length, table.length + n), item.token_ids, strict=True
                 ):
@@ -114,8 +127,13 @@ class ToyRunner:
 
 def worker_config(**changes: object) -> WorkerConfig:
     """A worker's configuration with bounds small enough to be met."""
-    values: dict[str, object] = {"model": "toy", "max_batch_tokens": 40, "support_mass": 0.98, **changes}
-    return WorkerConfig(**values)  # type: ignore[arg-type]
+    values: dict[str, object] = {
+        "model": "toy",
+        "max_batch_tokens": 40,
+        "support_mass": 0.98,
+        "lookahead_branches": 0,
+    }
+    return WorkerConfig(**values | changes)  # type: ignore[arg-type]
 
 
 def own_choice(

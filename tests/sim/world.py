@@ -11,7 +11,7 @@ import heapq
 import itertools
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -105,7 +105,9 @@ class SimWorker:
         core = Verifier if self.role == "target" else Drafter
         self.core: Any = core(
             self.runner,
-            worker_config(max_sequences=self.max_sequences, max_batch_tokens=self.world.batch),
+            worker_config(
+                max_sequences=self.max_sequences, max_batch_tokens=self.world.batch, lookahead_branches=6
+            ),
             vocabulary_size=self.model.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.world.eos,
@@ -137,8 +139,12 @@ class SimWorker:
         pool = self.runner.pool
         pool.check_integrity()
         held = [block for one in self.core.holdings for block in one.table.blocks]
-        if len(set(held)) != len(held) or pool.used_blocks != len(held):
-            raise SimulationError("invariant 5: a block has two owners or none")
+        if len(set(held)) != len(held):
+            raise SimulationError("invariant 5: a block belongs to two sequences")
+        branches = self.core.branch_tables() if isinstance(self.core, Drafter) else []
+        owners = Counter([*held, *(block for table in branches for block in table.blocks)])
+        if pool.used_blocks != len(owners) or any(pool.count(b) != n for b, n in owners.items()):
+            raise SimulationError("invariant 5: a block has an owner that does not know it, or none")
         for one in self.core.holdings:
             if self.runner.read(one.table) != one.session.cached:
                 raise SimulationError("invariant 5: a cache entry does not hold its own token")

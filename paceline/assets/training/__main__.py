@@ -77,7 +77,7 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     plan = Plan(steps=300, seed=seed + 5, long_share=0.0, warmup=10, decay_share=0.9, muon_lr=0.01)
     train(draft, own, plan, imitate, work / "draft-own.pt", "draft on the target's text")
     mixed = torch.cat([tokens, *[own] * OWN_TEXT_REPEATS])
-    plan = Plan(steps=1200, seed=seed + 6, long_share=0.0, warmup=20, decay_share=0.7)
+    plan = Plan(steps=800, seed=seed + 6, length=256, long_share=0.0, warmup=20, decay_share=0.7)
     train(draft, mixed, plan, imitate, work / "draft.pt", "draft on both")
 
 

@@ -32,9 +32,10 @@ class Oracle:
     @functools.cache
     def load(cls, folder: Path, device: str = "cpu") -> Oracle:
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
+        from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
         disable_progress_bar()
+        set_verbosity_error()
         if device == "cpu":
             torch.set_num_threads(1)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
