@@ -55,6 +55,8 @@ class Coordinator:
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
         self._request_ids: set[str] = set()
+        self._draining = False
+        self._request_ended = asyncio.Event()
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
         self.dispatcher.targets = [Link(a, TargetDialect(), observer) for a in config.targets]
         self.dispatcher.drafts = [Link(a, DraftDialect(), observer) for a in config.drafts]
@@ -102,6 +104,7 @@ class Coordinator:
 
         Raises PacelineError; InvalidArgumentError names the field.
         """
+        self._refuse_when_draining()
         await self._wait_for_target()
         info = self.target_info()
         text = isinstance(call.prompt, str)
@@ -109,6 +112,7 @@ class Coordinator:
         if not prompt:
             raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+        self._refuse_when_draining()
         request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
         if request_id in self._request_ids:
             raise InvalidArgumentError("request_id", "is running already")
@@ -119,7 +123,23 @@ class Coordinator:
             yield Generation(request_id, machine.params, running)
         finally:
             self._request_ids.discard(request_id)
+            self._request_ended.set()
             self.dispatcher.cancel(running)
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise UnavailableError("the coordinator is stopping")
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and let those that run end; after `seconds` they are told to."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._request_ids:
+                    await self._request_ended.wait()
+                    self._request_ended.clear()
+        except TimeoutError:
+            self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
 
     def _machine(
         self, call: GenerateCall, prompt: Sequence[int], info: common_pb2.WorkerInfo

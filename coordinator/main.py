@@ -9,7 +9,6 @@ from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import UnavailableError
 from paceline.rpc.server import Server, configure_logging
 from paceline.v1 import generation_pb2_grpc
 
@@ -26,19 +25,12 @@ async def _serve(config: CoordinatorConfig) -> None:
     work = asyncio.create_task(coordinator.run())
     service = GenerationService(coordinator, server)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
-
-    def end_what_still_runs() -> None:
-        coordinator.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
-
     try:
         await server.start()
         announcing = asyncio.create_task(_announce(coordinator, server))
-        await server.run_until_stopped(
-            exit_with_parent=config.exit_with_parent, at_drain_end=end_what_still_runs
-        )
+        await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=coordinator.drain)
         announcing.cancel()
     finally:
-        end_what_still_runs()
         work.cancel()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from paceline.rpc.worker import ask, watch_progress
 from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
+
+SWITCH_SECONDS = 0.0002
+"""How long one Python thread may keep another waiting: an answer must not wait for the engine thread,
+which goes on with other work as soon as it has handed the answer over."""
 
 
 class Holder(Engine[Any, Any], Protocol):
@@ -105,6 +110,7 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     watcher = asyncio.create_task(
         watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
     )
+    server.heed_signals(exit_with_parent=config.exit_with_parent)
     server.announce()
     log.info("%s worker listens on %s", role.name, server.address)
     try:
@@ -124,4 +130,5 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
 def run(role: Role, config: WorkerConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
     configure_logging(role.name)
+    sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(_serve(role, config))

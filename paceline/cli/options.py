@@ -18,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from paceline.supervisor.arguments import flag, variable
+from paceline.supervisor.arguments import flag, negative_flag, variable
 
 _HELP = {
     "host": "Address to listen on.",
@@ -110,9 +110,9 @@ def _parameters(cls: type[Any], defaults: Mapping[str, Any]) -> list[inspect.Par
         kind = _option_type(hints[f.name])
         if kind is None:
             continue
-        names = (flag(f.name),)
+        names = f"{flag(f.name)}/{negative_flag(f.name)}" if f.default is True else flag(f.name)
         described = typer.Option(
-            *names, envvar=variable(f.name), help=docs.get(f.name, _HELP.get(f.name)), show_choices=True
+            names, envvar=variable(f.name), help=docs.get(f.name, _HELP.get(f.name)), show_choices=True
         )
         result.append(
             inspect.Parameter(

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -71,6 +71,7 @@ class Server:
         self._port = port
         self._stop = asyncio.Event()
         self.abandoned = False
+        self._heeds_signals = False
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -113,30 +114,41 @@ class Server:
         self.abandoned = True
         self._stop.set()
 
-    async def run_until_stopped(
-        self, *, exit_with_parent: bool, at_drain_end: Callable[[], None] = lambda: None
-    ) -> None:
-        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain.
+    def heed_signals(self, *, exit_with_parent: bool) -> None:
+        """From now on SIGTERM, SIGINT or, if asked for, the end of standard input ask for the shutdown.
 
-        Calls that still run when the draining is over are ended by `at_drain_end`, so that they can say
-        why, or else cut.
+        Called before the announcement: whoever reads it may send a signal at once.
         """
+        if self._heeds_signals:
+            return
+        self._heeds_signals = True
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, self.request_stop)
         if exit_with_parent:
             _watch_standard_input(loop, self.request_stop)
+
+    async def run_until_stopped(
+        self, *, exit_with_parent: bool, drain: Callable[[float], Awaitable[None]] | None = None
+    ) -> None:
+        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain.
+
+        `drain(seconds)` refuses new calls, and returns when those that run have ended, which it sees to
+        within that time. Without it gRPC drains: it tells nobody why a call is refused or cut.
+        """
+        self.heed_signals(exit_with_parent=exit_with_parent)
         await self._stop.wait()
         log.info("stopping")
         await self._health.enter_graceful_shutdown()
         if self.abandoned:
             await self.grpc.stop(None)
             return
-        stopping = asyncio.create_task(self.grpc.stop(DRAIN_SECONDS + FAREWELL_SECONDS))
-        if not (await asyncio.wait([stopping], timeout=DRAIN_SECONDS))[0]:
-            at_drain_end()
-        await stopping
+        if drain is None:
+            await self.grpc.stop(DRAIN_SECONDS)
+        else:
+            await drain(DRAIN_SECONDS)
+            await self.grpc.stop(FAREWELL_SECONDS)
 
 
 def _watch_standard_input(loop: asyncio.AbstractEventLoop, stop: Any) -> None:

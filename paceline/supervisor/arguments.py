@@ -17,6 +17,11 @@ def flag(field: str) -> str:
     return "--" + _REPEATABLE.get(field, field).replace("_", "-")
 
 
+def negative_flag(field: str) -> str:
+    """The option that switches a field off which is on by default."""
+    return "--no-" + flag(field).removeprefix("--")
+
+
 def variable(field: str) -> str:
     """The environment variable that sets a field."""
     return "PACELINE_" + _REPEATABLE.get(field, field).upper()
@@ -29,8 +34,8 @@ def arguments(config: Config) -> list[str]:
         value = getattr(config, field.name)
         if field.default is not MISSING and value == field.default:
             continue
-        if value is True:
-            result.append(flag(field.name))
+        if isinstance(value, bool):
+            result.append(flag(field.name) if value else negative_flag(field.name))
             continue
         for item in value if isinstance(value, tuple) else (value,):
             result += [flag(field.name), str(item.value if isinstance(item, enum.Enum) else item)]

@@ -54,7 +54,12 @@ async def test_a_running_call_is_finished_before_the_process_ends() -> None:
 async def test_calls_that_outlast_the_draining_are_told_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.2)
     slow = Slow()
-    server, serving = await serve(slow, at_drain_end=slow.may_end.set)
+
+    async def drain(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        slow.may_end.set()
+
+    server, serving = await serve(slow, drain=drain)
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")
         assert await call.read() == b"hello"
@@ -65,7 +70,6 @@ async def test_calls_that_outlast_the_draining_are_told_and_end(monkeypatch: pyt
 
 async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.1)
     server, serving = await serve(Slow())
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")

@@ -26,7 +26,7 @@ VOCAB = 4
 TARGET = ToyModel(VOCAB, seed=11, sharpness=0.9)
 DRAFT = TARGET.near(0.7)
 PROMPT = (2, 0, 1)
-N = 2000
+N = 1600
 LEVEL = 1e-4
 ARRIVALS = 0.1
 """Seconds over which the requests arrive."""
@@ -108,7 +108,7 @@ def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyP
         return real(draft, num_draft, p, q, accept_u * 0, next_u)
 
     monkeypatch.setattr(acceptance, "accept_rejection", greedy)
-    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
 
 
 def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         "_next_weights",
         lambda num_draft, accepted, p, q, scale: p[range(len(p)), accepted].double(),
     )
-    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
 
 
 def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
@@ -134,4 +134,4 @@ def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
         return real(self, event, now)
 
     monkeypatch.setattr(RoundMachine, "_on_verdict", choosy)
-    assert p_value(simulate(AcceptanceMode.REJECTION)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL

@@ -28,7 +28,7 @@ EOS = (5,)
 MODEL = ToyModel(VOCAB, seed=4)
 CONFIG = worker_config(support_mass=0.9)
 SETTINGS = settings(
-    max_examples=50,
+    max_examples=35,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,

@@ -34,7 +34,7 @@ EOS = (5,)
 MODEL = ToyModel(VOCAB, seed=3)
 DRAFT = MODEL.near(0.7)
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=25,
     deadline=None,
     derandomize=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import pytest
@@ -16,7 +16,7 @@ from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import StackConfig, arguments, flag
 
-WORKER = WorkerConfig(
+_WORKER = WorkerConfig(
     model="a model",
     host="::1",
     port=4312,
@@ -34,7 +34,7 @@ WORKER = WorkerConfig(
     trust_remote_code=True,
     exit_with_parent=True,
 )
-COORDINATOR = CoordinatorConfig(
+_COORDINATOR = CoordinatorConfig(
     targets=("a:1", "b:2"),
     drafts=("c:3",),
     tokenizer="a folder/with a space",
@@ -50,6 +50,32 @@ COORDINATOR = CoordinatorConfig(
     max_waiting=0,
     exit_with_parent=True,
 )
+
+
+def changed(config: Any) -> Any:
+    """The same with another value in every field that still has its default."""
+
+    def other(value: Any) -> Any:
+        match value:
+            case bool():
+                return not value
+            case int() | None:
+                return (value or 1) + 1
+            case float():
+                return value / 2
+            case str():
+                return value + "x"
+        raise TypeError(f"an example for {value!r} is missing")
+
+    same = {f.name: getattr(config, f.name) for f in fields(config)}
+    return replace(config, **{f.name: other(f.default) for f in fields(config) if same[f.name] == f.default})
+
+
+WORKER = changed(_WORKER)
+COORDINATOR = changed(_COORDINATOR)
+SWITCHES = {
+    flag(f.name) for cls in (WorkerConfig, CoordinatorConfig) for f in fields(cls) if f.default is False
+}
 
 
 def parse(cls: type[Any], words: list[str], environment: Mapping[str, str] | None = None) -> Any:
@@ -96,8 +122,7 @@ def test_every_option_has_an_environment_variable(config: WorkerConfig | Coordin
     words = iter(arguments(config))
     for word in words:
         name = "PACELINE_" + word.removeprefix("--").replace("-", "_").upper()
-        is_switch = word in ("--trust-remote-code", "--exit-with-parent")
-        value = "1" if is_switch else next(words).replace(" ", "_")
+        value = "1" if word in SWITCHES else next(words).replace(" ", "_")
         environment[name] = f"{environment[name]} {value}" if name in environment else value
     read = parse(type(config), [], environment)
     assert arguments(read) == [word.replace(" ", "_") for word in arguments(config)]
@@ -127,6 +152,7 @@ class Example:
     number: int
     """How many."""
     colour: Colour | str | None = None
+    bright: bool = True
     names: tuple[str, ...] = ("a", "b")
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -137,8 +163,9 @@ def test_docstrings_of_fields_are_read() -> None:
 
 def test_kinds_of_fields() -> None:
     assert parse(Example, ["--number", "3"]) == Example(3)
+    assert parse(Example, ["--number", "3", "--no-bright"]) == Example(3, bright=False)
     assert parse(Example, ["--number", "3", "--colour", "red", "--names", "x"]) == Example(
-        3, Colour.RED, ("x",)
+        3, Colour.RED, names=("x",)
     )
 
 
