@@ -206,7 +206,8 @@ class Dispatcher:
         running.machine.times.coordinator += self._clock() - begun
 
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
-        for action in actions:
+        # Workers first: the next round is on its way while the client is told of the last one.
+        for action in sorted(actions, key=lambda action: isinstance(action, Emit)):
             match action:
                 case ToTarget(command):
                     if running.target is not None:

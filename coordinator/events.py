@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.ledger import Commit
 from paceline.core.errors import PacelineError, ResourceExhaustedError
 from paceline.core.messages import (
+    Continuations,
     DraftCommand,
     DraftProposal,
     RoundVerdict,
@@ -99,7 +100,7 @@ class FromTarget:
     failure: SequenceFailed
 
 
-Event = Signal | DraftProposal | RoundVerdict | FromDraft | FromTarget
+Event = Signal | DraftProposal | Continuations | RoundVerdict | FromDraft | FromTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ out and brings the answers back. Read top to bottom it is the round:
 
     begin a round -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
 
+While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
+When the verdict is one of them the next round skips DRAFTING; the draft is told, and goes on from there.
+
 | what happens | what the sequence does |
 |---|---|
 | the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
@@ -20,7 +23,7 @@ ends) before anything of it is emitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.events import (
@@ -52,6 +55,7 @@ from paceline.core.errors import (
 )
 from paceline.core.messages import (
     CloseSequence,
+    Continuations,
     DraftProposal,
     DraftRound,
     OpenSequence,
@@ -99,6 +103,7 @@ class RoundMachine:
     _target: _Peer = field(default_factory=_Peer)
     _draft: _Peer = field(default_factory=_Peer)
     _proposal: Proposal = field(default_factory=Proposal)
+    _foreseen: Mapping[tuple[int, int], Proposal] = field(default_factory=dict)
     _wanted: int = 0
     _attempts: int = 0
     _draft_retried: bool = False
@@ -120,6 +125,9 @@ class RoundMachine:
                 return self._signal(event, now)
             case DraftProposal():
                 return self._on_proposal(event, now)
+            case Continuations():
+                self._foresee(event)
+                return []
             case RoundVerdict():
                 return self._on_verdict(event, now)
             case FromDraft():
@@ -162,8 +170,9 @@ class RoundMachine:
 
     # ---- the round, step by step -------------------------------------------------------------------
 
-    def _begin_round(self, now: float) -> list[Action]:
-        """Step 1: ask the draft for a proposal, unless this round has none."""
+    def _begin_round(self, now: float, foreseen: Proposal | None = None) -> list[Action]:
+        """Step 1: ask the draft for a proposal, unless it is there already or this round has none."""
+        self._foreseen = {}
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
@@ -172,6 +181,10 @@ class RoundMachine:
         self._wanted = self._choose_k()
         if self._wanted == 0:
             return self._verify(Proposal(), now)
+        if foreseen is not None and self._draft.open:
+            proposal = Proposal(foreseen.token_ids[: self._wanted])
+            if self._is_sensible(proposal) and not foreseen.distributions:
+                return self._go_on_with(proposal, now)
         return self._ask_draft(now)
 
     def _choose_k(self) -> int:
@@ -216,6 +229,27 @@ class RoundMachine:
         self._draft_failures = 0
         return self._verify(event.proposal, now)
 
+    def _foresee(self, event: Continuations) -> None:
+        """Keep proposals for outcomes of the verification in progress; what is late is of no use."""
+        if self.phase is Phase.VERIFYING and self._is_current(event, self._draft):
+            self._foreseen = event.proposals
+
+    def _go_on_with(self, proposal: Proposal, now: float) -> list[Action]:
+        """A hit: the verification leaves at once, and the draft learns which branch is its trunk."""
+        self.stats.num_lookahead_hits += 1
+        verifying = self._verify(proposal, now)
+        draft = self._draft
+        command = DraftRound(
+            self.sequence_id,
+            draft.epoch,
+            self.round,
+            len(self.ledger),
+            self._tail(draft),
+            proposal.num_draft_tokens,
+        )
+        draft.known = len(self.ledger)
+        return [*verifying, ToDraft(command)]
+
     def _is_sensible(self, proposal: Proposal) -> bool:
         return (
             not proposal.parents
@@ -252,10 +286,11 @@ class RoundMachine:
         self.stats.record(self._proposal.num_draft_tokens, verdict.num_accepted)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known = len(self.ledger) + len(verdict.token_ids)
+        foreseen = self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]))
         commit = self.ledger.commit(self._with_origins(verdict))
         if commit.finish is not None:
             return [Emit(commit), *self._close()]
-        return [Emit(commit), *self._begin_round(now)]
+        return [Emit(commit), *self._begin_round(now, foreseen)]
 
     def _is_valid(self, verdict: Verdict) -> bool:
         accepted = verdict.num_accepted
@@ -361,7 +396,7 @@ class RoundMachine:
     def _tail(self, peer: _Peer) -> tuple[int, ...]:
         return tuple(self.ledger.token_ids[peer.known :])
 
-    def _is_current(self, event: DraftProposal | RoundVerdict, peer: _Peer) -> bool:
+    def _is_current(self, event: DraftProposal | Continuations | RoundVerdict, peer: _Peer) -> bool:
         return event.epoch == peer.epoch and event.round == self.round
 
     def _close_target(self) -> list[Action]:

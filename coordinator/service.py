@@ -172,6 +172,7 @@ def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
             num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
             acceptance_rate_per_position=stats.acceptance_rate_per_position,
             num_rounds=stats.num_rounds,
+            num_lookahead_hits=stats.num_lookahead_hits,
         ),
         timings=pb.RoundTimings(
             draft_us=round(times.draft * 1e6),

@@ -19,7 +19,8 @@ from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.errors import ResourceExhaustedError
-from paceline.core.messages import DraftProposal
+from paceline.core.messages import Continuations, DraftProposal
+from paceline.core.types import Proposal
 from paceline.engine.holdings import Held
 from paceline.engine.passes import Job
 from paceline.engine.session import Session
@@ -33,6 +34,7 @@ class Ahead:
     """The branches of one sequence while its verdict is out."""
 
     held: Held[DraftProposal]
+    round: int
     base_length: int
     drawn: list[Drawn]
     """The proposal that is being verified."""
@@ -97,6 +99,23 @@ class Ahead:
         """What still needs passes."""
         first = [self.last_entry] if self.last_entry is not None else []
         return [*first, *(b for b in self.branches.values() if not b.complete)]
+
+    def continuations(self) -> Continuations | None:
+        """The finished branches, for the coordinator to go on with at once.
+
+        None where there are none, and where proposals carry distributions: those would be most of the
+        traffic, and the branch still answers the next round without a pass.
+        """
+        if not self.branches or any(d.distribution for b in self.branches.values() for d in b.drawn):
+            return None
+        session = self.held.session
+        return Continuations(
+            session.sequence_id,
+            session.epoch,
+            self.round,
+            self.base_length,
+            {outcome: Proposal(tuple(b.token_ids)) for outcome, b in self.branches.items()},
+        )
 
     def take(self, accepted: int, next_token: int) -> Drafting | None:
         """The branch of the outcome that came true, if there is one; all others are freed."""

@@ -210,8 +210,7 @@ class Drafter:
     def step(self) -> list[DraftEvent]:
         """Run one pass: over the rounds in progress if there are any, else over branches."""
         if not self._rounds:
-            self._step_ahead()
-            return []
+            return self._step_ahead()
         by_id = {r.job.sequence_id: r for r in self._rounds.values()}
         jobs = [r.job for r in by_id.values()]
         result = run_pass(jobs, self._runner, self._config.max_batch_tokens, self._clock)
@@ -275,6 +274,7 @@ class Drafter:
             )
             self._aheads[command.sequence_id] = Ahead(
                 held,
+                command.round,
                 command.base_length,
                 drafting.drawn,
                 drafting.k,
@@ -287,7 +287,7 @@ class Drafter:
         """Branches a sequence may have: with many sequences there is no idle time to fill."""
         return self._config.lookahead_branches // max(1, len(self.holdings))
 
-    def _step_ahead(self) -> None:
+    def _step_ahead(self) -> list[DraftEvent]:
         """Run one pass over branches, no longer than a round that arrives can wait for."""
         of: dict[str, tuple[Ahead, Drafting]] = {}
         for ahead in self._aheads.values():
@@ -297,7 +297,7 @@ class Drafter:
         for job, _ in result.failed:
             of[job.sequence_id][0].give_up(of[job.sequence_id][1])
         if not result.finished:
-            return
+            return []
         assert result.logits is not None
         finished = [of[job.sequence_id] for job in result.finished]
         drawn = self._draw([d for _, d in finished], result.logits)
@@ -310,6 +310,8 @@ class Drafter:
                 ahead.open_branches(self._fan_out, self._branches_each(), self._runner.fork, self._clock())
             else:
                 drafting.take(token)
+        done = [ahead for ahead in {id(a): a for a, _ in finished}.values() if not ahead.unfinished()]
+        return [event for ahead in done if (event := ahead.continuations()) is not None]
 
     def branch_tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""

@@ -50,6 +50,8 @@ class SpeculativeDecoding:
     """Entry i: share of the proposals that reach position i whose draft token there was accepted."""
     num_rounds: int
     """All rounds, those of plain decoding included."""
+    num_lookahead_hits: int
+    """Rounds whose proposal was there before they began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,11 @@ class WorkerConfig:
         )
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
-        _check(0 <= self.lookahead_branches <= 256, "lookahead_branches", "must be between 0 and 256")
+        _check(
+            0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
+            "lookahead_branches",
+            f"must be between 0 and {limits.MAX_CONTINUATIONS}",
+        )
         _check(0 < self.support_mass <= 1, "support_mass", "must be in (0, 1]")
         _check(
             1 <= self.support_bound <= limits.MAX_SUPPORT,

@@ -18,6 +18,9 @@ MAX_TOKENS: Final = 1_048_576
 MAX_SPECULATIVE_TOKENS: Final = 32
 """K of one round."""
 
+MAX_CONTINUATIONS: Final = 256
+"""Outcomes of one verification that are drafted for ahead of it."""
+
 MAX_SUPPORT: Final = 1024
 """Tokens in the sparse distribution of one draft token."""
 

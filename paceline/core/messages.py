@@ -6,6 +6,7 @@ Everything is named by absolute position, so that repeating a message is harmles
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.errors import PacelineError
@@ -80,6 +81,17 @@ class DraftProposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuations:
+    """Proposals for outcomes of the verification of `round`: (accepted, next token) to what comes after."""
+
+    sequence_id: str
+    epoch: int
+    round: int
+    base_length: int
+    proposals: Mapping[tuple[int, int], Proposal]
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceFailed:
     """Something went wrong for one sequence; all others go on. `round` 0 where no round was meant."""
 
@@ -92,4 +104,4 @@ class SequenceFailed:
 TargetCommand = OpenSequence | VerifyRound | CloseSequence
 DraftCommand = OpenSequence | DraftRound | CloseSequence
 TargetEvent = RoundVerdict | SequenceFailed
-DraftEvent = DraftProposal | SequenceFailed
+DraftEvent = DraftProposal | Continuations | SequenceFailed

@@ -12,6 +12,7 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import (
     CloseSequence,
+    Continuations,
     DraftCommand,
     DraftEvent,
     DraftProposal,
@@ -222,21 +223,39 @@ def draft_response(events: Sequence[DraftEvent]) -> draft_pb2.DraftResponse:
     frame = draft_pb2.DraftResponse()
     for event in events:
         slot = frame.events.add()
-        if isinstance(event, DraftProposal):
-            slot.proposal.CopyFrom(
-                codec.draft_proposal_to_proto(
-                    event.sequence_id,
-                    event.epoch,
-                    event.round,
-                    event.base_length,
-                    event.proposal,
-                    event.num_computed_tokens,
-                    event.timings,
+        match event:
+            case DraftProposal():
+                slot.proposal.CopyFrom(
+                    codec.draft_proposal_to_proto(
+                        event.sequence_id,
+                        event.epoch,
+                        event.round,
+                        event.base_length,
+                        event.proposal,
+                        event.num_computed_tokens,
+                        event.timings,
+                    )
                 )
-            )
-        else:
-            slot.error.CopyFrom(_failure_to_proto(event))
+            case Continuations():
+                slot.continuations.CopyFrom(_continuations_to_proto(event))
+            case SequenceFailed():
+                slot.error.CopyFrom(_failure_to_proto(event))
     return frame
+
+
+def _continuations_to_proto(event: Continuations) -> draft_pb2.Continuations:
+    return draft_pb2.Continuations(
+        sequence_id=event.sequence_id,
+        epoch=event.epoch,
+        round=event.round,
+        base_length=event.base_length,
+        continuations=[
+            draft_pb2.Continuation(
+                num_accepted=accepted, next_token=token, proposal=codec.proposal_to_proto(proposal)
+            )
+            for (accepted, token), proposal in event.proposals.items()
+        ],
+    )
 
 
 def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
@@ -257,28 +276,44 @@ def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
 
 def draft_events(frame: draft_pb2.DraftResponse) -> list[DraftEvent]:
     """The events of a frame; an answer that does not parse is that sequence's failure."""
-    events: list[DraftEvent] = []
-    for slot in frame.events:
-        if slot.HasField("error"):
-            events.append(_failure_from_proto(slot.error))
-            continue
-        if not slot.HasField("proposal"):
-            events.append(SequenceFailed("", 0, 0, InvalidArgumentError("events", "holds an unknown event")))
-            continue
-        message = slot.proposal
-        address = (message.sequence_id, message.epoch, message.round)
-        try:
-            proposal = codec.proposal_from_proto(message.proposal)
-        except InvalidArgumentError as error:
-            events.append(SequenceFailed(*address, error))
-            continue
-        events.append(
-            DraftProposal(
-                *address,
-                message.base_length,
-                proposal,
-                message.num_computed_tokens,
-                codec.timings_from_proto(message.timings),
-            )
-        )
-    return events
+    return [_draft_event(slot) for slot in frame.events]
+
+
+def _draft_event(slot: draft_pb2.DraftEvent) -> DraftEvent:
+    if slot.HasField("error"):
+        return _failure_from_proto(slot.error)
+    foresees = slot.HasField("continuations")
+    if not foresees and not slot.HasField("proposal"):
+        return SequenceFailed("", 0, 0, InvalidArgumentError("events", "holds an unknown event"))
+    message = slot.continuations if foresees else slot.proposal
+    try:
+        return _continuations_event(slot.continuations) if foresees else _proposal_event(slot.proposal)
+    except InvalidArgumentError as error:
+        return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
+
+
+def _proposal_event(message: draft_pb2.DraftProposal) -> DraftProposal:
+    return DraftProposal(
+        message.sequence_id,
+        message.epoch,
+        message.round,
+        message.base_length,
+        codec.proposal_from_proto(message.proposal),
+        message.num_computed_tokens,
+        codec.timings_from_proto(message.timings),
+    )
+
+
+def _continuations_event(message: draft_pb2.Continuations) -> Continuations:
+    if len(message.continuations) > limits.MAX_CONTINUATIONS:
+        raise InvalidArgumentError("continuations", f"at most {limits.MAX_CONTINUATIONS}")
+    return Continuations(
+        message.sequence_id,
+        message.epoch,
+        message.round,
+        message.base_length,
+        {
+            (c.num_accepted, c.next_token): codec.proposal_from_proto(c.proposal)
+            for c in message.continuations
+        },
+    )

@@ -207,21 +207,25 @@ class DraftEvent(_message.Message):
 
     PROPOSAL_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    CONTINUATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def proposal(self) -> Global___DraftProposal: ...
     @_builtins.property
     def error(self) -> _common_pb2.SequenceError: ...
+    @_builtins.property
+    def continuations(self) -> Global___Continuations: ...
     def __init__(
         self,
         *,
         proposal: Global___DraftProposal | None = ...,
         error: _common_pb2.SequenceError | None = ...,
+        continuations: Global___Continuations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "proposal", b"proposal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["continuations", b"continuations", "error", b"error", "event", b"event", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuations", b"continuations", "error", b"error", "event", b"event", "proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["proposal", "error"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["proposal", "error", "continuations"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -269,3 +273,67 @@ class DraftProposal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftProposal: _TypeAlias = DraftProposal  # noqa: Y015
+
+@_typing.final
+class Continuations(_message.Message):
+    """Proposals for outcomes of a verification that is in progress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    BASE_LENGTH_FIELD_NUMBER: _builtins.int
+    CONTINUATIONS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    epoch: _builtins.int
+    round: _builtins.int
+    """The round whose verdict they foresee."""
+    base_length: _builtins.int
+    """Tokens in the ledger of that round."""
+    @_builtins.property
+    def continuations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Continuation]: ...
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
+        base_length: _builtins.int = ...,
+        continuations: _abc.Iterable[Global___Continuation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "continuations", b"continuations", "epoch", b"epoch", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continuations: _TypeAlias = Continuations  # noqa: Y015
+
+@_typing.final
+class Continuation(_message.Message):
+    """What to propose next if the verdict is this one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    num_accepted: _builtins.int
+    next_token: _builtins.int
+    @_builtins.property
+    def proposal(self) -> _common_pb2.Proposal: ...
+    def __init__(
+        self,
+        *,
+        num_accepted: _builtins.int = ...,
+        next_token: _builtins.int = ...,
+        proposal: _common_pb2.Proposal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "num_accepted", b"num_accepted", "proposal", b"proposal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continuation: _TypeAlias = Continuation  # noqa: Y015

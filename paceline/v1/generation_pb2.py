@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x89\x01\n\x11SpeculationParams\x12#\n\x16num_speculative_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x02 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceModeB\x19\n\x17_num_speculative_tokens\"\xcf\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParamsB\x08\n\x06prompt\"\xab\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x06\n\x04part\"\x84\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x04 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceMode\"j\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12)\n\x07origins\x18\x04 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\"\xa0\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x0c\n\x04text\x18\x04 \x01(\t\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.paceline.v1.Usage\x12>\n\x14speculative_decoding\x18\x06 \x01(\x0b\x32 .paceline.v1.SpeculativeDecoding\x12*\n\x07timings\x18\x07 \x01(\x0b\x32\x19.paceline.v1.RoundTimingsB\r\n\x0bstop_reason\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\"\x81\x02\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12$\n\x1c\x61\x63\x63\x65ptance_rate_per_position\x18\x07 \x03(\x01\x12\x12\n\nnum_rounds\x18\x08 \x01(\r\"\x80\x01\n\x0cRoundTimings\x12\x10\n\x08\x64raft_us\x18\x01 \x01(\x04\x12\x11\n\ttarget_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x0f\n\x07wire_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x63oordinator_us\x18\x05 \x01(\x04\x12\x10\n\x08total_us\x18\x06 \x01(\x04\"\x13\n\x11ListModelsRequest\"C\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Model\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\x8d\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.paceline.v1.WorkerState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\x12\x0c\n\x04role\x18\x05 \x01(\t\"\xe4\x01\n\x11\x43oordinatorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x06 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceMode\x12\x19\n\x11\x66inished_requests\x18\x07 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x08 \x01(\x04\"t\n\x11GetStatusResponse\x12\x33\n\x0b\x63oordinator\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.CoordinatorStatus\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.paceline.v1.WorkerStatus*\x94\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x17\n\x13TOKEN_ORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x91\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x15\n\x11WORKER_STATE_LOST\x10\x03\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x04\x32\x91\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponse\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponse\x12J\n\tGetStatus\x12\x1d.paceline.v1.GetStatusRequest\x1a\x1e.paceline.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x89\x01\n\x11SpeculationParams\x12#\n\x16num_speculative_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x02 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceModeB\x19\n\x17_num_speculative_tokens\"\xcf\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1e.paceline.v1.SpeculationParamsB\x08\n\x06prompt\"\xab\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateStartedH\x00\x12+\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.GenerateChunkH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.paceline.v1.GenerateFinishedH\x00\x42\x06\n\x04part\"\x84\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x04 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceMode\"j\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12)\n\x07origins\x18\x04 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\"\xa0\x02\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12\x0c\n\x04text\x18\x04 \x01(\t\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.paceline.v1.Usage\x12>\n\x14speculative_decoding\x18\x06 \x01(\x0b\x32 .paceline.v1.SpeculativeDecoding\x12*\n\x07timings\x18\x07 \x01(\x0b\x32\x19.paceline.v1.RoundTimingsB\r\n\x0bstop_reason\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\"\x9d\x02\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\r\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12$\n\x1c\x61\x63\x63\x65ptance_rate_per_position\x18\x07 \x03(\x01\x12\x12\n\nnum_rounds\x18\x08 \x01(\r\x12\x1a\n\x12num_lookahead_hits\x18\t \x01(\r\"\x80\x01\n\x0cRoundTimings\x12\x10\n\x08\x64raft_us\x18\x01 \x01(\x04\x12\x11\n\ttarget_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x0f\n\x07wire_us\x18\x04 \x01(\x04\x12\x16\n\x0e\x63oordinator_us\x18\x05 \x01(\x04\x12\x10\n\x08total_us\x18\x06 \x01(\x04\"\x13\n\x11ListModelsRequest\"C\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Model\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x12\n\x10GetStatusRequest\"\x8d\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.paceline.v1.WorkerState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\x12\x0c\n\x04role\x18\x05 \x01(\t\"\xe4\x01\n\x11\x43oordinatorStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\x12\x34\n\x0f\x61\x63\x63\x65ptance_mode\x18\x06 \x01(\x0e\x32\x1b.paceline.v1.AcceptanceMode\x12\x19\n\x11\x66inished_requests\x18\x07 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x08 \x01(\x04\"t\n\x11GetStatusResponse\x12\x33\n\x0b\x63oordinator\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.CoordinatorStatus\x12*\n\x07workers\x18\x02 \x03(\x0b\x32\x19.paceline.v1.WorkerStatus*\x94\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x17\n\x13TOKEN_ORIGIN_TARGET\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x91\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x15\n\x11WORKER_STATE_LOST\x10\x03\x12\x18\n\x14WORKER_STATE_REFUSED\x10\x04\x32\x91\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponse\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponse\x12J\n\tGetStatus\x12\x1d.paceline.v1.GetStatusRequest\x1a\x1e.paceline.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENORIGIN']._serialized_start=2459
-  _globals['_TOKENORIGIN']._serialized_end=2607
-  _globals['_FINISHREASON']._serialized_start=2609
-  _globals['_FINISHREASON']._serialized_end=2704
-  _globals['_WORKERSTATE']._serialized_start=2707
-  _globals['_WORKERSTATE']._serialized_end=2852
+  _globals['_TOKENORIGIN']._serialized_start=2487
+  _globals['_TOKENORIGIN']._serialized_end=2635
+  _globals['_FINISHREASON']._serialized_start=2637
+  _globals['_FINISHREASON']._serialized_end=2732
+  _globals['_WORKERSTATE']._serialized_start=2735
+  _globals['_WORKERSTATE']._serialized_end=2880
   _globals['_TOKENIDS']._serialized_start=71
   _globals['_TOKENIDS']._serialized_end=94
   _globals['_SPECULATIONPARAMS']._serialized_start=97
@@ -55,31 +55,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_start=1154
   _globals['_USAGE']._serialized_end=1233
   _globals['_SPECULATIVEDECODING']._serialized_start=1236
-  _globals['_SPECULATIVEDECODING']._serialized_end=1493
-  _globals['_ROUNDTIMINGS']._serialized_start=1496
-  _globals['_ROUNDTIMINGS']._serialized_end=1624
-  _globals['_LISTMODELSREQUEST']._serialized_start=1626
-  _globals['_LISTMODELSREQUEST']._serialized_end=1645
-  _globals['_MODEL']._serialized_start=1647
-  _globals['_MODEL']._serialized_end=1714
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1716
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1772
-  _globals['_TOKENIZEREQUEST']._serialized_start=1774
-  _globals['_TOKENIZEREQUEST']._serialized_end=1805
-  _globals['_TOKENIZERESPONSE']._serialized_start=1807
-  _globals['_TOKENIZERESPONSE']._serialized_end=1867
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1869
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1907
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1909
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1943
-  _globals['_GETSTATUSREQUEST']._serialized_start=1945
-  _globals['_GETSTATUSREQUEST']._serialized_end=1963
-  _globals['_WORKERSTATUS']._serialized_start=1966
-  _globals['_WORKERSTATUS']._serialized_end=2107
-  _globals['_COORDINATORSTATUS']._serialized_start=2110
-  _globals['_COORDINATORSTATUS']._serialized_end=2338
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2340
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2456
-  _globals['_GENERATIONSERVICE']._serialized_start=2855
-  _globals['_GENERATIONSERVICE']._serialized_end=3256
+  _globals['_SPECULATIVEDECODING']._serialized_end=1521
+  _globals['_ROUNDTIMINGS']._serialized_start=1524
+  _globals['_ROUNDTIMINGS']._serialized_end=1652
+  _globals['_LISTMODELSREQUEST']._serialized_start=1654
+  _globals['_LISTMODELSREQUEST']._serialized_end=1673
+  _globals['_MODEL']._serialized_start=1675
+  _globals['_MODEL']._serialized_end=1742
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1744
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1800
+  _globals['_TOKENIZEREQUEST']._serialized_start=1802
+  _globals['_TOKENIZEREQUEST']._serialized_end=1833
+  _globals['_TOKENIZERESPONSE']._serialized_start=1835
+  _globals['_TOKENIZERESPONSE']._serialized_end=1895
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1897
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1935
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1937
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1971
+  _globals['_GETSTATUSREQUEST']._serialized_start=1973
+  _globals['_GETSTATUSREQUEST']._serialized_end=1991
+  _globals['_WORKERSTATUS']._serialized_start=1994
+  _globals['_WORKERSTATUS']._serialized_end=2135
+  _globals['_COORDINATORSTATUS']._serialized_start=2138
+  _globals['_COORDINATORSTATUS']._serialized_end=2366
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2368
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2484
+  _globals['_GENERATIONSERVICE']._serialized_start=2883
+  _globals['_GENERATIONSERVICE']._serialized_end=3284
 # @@protoc_insertion_point(module_scope)

@@ -346,6 +346,7 @@ class SpeculativeDecoding(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RATE_PER_POSITION_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_LOOKAHEAD_HITS_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
     """1 + accepted / rounds with a proposal."""
     draft_acceptance_rate: _builtins.float
@@ -355,6 +356,8 @@ class SpeculativeDecoding(_message.Message):
     num_accepted_draft_tokens: _builtins.int
     num_rounds: _builtins.int
     """All rounds, those of plain decoding included."""
+    num_lookahead_hits: _builtins.int
+    """Rounds whose proposal was there before they began."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
@@ -374,10 +377,11 @@ class SpeculativeDecoding(_message.Message):
         num_accepted_draft_tokens: _builtins.int = ...,
         acceptance_rate_per_position: _abc.Iterable[_builtins.float] | None = ...,
         num_rounds: _builtins.int = ...,
+        num_lookahead_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
