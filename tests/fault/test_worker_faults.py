@@ -278,9 +278,10 @@ def test_sigterm_of_both_workers_costs_no_token(faulty: RunningStack, prompt: Id
     expected = without_fault(faulty, prompt, COUPLED)
     stream = record(faulty, prompt, COUPLED)
     stream.wait_for_tokens(30)
+    lost_before = len(faulty.log.find("the target worker at"))
     ended = {role: faulty.stack.kill(role, signal.SIGTERM) for role in ("target", "draft")}
     validate(stream.result(), expected)
-    faulty.wait_for_worker("target", WorkerState.LOST)
+    until(lambda: len(faulty.log.find("the target worker at")) > lost_before, "the loss of the target")
     late = record(faulty, prompt, COUPLED, length=40)
     for role, pid in ended.items():
         faulty.stack.wait_for_restart(role, after=pid, timeout=HANG)

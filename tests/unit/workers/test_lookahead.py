@@ -1,0 +1,220 @@
+"""Drafting ahead: a foreseen verdict changes when a proposal comes, never which."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from draft_worker.drafter import Drafter
+from draft_worker.fanout import MAX_RANK, FanOut
+from paceline.core.clock import ManualClock
+from paceline.core.messages import (
+    CloseSequence,
+    Continuations,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+)
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from tests.sim.toys import ToyModel, ToyRunner, worker_config
+
+VOCAB = 6
+MODEL = ToyModel(VOCAB, seed=4)
+PROMPT = (1, 2, 3)
+GREEDY = SamplingParams(temperature=0, seed=1)
+WARM = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=3)
+K = 3
+
+
+class Worker:
+    """A drafter that may look ahead, one sequence."""
+
+    def __init__(
+        self, branches: int, num_blocks: int = 60, max_model_len: int = 60, max_sequences: int = 4
+    ) -> None:
+        self.runner = ToyRunner(MODEL, num_blocks, 4)
+        config = worker_config(support_mass=0.9, lookahead_branches=branches, max_sequences=max_sequences)
+        self.it = Drafter(
+            self.runner, config, vocabulary_size=VOCAB, max_model_len=max_model_len, clock=ManualClock()
+        )
+
+    def open(
+        self,
+        sampling: SamplingParams = GREEDY,
+        mode: AcceptanceMode = AcceptanceMode.COUPLED,
+        name: str = "s",
+    ) -> None:
+        assert not self.it.handle(OpenSequence(name, 1, PROMPT, SequenceParams(sampling, mode, 3)), 0.0)
+
+    def ask(
+        self, number: int, base: int, tail: tuple[int, ...] = (), k: int = K, name: str = "s"
+    ) -> list[Any]:
+        return list(self.it.handle(DraftRound(name, 1, number, base, tail, k), 0.0))
+
+    def run(self, steps: int | None = None) -> list[Any]:
+        """Until there is nothing left to do, or for some steps."""
+        events: list[Any] = []
+        for _ in itertools.count() if steps is None else range(steps):
+            if not self.it.has_work:
+                break
+            events += self.it.step()
+        return events
+
+    def first_round(self) -> Proposal:
+        events = self.ask(1, 3) + self.run(K)
+        (proposal,) = [e.proposal for e in events if isinstance(e, DraftProposal)]
+        assert isinstance(proposal, Proposal)
+        return proposal
+
+
+def answer(events: list[Any]) -> Proposal:
+    (proposal,) = [e.proposal for e in events if isinstance(e, DraftProposal)]
+    assert isinstance(proposal, Proposal)
+    return proposal
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_every_outcome_gets_the_proposal_it_would_get_anyway(
+    sampling: SamplingParams, mode: AcceptanceMode, steps: int | None, k: int
+) -> None:
+    """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
+    hits = 0
+    for accepted, token in itertools.product(range(K + 1), range(VOCAB)):
+        plain, ahead = Worker(0), Worker(8)
+        proposals = []
+        for worker in (plain, ahead):
+            worker.open(sampling, mode)
+            first = worker.first_round()
+            worker.run(steps)
+            tail = (*first.token_ids[:accepted], token)
+            events = worker.ask(2, 3 + len(tail), tail, k)
+            proposals.append(answer(events + ([] if events else worker.run(k))))
+            held = worker.it.holdings.find("s")
+            assert held is not None
+            assert worker.runner.read(held.table)[: 3 + len(tail)] == [*PROMPT, *tail]
+        assert proposals[0] == proposals[1]
+        hits += ahead.it.lookahead.hits
+    assert (hits > 0) == (steps != 0), "branches exist once dK was fed"
+
+
+def test_finished_branches_are_pushed_and_are_what_the_next_round_gives() -> None:
+    worker = Worker(6)
+    worker.open()
+    first = worker.first_round()
+    (pushed,) = worker.run()
+    assert isinstance(pushed, Continuations)
+    assert (pushed.round, pushed.base_length, len(pushed.proposals)) == (1, 3, 6)
+    for (accepted, token), proposal in pushed.proposals.items():
+        fresh = Worker(0)
+        fresh.open()
+        assert fresh.first_round() == first
+        tail = (*first.token_ids[:accepted], token)
+        assert answer(fresh.ask(2, 3 + len(tail), tail) + fresh.run()) == proposal
+
+
+def test_a_hit_is_answered_at_once_and_looked_ahead_of_again() -> None:
+    worker = Worker(6)
+    worker.open()
+    first = worker.first_round()
+    (pushed,) = worker.run()
+    accepted, token = next(iter(pushed.proposals))
+    tail = (*first.token_ids[:accepted], token)
+    (event,) = worker.ask(2, 3 + len(tail), tail)
+    assert isinstance(event, DraftProposal)
+    assert event.num_computed_tokens == event.base_length + K - 1
+    (again,) = worker.run()
+    assert isinstance(again, Continuations)
+    assert again.round == 2
+
+
+def test_proposals_with_distributions_stay_here() -> None:
+    worker = Worker(6)
+    worker.open(WARM, AcceptanceMode.REJECTION)
+    worker.first_round()
+    assert worker.run() == []
+    assert worker.it.branch_tables()
+
+
+def test_a_round_goes_before_branches() -> None:
+    worker = Worker(8)
+    worker.open(name="a")
+    worker.open(name="b")
+    worker.ask(1, 3, name="a")
+    worker.run(K + 2)
+    worker.ask(1, 3, name="b")
+    events = worker.run(K)
+    assert [e.sequence_id for e in events if isinstance(e, DraftProposal)] == ["b"]
+
+
+def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them() -> None:
+    worker = Worker(8, num_blocks=12)
+    worker.open(name="a")
+    worker.ask(1, 3, name="a")
+    worker.run()
+    assert worker.runner.pool.free_blocks < 3
+    long = tuple([1] * 20)
+    assert not worker.it.handle(
+        OpenSequence("b", 1, long, SequenceParams(GREEDY, AcceptanceMode.COUPLED, 20)), 0.0
+    )
+    worker.ask(1, 20, name="b")
+    assert answer([e for e in worker.run() if e.sequence_id == "b"]).num_draft_tokens == K
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss"])
+def test_no_block_outlives_its_sequence(ending: str) -> None:
+    worker = Worker(8)
+    worker.open()
+    worker.first_round()
+    worker.run(3)
+    assert worker.it.branch_tables()
+    match ending:
+        case "close":
+            worker.it.handle(CloseSequence("s", 1), 0.0)
+        case "drop":
+            worker.it.drop("s")
+        case "reopen":
+            params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, 3)
+            worker.it.handle(OpenSequence("s", 2, PROMPT, params), 0.0)
+        case "miss":
+            # The ledger grew by a round of which the draft knows nothing.
+            worker.ask(5, 12, (5, 5, 5, 5, 5, 5, 5, 5, 5))
+    assert not worker.it.branch_tables()
+    if ending != "miss":
+        assert worker.runner.pool.used_blocks == 0
+    worker.runner.pool.check_integrity()
+
+
+def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
+    worker = Worker(2)
+    for name in "abc":
+        worker.open(name=name)
+        worker.ask(1, 3, name=name)
+    worker.run()
+    assert not worker.it.branch_tables()
+
+
+def test_no_branch_reaches_beyond_the_models_length() -> None:
+    worker = Worker(8, max_model_len=3 + 2 * K)
+    worker.open()
+    worker.first_round()
+    assert not worker.it.has_work
+
+
+def test_the_fan_out_spends_its_budget_on_the_likeliest_outcomes() -> None:
+    fan_out = FanOut()
+    for budget in (0, 1, 5, 12):
+        assert sum(fan_out.allocate(4, budget)) == budget
+    for _ in range(200):
+        fan_out.observe(4, 4, 0)
+    assert fan_out.acceptance > 0.95
+    assert fan_out.allocate(4, 3) == [0, 0, 0, 0, 3]
+    for _ in range(400):
+        fan_out.observe(0, 4, 0)
+    assert fan_out.acceptance < 0.25
+    assert fan_out.allocate(4, 3)[0] >= 2
+    assert max(fan_out.allocate(4, 40)) <= MAX_RANK
