@@ -9,7 +9,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.service import GenerationService
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
-from paceline.rpc.server import Server, configure_logging
+from paceline.rpc.server import Server, configure_logging, tune_interpreter
 from paceline.v1 import generation_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ async def _announce(coordinator: Coordinator, server: Server) -> None:
     """
     await coordinator.wait_until_ready(DRAFT_GRACE_SECONDS)
     await server.set_serving(coordinator.serving, [SERVICE])
+    tune_interpreter()
     server.announce()
     log.info("the coordinator listens on %s", server.address)
     while True:

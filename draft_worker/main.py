@@ -38,7 +38,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     ) -> AsyncIterator[draft_pb2.DraftResponse]:
         """Carry one coordinator's rounds."""
         stream = serve_stream(
-            request_iterator, context, self._shell.thread, frames.draft_commands, frames.draft_response
+            request_iterator,
+            context,
+            self._shell.thread,
+            frames.draft_commands,
+            frames.draft_response,
+            self._shell.stopping,
         )
         async for frame in stream:
             yield frame

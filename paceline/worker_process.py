@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,15 +22,11 @@ from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
 from paceline.engine.loop import Engine, EngineThread
 from paceline.rpc.codec import PROTOCOL_VERSION
-from paceline.rpc.server import Server, configure_logging
+from paceline.rpc.server import Server, configure_logging, tune_interpreter
 from paceline.rpc.worker import ask, watch_progress
 from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
-
-SWITCH_SECONDS = 0.0002
-"""How long one Python thread may keep another waiting: an answer must not wait for the engine thread,
-which goes on with other work as soon as it has handed the answer over."""
 
 
 class Holder(Engine[Any, Any], Protocol):
@@ -62,9 +57,15 @@ class WorkerShell:
         self._role = role
         self._config = config
         self._instance_id = uuid.uuid4().hex
+        self.stopping = asyncio.Event()
+        """Set when streams are to end."""
         self._built = build(config, lean=role.lean)
         self._engine = role.make_engine(self._built, config)
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
+
+    async def hand_over(self, _seconds: float) -> None:
+        """What runs here can run elsewhere: end the streams, so that it does."""
+        self.stopping.set()
 
     async def info(self) -> common_pb2.WorkerInfo:
         """What this worker is and has; the cache's numbers are read between two steps."""
@@ -111,10 +112,11 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
         watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
     )
     server.heed_signals(exit_with_parent=config.exit_with_parent)
+    tune_interpreter()
     server.announce()
     log.info("%s worker listens on %s", role.name, server.address)
     try:
-        await server.run_until_stopped(exit_with_parent=config.exit_with_parent)
+        await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
     finally:
         watcher.cancel()
         shell.thread.stop()
@@ -130,5 +132,4 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
 def run(role: Role, config: WorkerConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
     configure_logging(role.name)
-    sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(_serve(role, config))

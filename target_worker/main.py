@@ -38,7 +38,12 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
         """Carry one coordinator's rounds."""
         stream = serve_stream(
-            request_iterator, context, self._shell.thread, frames.target_commands, frames.verify_response
+            request_iterator,
+            context,
+            self._shell.thread,
+            frames.target_commands,
+            frames.verify_response,
+            self._shell.stopping,
         )
         async for frame in stream:
             yield frame

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from paceline.core.errors import InternalError, PacelineError
+from paceline.core.errors import InternalError, PacelineError, UnavailableError
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,12 @@ async def serve_stream(
     engine: Engine,
     parse: Callable[[Request], Sequence[Any]],
     render: Callable[[Sequence[Any]], Response],
+    stopping: asyncio.Event,
 ) -> AsyncIterator[Response]:
-    """Carry one coordinator's stream until either side ends it."""
+    """Carry one coordinator's stream until either side ends it.
+
+    A worker that stops ends it at once: its sequences move, or wait, and are opened again from the ledger.
+    """
     loop = asyncio.get_running_loop()
     outbox: list[Any] = []
     ready = asyncio.Event()
@@ -81,7 +85,11 @@ async def serve_stream(
         else:
             end(None)
 
-    reader = asyncio.create_task(read())
+    async def leave() -> None:
+        await stopping.wait()
+        end(UnavailableError("the worker is stopping"))
+
+    tasks = [asyncio.create_task(read()), asyncio.create_task(leave())]
     try:
         while not ended:
             await ready.wait()
@@ -93,7 +101,8 @@ async def serve_stream(
         if ended[0] is not None:
             await abort(context, ended[0])
     finally:
-        reader.cancel()
+        for task in tasks:
+            task.cancel()
         engine.leave(route)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE, id_prompts
-from harness.stacks import RunningStack, own_coordinator, together
+from harness.stacks import RunningStack, own_coordinator, own_worker, together
 from harness.waiting import HANG, until
 from harness.wire import Line, Proxy
 
@@ -49,12 +50,23 @@ def test_target_truncates_to_the_ledger_less_one(stack: RunningStack, oracle: Or
         until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 
+@pytest.fixture(scope="module")
+def plain_draft(stack: RunningStack) -> Iterator[str]:
+    """A draft worker that does not look ahead: every block it uses belongs to a proposal."""
+    with own_worker("draft", stack.pair.draft, lookahead_branches=0) as address:
+        yield address
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "looking ahead"])
 @pytest.mark.parametrize("seed", range(3))
-def test_draft_truncates_to_what_agrees(stack: RunningStack, oracle: Oracle, seed: int) -> None:
+def test_draft_truncates_to_what_agrees(
+    stack: RunningStack, plain_draft: str, oracle: Oracle, seed: int, ahead: bool
+) -> None:
     """After every verdict, kind or cruel, the draft proposes what one with a fresh cache proposes."""
     rng = random.Random(seed)
     prompt = oracle.encode(SOURCE)[: 30 + seed]
-    with Line(stack.stack.address_of("draft"), "draft") as line:
+    address = stack.stack.address_of("draft") if ahead else plain_draft
+    with Line(address, "draft") as line:
         sequence = line.open(prompt)
         for _ in range(12):
             k = rng.choice((1, 2, 5, 8, 17))
@@ -63,7 +75,10 @@ def test_draft_truncates_to_what_agrees(stack: RunningStack, oracle: Oracle, see
             assert len(proposed) == k
             # The last draft token is never fed.
             assert answer.num_computed_tokens == len(sequence.ledger) + k - 1
-            assert line.used_blocks() == blocks(answer.num_computed_tokens)
+            if ahead:
+                assert line.used_blocks() >= blocks(answer.num_computed_tokens)
+            else:
+                assert line.used_blocks() == blocks(answer.num_computed_tokens)
             fresh = line.open(sequence.ledger)
             again = line.ask(fresh.draft(k))
             assert (again.proposal, again.num_computed_tokens) == (
@@ -76,6 +91,26 @@ def test_draft_truncates_to_what_agrees(stack: RunningStack, oracle: Oracle, see
             sequence.ledger += [*proposed[:accepted], rng.randrange(oracle.vocabulary_size)]
         sequence.end()
         # Closing has no answer.
+        until(lambda: line.used_blocks() == 0, "free blocks after the end")
+
+
+def test_continuations_are_what_a_later_round_would_propose(stack: RunningStack, oracle: Oracle) -> None:
+    """Drafting ahead may change when a token comes, never which: a fresh cache proposes the same."""
+    prompt = oracle.encode(SOURCE)[:37]
+    samplings: list[dict[str, Any]] = [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 4}]
+    with Line(stack.stack.address_of("draft"), "draft") as line:
+        for sampling in samplings:
+            sequence = line.open(prompt, **sampling)
+            proposed = line.ask(sequence.draft(4)).proposal.token_ids
+            pushed = line.wait_for_continuations()
+            assert (pushed.sequence_id, pushed.round) == (sequence.id, 1)
+            assert pushed.proposals
+            sequence.end()
+            for (accepted, token), proposal in pushed.proposals.items():
+                fresh = line.open([*prompt, *proposed[:accepted], token], prompt=len(prompt), **sampling)
+                answer = line.ask(fresh.draft(proposal.num_draft_tokens))
+                assert answer.proposal.token_ids == proposal.token_ids, (accepted, token)
+                fresh.end()
         until(lambda: line.used_blocks() == 0, "free blocks after the end")
 
 

@@ -14,7 +14,14 @@ from typing import Any
 import grpc
 
 from harness.waiting import HANG
-from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
+from paceline.core.messages import (
+    CloseSequence,
+    Continuations,
+    DraftRound,
+    OpenSequence,
+    SequenceFailed,
+    VerifyRound,
+)
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.rpc import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -33,6 +40,7 @@ class Line:
 
     def __init__(self, address: str, role: str) -> None:
         self.role = role
+        self.continuations: list[Continuations] = []
         self._channel = grpc.insecure_channel(address)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -66,11 +74,22 @@ class Line:
         self._out.put(frame)
 
     def receive(self) -> Any:
-        """The next event; raises queue.Empty when none comes."""
-        event = self._in.get(timeout=HANG)
-        if isinstance(event, grpc.RpcError):
-            raise event
-        return event
+        """The next answer; raises queue.Empty when none comes. What nobody asked for is put aside."""
+        while True:
+            event = self._in.get(timeout=HANG)
+            if isinstance(event, grpc.RpcError):
+                raise event
+            if not isinstance(event, Continuations):
+                return event
+            self.continuations.append(event)
+
+    def wait_for_continuations(self) -> Continuations:
+        """The next branches that the draft pushes, where no answer is due."""
+        if not self.continuations:
+            event = self._in.get(timeout=HANG)
+            assert isinstance(event, Continuations), event
+            return event
+        return self.continuations.pop(0)
 
     def ask(self, *commands: Any) -> Any:
         """One frame, and the next event."""
@@ -94,10 +113,19 @@ class Line:
         cache = self.info().cache
         return cache.total_blocks - cache.free_blocks
 
-    def open(self, tokens: Sequence[int], epoch: int = 1, mode: str = "coupled", **sampling: Any) -> Seq:
-        """Open a new sequence; the worker answers only if it refuses."""
+    def open(
+        self,
+        tokens: Sequence[int],
+        epoch: int = 1,
+        mode: str = "coupled",
+        prompt: int | None = None,
+        **sampling: Any,
+    ) -> Seq:
+        """Open a new sequence; the worker answers only if it refuses. `prompt` is the prompt's length."""
         sequence = Seq(self, f"by-hand-{next(_names)}-{id(self)}", epoch, list(tokens))
-        self.send(OpenSequence(sequence.id, epoch, tuple(tokens), params(len(tokens), mode, **sampling)))
+        self.send(
+            OpenSequence(sequence.id, epoch, tuple(tokens), params(prompt or len(tokens), mode, **sampling))
+        )
         return sequence
 
     def close(self) -> None:
