@@ -59,7 +59,8 @@ class DemoConfig:
     stack: StackConfig = field(default_factory=StackConfig)
     prompt: str = DEFAULT_PROMPT
     max_tokens: int = 160
-    temperature: float = 0.0
+    temperature: float = 0.7
+    """At 0 a model of this size soon repeats itself."""
     seed: int = 0
     pairs: int = 3
     """Measured requests with and without speculation, each."""

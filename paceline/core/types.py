@@ -99,7 +99,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: Sequence[str] = ()
-    """Kept as a tuple; one string stands for itself."""
+    """Strings that end the text; one string stands for itself."""
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False

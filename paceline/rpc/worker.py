@@ -80,8 +80,9 @@ async def serve_stream(
         except PacelineError as error:
             end(error)
         except Exception:
-            log.exception("a stream broke")
-            end(InternalError("the stream broke"))
+            if not ended:  # else it is our own end that the reader sees
+                log.exception("a stream broke")
+                end(InternalError("the stream broke"))
         else:
             end(None)
 

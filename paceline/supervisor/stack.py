@@ -41,7 +41,7 @@ class StackConfig:
 
     target_model: str = "embedded:target"
     draft_model: str | None = "embedded:draft"
-    """None: no draft worker, plain decoding."""
+    """`none` on the command line, None here: no draft worker, plain decoding."""
     host: str = "127.0.0.1"
     port: int = 0
     target_port: int = 0

@@ -16,7 +16,7 @@ from harness.waiting import HANG, until
 
 from paceline.client import Client, WorkerState
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError, NotFoundError
+from paceline.core.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from paceline.core.errors import TokenizerMismatchError as Mismatch
 from paceline.rpc.status import from_rpc_error
 from paceline.v1 import common_pb2
@@ -309,7 +309,7 @@ def test_a_target_with_another_tokenizer_than_the_coordinators_is_refused(
     log = Log()
     with Supervisor(sink=log) as supervisor:
         with pytest.raises(ChildFailedError, match="not ready"):
-            supervisor.start([process("coordinator", "coordinator", config)], 8.0)
+            supervisor.start([process("coordinator", "coordinator", config)], 1.0)
         until(lambda: log.find("tokenizer_fingerprint of the target"), "the refusal in the log")
     stack.good_request()
 
@@ -324,3 +324,17 @@ def test_a_slow_reader_loses_nothing(stack: RunningStack, client: Client) -> Non
         pass
     assert stream.result is not None
     assert len(stream.result.token_ids) == 300
+
+
+def test_a_full_queue_is_a_clear_error(stack: RunningStack) -> None:
+    """One request runs, one waits, the third is refused; when they are gone it is served."""
+    long = {"max_tokens": 1500, "ignore_eos": True}
+    with own_coordinator(stack.pair, [stack.stack.address_of("target")], max_running=1, max_waiting=1) as own:
+        with own.client.stream("import", long, timeout=HANG) as first:
+            next(first)
+            with own.client.stream("import", long, timeout=HANG):
+                until(lambda: own.client.status().coordinator.waiting == 1, "the second request in the queue")
+                with pytest.raises(ResourceExhaustedError, match="waiting already"):
+                    own.client.generate("x", {"max_tokens": 1}, timeout=HANG)
+        assert own.client.generate("x", {"max_tokens": 2}, timeout=HANG).usage.completion_tokens in (1, 2)
+    stack.check_pools_whole()

@@ -13,7 +13,7 @@ from harness.stacks import RunningStack, own_coordinator, running_stack, togethe
 from harness.waiting import HANG, until
 from harness.wire import Line, next_round
 
-from paceline.core.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from paceline.core.errors import InvalidArgumentError, NotFoundError
 from paceline.core.messages import SequenceFailed
 
 pytestmark = pytest.mark.xdist_group("small stack")
@@ -126,21 +126,3 @@ def test_a_lease_that_is_over_frees_the_blocks(small: RunningStack, oracle: Orac
         until(lambda: line.info().cache.sequences == 0, "the end of the lease")
         assert line.used_blocks() == 0
         assert isinstance(line.refused(next_round(sequence)), NotFoundError)
-
-
-def test_a_full_queue_is_a_clear_error(small: RunningStack) -> None:
-    target = small.stack.address_of("target")
-    long = {"max_tokens": 60, "ignore_eos": True}
-    with own_coordinator(small.pair, [target], max_running=1, max_waiting=1) as own:
-        streams = [own.client.stream([5, 6, 7], long, timeout=HANG) for _ in range(2)]
-        next(streams[0])
-        # The second one is in the queue once its first message is there or the status counts it.
-        until(lambda: own.client.status().coordinator.waiting == 1, "the second request in the queue")
-        with pytest.raises(ResourceExhaustedError, match="waiting already"):
-            own.client.generate([5], {"max_tokens": 1}, timeout=HANG)
-        for stream in streams:
-            for _ in stream:
-                pass
-            assert stream.result is not None
-            assert len(stream.result.token_ids) == 60
-        assert len(own.client.generate([5], {"max_tokens": 2}, timeout=HANG).token_ids) <= 2

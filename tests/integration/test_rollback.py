@@ -102,8 +102,8 @@ def test_continuations_are_what_a_later_round_would_propose(stack: RunningStack,
         for sampling in samplings:
             sequence = line.open(prompt, **sampling)
             proposed = line.ask(sequence.draft(4)).proposal.token_ids
-            pushed = line.wait_for_continuations()
-            assert (pushed.sequence_id, pushed.round) == (sequence.id, 1)
+            pushed = line.wait_for_continuations(sequence.id)
+            assert (pushed.round, pushed.base_length) == (1, len(prompt))
             assert pushed.proposals
             sequence.end()
             for (accepted, token), proposal in pushed.proposals.items():

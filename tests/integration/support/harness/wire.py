@@ -83,13 +83,13 @@ class Line:
                 return event
             self.continuations.append(event)
 
-    def wait_for_continuations(self) -> Continuations:
-        """The next branches that the draft pushes, where no answer is due."""
-        if not self.continuations:
-            event = self._in.get(timeout=HANG)
+    def wait_for_continuations(self, sequence_id: str) -> Continuations:
+        """The branches that the draft pushes for a sequence, where no answer is due."""
+        while True:
+            event = self.continuations.pop(0) if self.continuations else self._in.get(timeout=HANG)
             assert isinstance(event, Continuations), event
-            return event
-        return self.continuations.pop(0)
+            if event.sequence_id == sequence_id:
+                return event
 
     def ask(self, *commands: Any) -> Any:
         """One frame, and the next event."""
