@@ -28,7 +28,9 @@ WARPERS = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
 K = 3
 MAX_TOKENS = 5
 """The first round has no proposal; the second one proposes tokens 2, 3 and 4."""
-TEXT = "def main("
+TEXT = "import "
+"""Draft and target differ here: a biased acceptance (the draft's own noise in its test, say) is found with
+these seeds at p < 1e-20, after `def main(` only in one mode of two."""
 
 
 def chi_square_p(observed: Mapping[Hashable, int], expected: Mapping[Hashable, float]) -> float:
