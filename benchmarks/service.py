@@ -7,6 +7,7 @@ prompt, so that a slow moment of the machine hits all of them. Ratios are of the
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -175,6 +176,9 @@ def main() -> None:
             )
             arms["transformers, generate"] = _through_peer(peer.plain)
             arms["transformers, assisted generation"] = _through_peer(peer.assisted)
+        # The client must not collect garbage among what transformers loaded while a round waits for it.
+        gc.collect()
+        gc.freeze()
         cells = measure(arms, prompts, args.repeats)
     ratios: dict[str, Any] = {}
     for t in TEMPERATURES:
