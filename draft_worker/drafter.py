@@ -44,7 +44,7 @@ from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
 from paceline.kv.table import BlockTable
-from paceline.rpc.codec import check_token_ids
+from paceline.rpc.codec import check_opening, check_token_ids
 
 
 class Runner(passes.Runner, Protocol):
@@ -130,12 +130,7 @@ class Drafter:
         return []
 
     def _open(self, command: OpenSequence) -> None:
-        if not command.token_ids:
-            raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
-        check_token_ids("token_ids", command.token_ids, self._vocabulary_size)
-        sampling = command.params.sampling
-        check_token_ids("logit_bias", sampling.logit_bias, self._vocabulary_size)
-        check_token_ids("stop_token_ids", sampling.stop_token_ids, self._vocabulary_size)
+        check_opening(command.token_ids, command.params, self._vocabulary_size)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._leave(command.sequence_id)

@@ -6,7 +6,7 @@ its number, since a parameter that is silently ignored would change what the cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -203,6 +203,15 @@ def check_token_ids(name: str, token_ids: Iterable[int], vocabulary_size: int) -
                 name,
                 f"token id {token_id} at position {position} is outside the vocabulary of {vocabulary_size}",
             )
+
+
+def check_opening(token_ids: Sequence[int], params: SequenceParams, vocabulary_size: int) -> None:
+    """Refuse a sequence no worker could run. Raises InvalidArgumentError naming the field."""
+    if not token_ids:
+        raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
+    check_token_ids("token_ids", token_ids, vocabulary_size)
+    check_token_ids("logit_bias", params.sampling.logit_bias, vocabulary_size)
+    check_token_ids("stop_token_ids", params.sampling.stop_token_ids, vocabulary_size)
 
 
 def proposal_to_proto(proposal: Proposal) -> common_pb2.Proposal:
