@@ -23,6 +23,9 @@ from paceline.assets.training.trainer import Plan, held_out_loss, next_token_los
 
 WRITTEN_BATCHES = 7
 OWN_TEXT_REPEATS = 8
+MORE_SAMPLED_BATCHES = 12
+MORE_GREEDY_BATCHES = 4
+MORE_TEXT_REPEATS = 5
 
 
 def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +68,10 @@ def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> L
 
 
 def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """The corpus, then the target's view of it, then the target's view of its own text, then of both."""
+    """The corpus, then the target's view of it, then the target's view of its own text, then of both.
+
+    The last and longest stage sees more of the target's own text, greedy text among it.
+    """
     target = _load(work, "target", models.target_config(), device)
     draft = distill.start_from(target, models.build(models.draft_config(), seed + 2).to(device))
     plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
@@ -78,7 +84,12 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     train(draft, own, plan, imitate, work / "draft-own.pt", "draft on the target's text")
     mixed = torch.cat([tokens, *[own] * OWN_TEXT_REPEATS])
     plan = Plan(steps=800, seed=seed + 6, length=256, long_share=0.0, warmup=20, decay_share=0.7)
-    train(draft, mixed, plan, imitate, work / "draft.pt", "draft on both")
+    train(draft, mixed, plan, imitate, work / "draft-both.pt", "draft on both")
+    sampled = distill.written_by(target, tokens, MORE_SAMPLED_BATCHES, seed + 4, work)
+    greedy = distill.written_by(target, tokens, MORE_GREEDY_BATCHES, seed + 7, work, temperature=0.0)
+    mixed = torch.cat([tokens, *[sampled, greedy] * MORE_TEXT_REPEATS])
+    plan = Plan(steps=1600, seed=seed + 8, length=256, long_share=0.0, warmup=20, decay_share=0.7)
+    train(draft, mixed, plan, imitate, work / "draft.pt", "draft on more of both")
 
 
 def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:
