@@ -1,0 +1,136 @@
+"""The answer of a generating endpoint: whole, or as server-sent events; cut short when its client leaves.
+
+The status line waits for the first token, so that whatever goes wrong before it has a status of its own.
+What goes wrong later is the last event of the stream. Only a stream that is whole ends with `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from coordinator.coordinator import Coordinator, Generation
+from coordinator.http import encoding, running
+from coordinator.http.errors import HttpError, from_error
+from coordinator.http.parameters import GenerationRequest
+from coordinator.http.usage import usage
+from coordinator.ledger import Commit
+from paceline.core.errors import PacelineError
+from paceline.rpc.codec import GenerateCall
+
+log = logging.getLogger(__name__)
+
+
+class Wording(Protocol):
+    """How an endpoint puts what was generated into OpenAI's words."""
+
+    def chunk(self, choice: int, commit: Commit) -> dict[str, Any] | None:
+        """The event for one commit; None where there is nothing to tell."""
+
+    def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The event after all choices have ended, where the request asks for it."""
+
+    def whole(self, choices: Sequence[Sequence[Commit]], counts: dict[str, Any]) -> dict[str, Any]:
+        """The answer without streaming."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An ASGI application that runs the calls of one request and tells of them."""
+
+    coordinator: Coordinator
+    calls: Sequence[GenerateCall]
+    wording: Callable[[Sequence[Generation]], Wording]
+    request: GenerationRequest
+    request_id: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises HttpError before anything was sent."""
+        work = self._stream(send) if self.request.stream else self._whole(scope, receive, send)
+        await until_client_leaves(receive, work)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._parts() as (generations, parts):
+                choices: list[list[Commit]] = [[] for each in generations for _ in each.machines]
+                async for choice, commit in parts:
+                    choices[choice].append(commit)
+                content = self.wording(generations).whole(choices, self._usage(generations))
+                response = encoding.JsonResponse(content, headers={"x-request-id": self.request_id})
+                await response(scope, receive, send)
+        except PacelineError as error:
+            raise from_error(error, self.request.names) from None
+
+    async def _stream(self, send: Send) -> None:
+        begun = False
+        try:
+            async with self._parts() as (generations, parts):
+                wording = self.wording(generations)
+                async for choice, commit in parts:
+                    if not begun:
+                        await send(_start(self.request_id))
+                        begun = True
+                    chunk = wording.chunk(choice, commit)
+                    if chunk is not None:
+                        # As OpenAI has it: every event says that the usage is still to come.
+                        more = {"usage": None} if self.request.include_usage else {}
+                        await send(_body(encoding.event(chunk | more)))
+                last = encoding.DONE
+                if self.request.include_usage:
+                    last = encoding.event(wording.usage_chunk(self._usage(generations))) + last
+                # Before the generations are let go: a stream that runs is drained, not cut.
+                await send(_body(last, more=False))
+        except Exception as error:
+            known = from_error(error, self.request.names)
+            if not begun:
+                raise (known if isinstance(error, PacelineError | HttpError) else error) from None
+            if not isinstance(error, PacelineError):
+                log.exception("a stream failed")
+            await send(_body(encoding.event(known.body), more=False))
+
+    @contextlib.asynccontextmanager
+    async def _parts(self) -> AsyncIterator[tuple[list[Generation], AsyncIterator[tuple[int, Commit]]]]:
+        async with (
+            running.taken_on(self.coordinator, self.calls) as generations,
+            contextlib.aclosing(running.parts(self.coordinator, generations)) as parts,
+        ):
+            yield generations, parts
+
+    def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        wanted = bool(self.request.include_speculative_decoding)
+        return usage(generations, include_speculative_decoding=wanted)
+
+
+def _start(request_id: str) -> dict[str, Any]:
+    headers = encoding.EVENT_STREAM_HEADERS | {"x-request-id": request_id}
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": pairs}
+
+
+def _body(content: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, or the part of it that its client stays for. The request's body has been read before."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait((working, leaving))
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,63 @@
+"""The HTTP face as one ASGI application."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from coordinator.coordinator import Coordinator
+from coordinator.http import chat_template
+from coordinator.http.chat import ChatCompletions, Conversations
+from coordinator.http.chat_template import ChatTemplate
+from coordinator.http.completions import Completions
+from coordinator.http.encoding import JsonResponse
+from coordinator.http.errors import HttpError, on_defect, on_known_error, on_routing_error
+from coordinator.http.information import Information
+from coordinator.http.metrics import make_registry
+from coordinator.http.openapi import document
+from coordinator.http.server import HttpServer
+from coordinator.http.text import Text
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import PacelineError
+
+
+def make_app(
+    coordinator: Coordinator, template: ChatTemplate | None, registry: CollectorRegistry | None = None
+) -> Starlette:
+    """The application; `registry` is what `/metrics` tells of."""
+    conversations = Conversations(coordinator, template)
+    text = Text(coordinator, conversations)
+    information = Information(coordinator, registry or make_registry(coordinator))
+    routes = [
+        Route("/v1/completions", Completions(coordinator).create, methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(coordinator, conversations).create, methods=["POST"]),
+        Route("/v1/models", information.models),
+        Route("/v1/models/{model:path}", information.model),
+        Route("/tokenize", text.tokenize, methods=["POST"]),
+        Route("/detokenize", text.detokenize, methods=["POST"]),
+        Route("/health", information.health),
+        Route("/version", information.version),
+        Route("/metrics", information.metrics),
+        Route("/openapi.json", _openapi),
+    ]
+    handlers = {
+        PacelineError: on_known_error,
+        HttpError: on_known_error,
+        HTTPException: on_routing_error,
+        Exception: on_defect,
+    }
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+async def _openapi(_request: Request) -> Response:
+    return JsonResponse(document())
+
+
+def make_server(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
+    """The face on its port. Raises InvalidArgumentError for a chat template that cannot be used."""
+    template = chat_template.load(config.tokenizer, config.chat_template)
+    return HttpServer(make_app(coordinator, template), config.host, config.http_port)

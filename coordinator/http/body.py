@@ -1,0 +1,59 @@
+"""A request's body: bounded, in time, JSON, and as its schema says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from coordinator.http.errors import HttpError, from_validation
+from paceline.core import limits
+from paceline.core.errors import CancelledError
+
+BODY_SECONDS = 60.0
+"""How long a client may take to send a body."""
+
+_CLOSE = {"connection": "close"}
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read(request: Request, model: type[Model]) -> Model:
+    """Raises HttpError naming the field; CancelledError when the client went away."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await _read_bytes(request)
+    except TimeoutError:
+        message = f"the body did not arrive within {BODY_SECONDS:g} seconds"
+        raise HttpError(408, message, code="timeout", headers=_CLOSE) from None
+    except ClientDisconnect:
+        raise CancelledError("the client went away") from None
+    return parse(raw, model)
+
+
+async def _read_bytes(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limits.MAX_MESSAGE_BYTES:
+            message = f"the body must not exceed {limits.MAX_MESSAGE_BYTES} bytes"
+            raise HttpError(413, message, code="body_too_large", headers=_CLOSE)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse(raw: bytes, model: type[Model]) -> Model:
+    """Raises HttpError: 400 for what is no JSON or not as the schema says."""
+    try:
+        values = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        raise HttpError(400, "the body is not valid JSON in UTF-8", code="invalid_json") from None
+    if not isinstance(values, dict):
+        raise HttpError(400, "the body must be a JSON object", code="invalid_type")
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise from_validation(error) from None

@@ -1,0 +1,247 @@
+"""The model's chat template: a conversation as the text it was trained on.
+
+Rendered as transformers renders it, without transformers: the same sandbox, the same variables and helpers.
+Templates are files of a model and are not trusted with more than the sandbox gives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paceline import assets
+from paceline.core.errors import InvalidArgumentError
+
+_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_TOKENS})
+"""What a request's `chat_template_kwargs` may not set."""
+
+
+class TemplateRefusalError(jinja2.TemplateError):
+    """The template's own `raise_exception`: its message is meant for the caller."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks text for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class _Dictionaries:
+    """`dict` in a template: makes dictionaries, and is not the type itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateRefusalError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
+    # jinja's own filter escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dictionaries(),
+    }
+    return environment
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Raises InvalidArgumentError for a template that cannot be compiled."""
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise InvalidArgumentError("chat_template", f"cannot be compiled: {error}") from None
+        self._special_tokens = dict(special_tokens or {})
+        self._variables = frozenset(meta.find_undeclared_variables(tree))
+        self._knows_developers = any(c.value == "developer" for c in tree.find_all(nodes.Const))
+        self._takes_parts = _iterates_content(tree)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as text. Raises InvalidArgumentError naming `messages` or `chat_template_kwargs`.
+
+        Args:
+            messages: `role`, `content` (a string or a list of text parts) and perhaps `name`.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            variables: more variables of the template; one it does not read is refused.
+        """
+        for name in variables or {}:
+            if name in _OWN_VARIABLES or name not in self._variables:
+                raise InvalidArgumentError(
+                    "chat_template_kwargs", f"the model's chat template has no variable {name!r}"
+                )
+        shown = [self._message(message) for message in messages]
+        text = self._render(shown, add_generation_prompt, variables or {})
+        named = next((index for index, message in enumerate(shown) if "name" in message), None)
+        if named is not None:
+            nameless = [{key: value for key, value in m.items() if key != "name"} for m in shown]
+            if self._render(nameless, add_generation_prompt, variables or {}) == text:
+                raise InvalidArgumentError(
+                    f"messages[{named}].name", "the model's chat template does not show names"
+                )
+        return text
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        values = self._special_tokens | dict(variables)
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **values,
+            )
+        except TemplateRefusalError as error:
+            raise InvalidArgumentError("messages", f"the model's chat template says: {error}") from None
+        except Exception:
+            # A template is a program of somebody else's, and may stumble over input in any way.
+            message = "the model's chat template cannot render this conversation"
+            raise InvalidArgumentError("messages", message) from None
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template sees."""
+        shown = {key: value for key, value in message.items() if value is not None}
+        if shown["role"] == "developer" and not self._knows_developers:
+            shown["role"] = "system"
+        if not isinstance(shown["content"], str) and not self._takes_parts:
+            shown["content"] = "\n".join(part["text"] for part in shown["content"])
+        return shown
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether a template loops over a message's content, and so can take it in parts."""
+    names = {
+        assignment.target.name
+        for assignment in tree.find_all(nodes.Assign)
+        if isinstance(assignment.target, nodes.Name) and _is_content(assignment.node, frozenset())
+    }
+    return any(_is_content(loop.iter, frozenset(names)) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
+    match node:
+        case nodes.Getattr():
+            return node.attr == "content"
+        case nodes.Getitem():
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        case nodes.Name():
+            return node.name in names
+    return False
+
+
+def load(tokenizer: str, override: str = "") -> ChatTemplate | None:
+    """The template of a tokenizer; None where it has none.
+
+    Args:
+        tokenizer: as `CoordinatorConfig.tokenizer`.
+        override: a file that replaces the tokenizer's own template.
+
+    Raises InvalidArgumentError naming `chat_template`.
+    """
+    config = _read_json(tokenizer, "tokenizer_config.json")
+    if override:
+        try:
+            source: str | None = Path(override).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InvalidArgumentError("chat_template", f"{override} cannot be read") from None
+    else:
+        source = _read(tokenizer, "chat_template.jinja") or _default(config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, _special_tokens(tokenizer, config))
+
+
+def _default(entry: Any) -> str | None:
+    """One template, or the one named `default` of several."""
+    if isinstance(entry, list):
+        named = {each.get("name"): each.get("template") for each in entry if isinstance(each, dict)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def _special_tokens(tokenizer: str, config: Mapping[str, Any]) -> dict[str, str]:
+    values = dict(config)
+    if "added_tokens_decoder" not in config:
+        # Older checkpoints keep them in a file of their own, which then wins.
+        values |= _read_json(tokenizer, "special_tokens_map.json")
+    tokens = {name: values.get(name) for name in _SPECIAL_TOKENS}
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _read_json(tokenizer: str, file: str) -> dict[str, Any]:
+    text = _read(tokenizer, file)
+    try:
+        values = json.loads(text) if text else {}
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise InvalidArgumentError("tokenizer", f"{tokenizer} has a {file} that is not a JSON object")
+    return values
+
+
+def _read(tokenizer: str, file: str) -> str | None:
+    """A file beside tokenizer.json, here or on the hub; None where there is none."""
+    path = Path(assets.resolve(tokenizer))
+    if path.exists():
+        found = (path if path.is_dir() else path.parent) / file
+    else:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            found = Path(hf_hub_download(tokenizer, file))
+        except EntryNotFoundError:
+            return None
+        except Exception as error:  # whatever the network does
+            raise InvalidArgumentError("tokenizer", f"{file} of {tokenizer} cannot be fetched") from error
+    return found.read_text(encoding="utf-8") if found.is_file() else None

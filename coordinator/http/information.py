@@ -1,0 +1,58 @@
+"""What can be asked about the server: `/v1/models`, `/health`, `/version`, `/metrics`."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.coordinator import Coordinator
+from coordinator.http.encoding import JsonResponse
+from coordinator.http.parameters import check_model
+from paceline.core.errors import UnavailableError
+
+
+class Information:
+    """Endpoints that generate nothing."""
+
+    def __init__(self, coordinator: Coordinator, registry: CollectorRegistry) -> None:
+        self._coordinator = coordinator
+        self._registry = registry
+        self._created = int(time.time())
+
+    async def models(self, _request: Request) -> Response:
+        """`GET /v1/models`: the one model."""
+        return JsonResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{model}`."""
+        check_model(request.path_params["model"], self._coordinator.model_name)
+        return JsonResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._coordinator.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "paceline",
+            "max_model_len": self._coordinator.target_info().max_model_len,
+        }
+
+    async def health(self, _request: Request) -> Response:
+        """`GET /health`: 200 while requests are served, else 503."""
+        if not self._coordinator.accepting:
+            raise UnavailableError("not serving: no target worker is there, or the coordinator is stopping")
+        return JsonResponse({"status": "serving"})
+
+    async def version(self, _request: Request) -> Response:
+        """`GET /version`."""
+        return JsonResponse({"version": version("paceline")})
+
+    async def metrics(self, _request: Request) -> Response:
+        """`GET /metrics`: for Prometheus."""
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,0 +1,95 @@
+"""Log-probabilities in OpenAI's two forms, and the prompt's in vLLM's.
+
+They are of the target's own distribution, before temperature and filters. A token's text stands alone: bytes
+that are no whole character show as U+FFFD.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.vocabulary import Vocabulary
+from paceline.core.types import TokenLogprobs
+
+LOWEST = -9999.0
+"""What stands for minus infinity, which JSON has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobWriter:
+    """Names tokens by their texts."""
+
+    vocabulary: Vocabulary
+
+    def completion(
+        self, entries: Sequence[TokenLogprobs], offset: int, *, first_token: int | None = None
+    ) -> tuple[dict[str, Any], int]:
+        """Parallel lists for a completion, and the offset in the text after them.
+
+        Args:
+            entries: one a token, in order.
+            offset: characters of the choice's text before them.
+            first_token: the prompt's first token, which nothing precedes, where `entries` go on after it.
+        """
+        texts = [] if first_token is None else [self._text(first_token)]
+        unknown = [None] * len(texts)
+        texts += [self._text(entry.token_id) for entry in entries]
+        offsets = list(itertools.accumulate(map(len, texts), initial=offset))
+        lists = {
+            "tokens": texts,
+            "token_logprobs": [*unknown, *(_finite(entry.logprob) for entry in entries)],
+            "top_logprobs": [*unknown, *(self._likeliest(entry) for entry in entries)],
+            "text_offset": offsets[:-1],
+        }
+        return lists, offsets[-1]
+
+    def _likeliest(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The token itself and the likeliest; of tokens with one text the likelier stands."""
+        result = {self._text(entry.token_id): _finite(entry.logprob)}
+        for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
+            result.setdefault(self._text(token_id), _finite(logprob))
+        return result
+
+    def chat(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The list for a message."""
+        content = [
+            {
+                **self._token(entry.token_id, entry.logprob),
+                "top_logprobs": [
+                    self._token(token_id, logprob)
+                    for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+                ],
+            }
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._text(token_id)
+        whole = "\ufffd" not in text
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
+
+    def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+        """One a token of the prompt: token id to what is known. The first has None."""
+        return [None, *(self._ranked(entry) for entry in entries)]
+
+    def _ranked(self, entry: TokenLogprobs) -> dict[str, Any]:
+        ranked = zip(entry.top_token_ids, entry.top_logprobs, itertools.count(1))
+        return {
+            str(token_id): {
+                "logprob": _finite(logprob),
+                "rank": rank,
+                "decoded_token": self._text(token_id),
+            }
+            for token_id, logprob, rank in ((entry.token_id, entry.logprob, entry.rank), *ranked)
+        }
+
+    def _text(self, token_id: int) -> str:
+        return self.vocabulary.token_text(token_id)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

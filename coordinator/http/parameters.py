@@ -1,0 +1,217 @@
+"""What `/v1/completions` and `/v1/chat/completions` have in common: sampling, streaming, speculation.
+
+A parameter is honoured or refused with its name. `null` stands for the default, as with OpenAI. Parameters
+of OpenAI's that this server cannot honour are accepted with the values that change nothing (`NO_EFFECT`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from coordinator.coordinator import Coordinator
+from coordinator.http.errors import HttpError, unknown_parameter, unsupported_parameter
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall, generate_request_from_proto, generate_request_to_proto
+
+MAX_LABEL_CHARACTERS = 512
+MAX_METADATA_ENTRIES = 16
+
+TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**32 - 1})]
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
+
+
+def told(description: str | None = None, **bounds: Any) -> Any:
+    """A field that may be left out. `bounds` are for the document: the core checks, once for all faces."""
+    return Field(None, description=description, json_schema_extra=bounds or None)
+
+
+def shape_of(value: Any) -> str:
+    """Which alternative of a field a value is meant to be: the tag that its type carries."""
+    match value:
+        case str():
+            return "<text>"
+        case bool() | [bool(), *_]:
+            return "<other>"
+        case int():
+            return "<number>"
+        case [int(), *_]:
+            return "<ids>"
+        case [list(), *_]:
+            return "<lists>"
+        case [dict(), *_]:
+            return "<parts>"
+    return "<texts>" if isinstance(value, list) else "<other>"
+
+
+def one_of(message: str) -> Discriminator:
+    """The choice among alternatives that are tagged with what `shape_of` gives."""
+    return Discriminator(shape_of, custom_error_type="alternatives", custom_error_message=message)
+
+
+Texts = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<texts>")],
+    one_of("must be a string or a list of strings"),
+]
+
+
+DraftTokens = Annotated[
+    Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<text>")],
+    one_of("must be an integer or auto"),
+]
+
+
+class Schema(BaseModel):
+    """A JSON object without implicit conversions and without unknown members."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Schema):
+    """How to stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class SpeculativeDecoding(Schema):
+    """How to speculate for this request."""
+
+    num_speculative_tokens: DraftTokens | None = told(
+        "K; 0 switches drafting off, `auto` lets the server choose.",
+        minimum=0,
+        maximum=limits.MAX_SPECULATIVE_TOKENS,
+    )
+    acceptance: str | None = told(enum=[*(mode.value for mode in AcceptanceMode), None])
+
+
+class GenerationRequest(Schema):
+    """What both endpoints take. A field that is None takes the default of SamplingParams."""
+
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Parameters of OpenAI's without a field here, and their values that change nothing; None always does."""
+
+    model: str | None = told("The served model; null takes it.")
+    temperature: float | None = told(minimum=0, maximum=limits.MAX_TEMPERATURE)
+    top_p: float | None = told(exclusiveMinimum=0, maximum=1)
+    top_k: int | None = told(minimum=-1, maximum=2**31 - 1)
+    min_p: float | None = told(minimum=0, maximum=1)
+    repetition_penalty: float | None = told(exclusiveMinimum=0, maximum=100)
+    presence_penalty: float | None = told(minimum=-2, maximum=2)
+    frequency_penalty: float | None = told(minimum=-2, maximum=2)
+    logit_bias: dict[str, float] | None = told(
+        "Token ids as strings, to their biases.",
+        maxProperties=limits.MAX_LOGIT_BIAS_ENTRIES,
+        propertyNames={"pattern": "^[0-9]{1,10}$"},
+    )
+    seed: int | None = told(minimum=0, maximum=limits.MAX_SEED)
+    max_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
+    min_tokens: int | None = told(minimum=0, maximum=limits.MAX_TOKENS)
+    stop: Texts | None = told(maxItems=limits.MAX_STOP_STRINGS)
+    stop_token_ids: list[TokenId] | None = told(maxItems=limits.MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Texts | None = told(maxItems=limits.MAX_BAD_WORDS)
+    allowed_token_ids: list[TokenId] | None = told(minItems=1, maxItems=limits.MAX_ALLOWED_TOKEN_IDS)
+    prompt_logprobs: int | None = told(
+        "Likeliest tokens at each token of the prompt.", minimum=0, maximum=limits.MAX_LOGPROBS
+    )
+    n: int | None = told("Choices for each prompt.", minimum=1, maximum=limits.MAX_N)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = told("Goes with stream=true.")
+    speculative_decoding: SpeculativeDecoding | None = None
+    include_speculative_decoding: bool | None = told("Whether the usage says what speculation did.")
+    user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_can_be_honoured(cls, values: Any) -> Any:
+        for name, value in values.items():
+            if name in cls.model_fields:
+                continue
+            if name not in cls.NO_EFFECT:
+                raise unknown_parameter(name)
+            if value is not None and not any(_same(value, other) for other in cls.NO_EFFECT[name]):
+                raise unsupported_parameter(name)
+        return {name: value for name, value in values.items() if name in cls.model_fields}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """A core field's name to the name it has in this request, where they differ."""
+        return {
+            "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
+            "acceptance": "speculative_decoding.acceptance",
+        }
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the last event of a stream is the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, **own: Any) -> SamplingParams:
+        """Raises InvalidArgumentError naming the core field."""
+        names = {f.name for f in fields(SamplingParams)} & set(type(self).model_fields)
+        given = {name: value for name in names if (value := getattr(self, name)) is not None} | own
+        if self.logit_bias is not None:
+            given["logit_bias"] = _token_bias(self.logit_bias)
+        return SamplingParams(**given)
+
+    def speculation(self) -> SpeculationParams:
+        """Raises InvalidArgumentError naming the core field."""
+        if self.speculative_decoding is None:
+            return SpeculationParams()
+        return SpeculationParams(**self.speculative_decoding.model_dump())
+
+
+def check_model(name: str | None, served: str) -> None:
+    """Raises HttpError with OpenAI's code for a model that is not there."""
+    if name not in (None, served):
+        raise HttpError(
+            404, "model: this server does not serve it; see /v1/models", param="model", code="model_not_found"
+        )
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
+def _token_bias(values: Mapping[str, float]) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for name, bias in values.items():
+        if not (name.isascii() and name.isdecimal() and len(name) <= 10):
+            raise InvalidArgumentError("logit_bias", "its keys must be token ids")
+        if int(name) in result:
+            raise InvalidArgumentError("logit_bias", f"token id {int(name)} is named twice")
+        result[int(name)] = bias
+    return result
+
+
+def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) -> dict[str, Any]:
+    """What every object of one answer begins with.
+
+    Raises HttpError for a model that is not there, InvalidArgumentError for options of no stream.
+    """
+    served = coordinator.model_name
+    check_model(wanted.model, served)
+    if wanted.stream_options is not None and not wanted.stream:
+        raise InvalidArgumentError("stream_options", "goes with stream=true")
+    if wanted.stream and wanted.include_speculative_decoding and not wanted.include_usage:
+        raise InvalidArgumentError("include_speculative_decoding", "goes with stream_options.include_usage")
+    return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": served}
+
+
+def make_call(
+    request_id: str, prompt: str | tuple[int, ...], sampling: SamplingParams, speculation: SpeculationParams
+) -> GenerateCall:
+    """The core's call, through the very message that the gRPC face takes: what is refused there is refused
+    here, with the same words. Raises InvalidArgumentError naming the core field.
+    """
+    call = GenerateCall(request_id, prompt, sampling, speculation)
+    return generate_request_from_proto(generate_request_to_proto(call))

@@ -1,0 +1,40 @@
+"""The generations of one HTTP request: taken on together, read together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from coordinator.coordinator import Coordinator, Generation
+from coordinator.ledger import Commit
+from coordinator.together import together
+from paceline.rpc.codec import GenerateCall
+
+
+@contextlib.asynccontextmanager
+async def taken_on(
+    coordinator: Coordinator, calls: Sequence[GenerateCall]
+) -> AsyncIterator[list[Generation]]:
+    """All of them or none. Raises PacelineError."""
+    async with contextlib.AsyncExitStack() as exits:
+        yield [await exits.enter_async_context(coordinator.generating(call)) for call in calls]
+
+
+async def parts(
+    coordinator: Coordinator, generations: Sequence[Generation]
+) -> AsyncGenerator[tuple[int, Commit], None]:
+    """(choice, commit) as they come, choices counted through all generations; those of one choice in order.
+
+    Raises the first PacelineError.
+    """
+    streams, first = [], 0
+    for generation in generations:
+        streams.append(_numbered(coordinator.parts(generation), first))
+        first += len(generation.choices)
+    async for part in streams[0] if len(streams) == 1 else together(streams):
+        yield part
+
+
+async def _numbered(commits: AsyncIterator[Commit], first: int) -> AsyncIterator[tuple[int, Commit]]:
+    async for commit in commits:
+        yield first + commit.choice, commit

@@ -1,0 +1,163 @@
+"""The requests of each endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, Tag
+
+from coordinator.http.parameters import (
+    MAX_METADATA_ENTRIES,
+    GenerationRequest,
+    Label,
+    Schema,
+    TokenId,
+    one_of,
+    told,
+)
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+
+Prompt = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[str], Tag("<texts>")]
+    | Annotated[list[TokenId], Tag("<ids>")]
+    | Annotated[list[list[TokenId]], Tag("<lists>")],
+    one_of("must be a string, a list of strings, a list of token ids or a list of such lists"),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """`/v1/completions`."""
+
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+
+    prompt: Prompt
+    best_of: int | None = told("Only the value of n.")
+    logprobs: int | None = told(
+        "Likeliest tokens to report at each token.", minimum=0, maximum=limits.MAX_LOGPROBS
+    )
+    echo: bool | None = None
+
+
+class TextPart(Schema):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Tag("<parts>")]
+    | Annotated[list[TextPart], Tag("<texts>")],
+    one_of("must be a string or a list of text parts"),
+]
+
+
+class Message(Schema):
+    """One message of a conversation, as the model's chat template sees it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+    # Members of an answer that clients send back with the conversation.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a chat template may see of it."""
+        return self.model_dump(include={"role", "content", "name"}, exclude_none=True)
+
+    @property
+    def size(self) -> int:
+        """Characters of its text."""
+        if isinstance(self.content, str):
+            return len(self.content)
+        return sum(len(part.text) for part in self.content)
+
+
+class ChatRequest(GenerationRequest):
+    """`/v1/chat/completions`."""
+
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "audio": (),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
+    logprobs: bool | None = None
+    top_logprobs: int | None = told(
+        "Likeliest tokens to report at each token; goes with logprobs=true.",
+        minimum=0,
+        maximum=limits.MAX_LOGPROBS,
+    )
+    add_generation_prompt: bool | None = told("Open the assistant's turn; the default.")
+    chat_template_kwargs: dict[str, Any] | None = told("Variables of the model's chat template.")
+    metadata: Annotated[dict[str, Label], Field(max_length=MAX_METADATA_ENTRIES)] | None = told(
+        "Labels of the caller's: they change nothing, are not kept."
+    )
+    safety_identifier: Label | None = told("As `user`.")
+    prompt_cache_key: Label | None = told("As `user`.")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """A core field's name to the name it has in this request, where they differ."""
+        names = super().names | {"prompt": "messages", "text": "messages", "logprobs": "top_logprobs"}
+        return (
+            names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
+        )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """What the core calls `logprobs`. Raises InvalidArgumentError."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidArgumentError("top_logprobs", "goes with logprobs=true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, or `max_tokens` as it was once called. Raises InvalidArgumentError."""
+        new, old = self.max_completion_tokens, self.max_tokens
+        if None not in (new, old) and new != old:
+            raise InvalidArgumentError("max_tokens", f"is {old}, but max_completion_tokens is {new}")
+        return old if new is None else new
+
+
+class TokenizeRequest(Schema):
+    """`/tokenize`: a prompt, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = told("Those the tokenizer adds. Default: for a prompt.")
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Schema):
+    """`/detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]

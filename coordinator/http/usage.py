@@ -1,0 +1,56 @@
+"""The `usage` of an answer, and what speculation did for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from coordinator.coordinator import Generation
+from coordinator.stats import SpeculationStats
+
+
+def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
+    """Tokens of one request: each prompt counted once, the completions of all choices together."""
+    machines = [machine for generation in generations for machine in generation.machines]
+    prompt = sum(generation.params.prompt_length for generation in generations)
+    completion = sum(machine.ledger.num_generated for machine in machines)
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if include_speculative_decoding:
+        total = summed(machine.stats for machine in machines)
+        counts["speculative_decoding"] = {
+            "acceptance": generations[0].params.mode.value,
+            "mean_acceptance_length": total.mean_acceptance_length,
+            "draft_acceptance_rate": total.acceptance_rate,
+            "acceptance_rate_per_position": total.acceptance_rate_per_position,
+            "acceptance_histogram": total.histogram,
+            "num_rounds": total.num_rounds,
+            "num_spec_steps": total.num_spec_steps,
+            "num_draft_tokens": total.num_draft_tokens,
+            "num_accepted_draft_tokens": total.num_accepted_draft_tokens,
+            "num_lookahead_hits": total.num_lookahead_hits,
+        }
+    return counts
+
+
+def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
+    """The counts of several sequences as those of one."""
+    total = SpeculationStats()
+    for stats in each:
+        total.num_rounds += stats.num_rounds
+        total.num_spec_steps += stats.num_spec_steps
+        total.num_draft_tokens += stats.num_draft_tokens
+        total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
+        total.num_lookahead_hits += stats.num_lookahead_hits
+        total.histogram = _sum(total.histogram, stats.histogram)
+        total.reached = _sum(total.reached, stats.reached)
+        total.accepted_at = _sum(total.accepted_at, stats.accepted_at)
+    return total
+
+
+def _sum(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -1,0 +1,289 @@
+"""The HTTP face of real processes, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+from harness.oracle import Oracle
+from harness.pair import Pair
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, together
+from harness.waiting import HANG
+from harness.web import Http, connect
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '# ' + message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '# assistant:' }}{% endif %}"
+)
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "Write Python."},
+    {"role": "user", "content": "A function that adds two numbers."},
+]
+SAMPLING: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 7}
+EVERYTHING: dict[str, Any] = {"ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def chat_pair(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The pair, with a chat template beside the target's tokenizer."""
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(pair_paths.target, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    return Pair(folder, pair_paths.draft)
+
+
+@pytest.fixture(scope="module")
+def chatting(stack: RunningStack, chat_pair: Pair) -> Iterator[OwnCoordinator]:
+    """A coordinator with that tokenizer, of the shared workers."""
+    workers = [stack.stack.address_of(role) for role in ("target", "draft")]
+    with own_coordinator(chat_pair, workers[:1], workers[1:], model_name="chatty") as coordinator:
+        yield coordinator
+
+
+@pytest.fixture(scope="module")
+def chat(chatting: OwnCoordinator) -> Iterator[Http]:
+    yield from connect(chatting.supervisor.status("coordinator").http_address)
+
+
+@pytest.fixture
+async def async_openai(http: Http) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{http.url}/v1", api_key="none", timeout=HANG, max_retries=0
+    ) as client:
+        yield client
+
+
+# ---- completions ----------------------------------------------------------------------------------
+
+
+def test_a_completion_is_what_the_sdk_gives(http: Http, stack: RunningStack) -> None:
+    want = stack.client.generate("def main():", SAMPLING, timeout=HANG)
+    got = http.openai.completions.create(model=http.model, prompt="def main():", **SAMPLING)
+    (choice,) = got.choices
+    assert choice.text == want.text
+    assert choice.finish_reason == want.finish_reason
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == want.usage.prompt_tokens
+    assert got.usage.completion_tokens == want.usage.completion_tokens
+
+
+def test_a_streamed_completion_is_the_same(http: Http, stack: RunningStack) -> None:
+    want = stack.client.generate("def main():", SAMPLING, timeout=HANG)
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = http.openai.completions.create(model=http.model, prompt="def main():", **SAMPLING, **options)
+    *chunks, last = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == want.text
+    assert [c.choices[0].finish_reason for c in chunks[-1:]] == [want.finish_reason]
+    assert not last.choices
+    assert last.usage is not None
+    assert last.usage.completion_tokens == want.usage.completion_tokens
+    assert len(chunks) > 1
+
+
+async def test_many_streams_of_an_async_client(
+    async_openai: openai.AsyncOpenAI, http: Http, stack: RunningStack
+) -> None:
+    async def text(seed: int) -> str:
+        stream = await async_openai.completions.create(
+            model=http.model, prompt="import os\n", max_tokens=24, temperature=1.0, seed=seed, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    texts = await asyncio.gather(*(text(seed) for seed in range(12)))
+    wanted = together(
+        [
+            lambda seed=seed: (
+                stack.client.generate(
+                    "import os\n", {"max_tokens": 24, "temperature": 1.0, "seed": seed}, timeout=HANG
+                ).text
+            )
+            for seed in range(12)
+        ],
+        4,
+    )
+    assert texts == wanted
+
+
+def test_prompts_of_every_shape_and_several_choices(http: Http, stack: RunningStack) -> None:
+    ids = stack.client.tokenize("import os\n")
+    parameters = {**SAMPLING, "n": 2, "max_tokens": 12}
+    prompts: list[Any] = [
+        "import os\n",
+        ["import os\n", "def main():"],
+        list(ids),
+        [list(ids), list(stack.client.tokenize("def main():"))],
+    ]
+    wanted = [
+        output.text
+        for prompt in ("import os\n", "def main():")
+        for output in stack.client.generate(prompt, parameters, timeout=HANG).outputs
+    ]
+    for prompt in prompts:
+        got = http.openai.completions.create(model=http.model, prompt=prompt, **parameters)
+        assert [choice.text for choice in got.choices] == wanted[: len(got.choices)]
+        assert [choice.index for choice in got.choices] == list(range(len(got.choices)))
+    assert len(set(wanted)) > 2
+
+
+def test_log_probabilities_are_those_of_the_sdk(http: Http, stack: RunningStack) -> None:
+    parameters = {**SAMPLING, "max_tokens": 8}
+    want = stack.client.generate("def main():", {**parameters, "logprobs": 3}, timeout=HANG)
+    got = http.openai.completions.create(
+        model=http.model, prompt="def main():", logprobs=3, echo=True, **parameters
+    )
+    (choice,) = got.choices
+    assert choice.text == "def main():" + want.text
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.tokens is not None
+    assert "".join(choice.logprobs.tokens) == choice.text
+    told = choice.logprobs.token_logprobs[len(stack.client.tokenize("def main():")) :]
+    assert want.logprobs is not None
+    assert told == pytest.approx(
+        [at[token].logprob for at, token in zip(want.logprobs, want.token_ids, strict=True)], abs=1e-4
+    )
+
+
+def test_speculation_is_controlled_and_told_of(http: Http) -> None:
+    def create(**more: Any) -> Any:
+        extra = {**EVERYTHING, "include_speculative_decoding": True, "speculative_decoding": more}
+        got = http.openai.completions.create(
+            model=http.model, prompt="def main():", extra_body=extra, **SAMPLING
+        )
+        assert got.usage is not None
+        return got.choices[0].text, got.usage.model_dump()["speculative_decoding"]
+
+    text, plain = create(num_speculative_tokens=0)
+    assert (plain["num_rounds"], plain["num_draft_tokens"]) == (SAMPLING["max_tokens"], 0)
+    same, drafted = create(num_speculative_tokens=3)
+    assert same == text
+    assert drafted["num_draft_tokens"] > 0
+    assert drafted["num_rounds"] < plain["num_rounds"]
+    assert create(num_speculative_tokens=3, acceptance="rejection")[1]["acceptance"] == "rejection"
+
+
+def test_parameters_of_vllm_are_honoured(http: Http) -> None:
+    def create(**more: Any) -> Any:
+        extra = {**EVERYTHING, "min_tokens": 4, "top_k": 5, "include_stop_str_in_output": True}
+        return http.openai.completions.create(
+            model=http.model, prompt="def main():", extra_body=extra, **SAMPLING, **more
+        )
+
+    text = create().choices[0].text
+    end = text[-3:]
+    stopped = create(stop=[end, "never"])
+    (choice,) = stopped.choices
+    assert choice.finish_reason == "stop"
+    assert choice.model_dump()["stop_reason"] == end
+    assert choice.text.endswith(end)
+    assert text.startswith(choice.text)
+    assert stopped.usage is not None
+    assert stopped.usage.completion_tokens > 4
+
+
+# ---- chat -----------------------------------------------------------------------------------------
+
+
+def chat_prompt(chat_pair: Pair) -> list[int]:
+    ids = Oracle.load(chat_pair.target).tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    return list(ids)
+
+
+def test_a_chat_continues_what_transformers_renders(
+    chat: Http, chatting: OwnCoordinator, chat_pair: Pair
+) -> None:
+    want = chatting.client.generate(chat_prompt(chat_pair), SAMPLING, timeout=HANG)
+    assert chat.model == "chatty"
+    got = chat.openai.chat.completions.create(model="chatty", messages=MESSAGES, **SAMPLING)
+    (choice,) = got.choices
+    assert choice.message.content == want.text
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == want.finish_reason
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(chat_prompt(chat_pair))
+
+    again: list[Any] = [*MESSAGES, choice.message, {"role": "user", "content": "Go on."}]
+    more = chat.openai.chat.completions.create(model="chatty", messages=again, max_completion_tokens=4)
+    assert more.usage is not None
+    assert more.usage.prompt_tokens > got.usage.prompt_tokens
+
+
+def test_a_streamed_chat_is_the_same(chat: Http, chatting: OwnCoordinator, chat_pair: Pair) -> None:
+    want = chatting.client.generate(chat_prompt(chat_pair), {**SAMPLING, "logprobs": 2}, timeout=HANG)
+    stream = chat.openai.chat.completions.create(
+        model="chatty",
+        messages=MESSAGES,
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=True,
+        top_logprobs=2,
+        **SAMPLING,
+    )
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == want.text
+    assert last.usage is not None
+    assert last.usage.completion_tokens == want.usage.completion_tokens
+    reported = [
+        token.logprob
+        for chunk in chunks
+        for token in (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or ()
+    ]
+    assert want.logprobs is not None
+    assert reported == pytest.approx(
+        [at[token].logprob for at, token in zip(want.logprobs, want.token_ids, strict=True)], abs=1e-4
+    )
+
+
+def test_the_helper_that_gathers_a_streamed_chat(chat: Http) -> None:
+    whole = chat.openai.chat.completions.create(model="chatty", messages=MESSAGES, **SAMPLING)
+    text = whole.choices[0].message.content
+    assert text
+    end = text[-3:]
+    with chat.openai.chat.completions.stream(
+        model="chatty", messages=MESSAGES, stop=end, **SAMPLING
+    ) as stream:
+        final = stream.get_final_completion()  # it takes an answer for broken that ended by its length
+    assert final.choices[0].finish_reason == "stop"
+    assert final.choices[0].message.content == text.partition(end)[0]
+
+
+def test_a_conversation_as_tokens(chat: Http, chat_pair: Pair) -> None:
+    answer = chat.post("/tokenize", {"messages": MESSAGES}).json()
+    assert answer["tokens"] == chat_prompt(chat_pair)
+    assert answer["count"] == len(answer["tokens"])
+
+
+# ---- what the server says of itself ---------------------------------------------------------------
+
+
+def test_health_version_and_metrics(http: Http, stack: RunningStack) -> None:
+    assert http.get("/health").status_code == 200
+    assert http.get("/version").json().keys() == {"version"}
+    stack.good_request()
+    status = stack.client.status().coordinator
+    assert status.http_address == stack.stack.http_address
+    metric = f'paceline:request_success_total{{model_name="{http.model}"}}'
+    values = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
+    assert float(values[metric]) == status.finished_requests
+
+
+def test_text_to_tokens_and_back(http: Http, stack: RunningStack) -> None:
+    tokens = http.post("/tokenize", {"prompt": "def main():"}).json()["tokens"]
+    assert tuple(tokens) == tuple(stack.client.tokenize("def main():"))
+    assert http.post("/detokenize", {"tokens": tokens}).json() == {"prompt": "def main():"}
+
+
+def test_the_face_can_be_left_out(stack: RunningStack, pair_paths: Pair) -> None:
+    with own_coordinator(pair_paths, [stack.stack.address_of("target")], http=False) as own:
+        assert own.supervisor.status("coordinator").http_address == ""
+        assert own.client.status().coordinator.http_address == ""

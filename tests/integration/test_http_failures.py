@@ -1,0 +1,148 @@
+"""The HTTP face when something is wrong: bad requests, clients that leave, and the end of the process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from harness.pair import Pair
+from harness.stacks import RunningStack, own_coordinator
+from harness.waiting import HANG, until
+from harness.web import Http, connect
+
+from paceline.supervisor import ChildFailedError
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello."}]
+LONG: dict[str, Any] = {"max_tokens": 1500, "temperature": 1.0, "seed": 1}
+EVERYTHING: dict[str, Any] = {"ignore_eos": True}
+
+
+def idle(stack: RunningStack) -> None:
+    until(lambda: stack.client.status().coordinator.running == 0, "the end of cancelled requests")
+    stack.check_pools_whole()
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_template_refuses_chats(http: Http) -> None:
+    with pytest.raises(openai.BadRequestError, match="has no chat template") as caught:
+        http.openai.chat.completions.create(model=http.model, messages=MESSAGES)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("values", "param", "code"),
+    [
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"max_tokens": 10**6}, "max_tokens", "invalid_value"),
+        ({"max_tokens": "many"}, "max_tokens", "invalid_type"),
+        ({"n": 1000}, "n", "invalid_value"),
+        ({"suffix": "end"}, "suffix", "unsupported_parameter"),
+        ({"extra_body": {"temprature": 1}}, "temprature", "unknown_parameter"),
+        ({"prompt": [10**9]}, "prompt", "invalid_value"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"stream": True, "top_p": 0}, "top_p", "invalid_value"),
+    ],
+)
+def test_a_parameter_that_cannot_be_honoured_is_named(
+    values: dict[str, Any], param: str, code: str, http: Http
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        http.openai.completions.create(**{"model": http.model, "prompt": "x", **values})
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_another_model_is_not_found(http: Http) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        http.openai.completions.create(model="gpt", prompt="x")
+    assert caught.value.code == "model_not_found"
+    assert http.openai.models.retrieve(http.model).id == http.model
+
+
+def test_more_than_the_queue_holds_is_told(stack: RunningStack, pair_paths: Pair) -> None:
+    """All choices of a request or none; then there is room again."""
+    workers = [stack.stack.address_of("target")]
+    with own_coordinator(pair_paths, workers, max_running=1, max_waiting=1) as own:
+        (http,) = [*connect(own.supervisor.status("coordinator").http_address)]
+        answer = http.post("/v1/completions", {"prompt": "x", "n": 3, "max_tokens": 4})
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert "retry-after" in answer.headers
+        until(lambda: own.client.status().coordinator.running == 0, "the end of what was taken on")
+        assert http.post("/v1/completions", {"prompt": "x", "n": 2, "max_tokens": 4}).status_code == 200
+    idle(stack)
+
+
+def test_a_port_that_is_taken_is_told(http: Http, stack: RunningStack, pair_paths: Pair) -> None:
+    port = int(http.url.rpartition(":")[2])
+    with (
+        pytest.raises(ChildFailedError, match=rf"cannot listen on 127\.0\.0\.1:{port} for HTTP"),
+        own_coordinator(pair_paths, [stack.stack.address_of("target")], http_port=port),
+    ):
+        pass
+
+
+# ---- clients that leave, and the end --------------------------------------------------------------
+
+
+def test_leaving_a_stream_frees_both_caches(http: Http, stack: RunningStack) -> None:
+    stream = http.openai.completions.create(
+        model=http.model, prompt="def main(", stream=True, extra_body=EVERYTHING, **LONG
+    )
+    next(iter(stream))
+    assert stack.client.status().coordinator.running == 1
+    stream.close()
+    idle(stack)
+
+
+def test_leaving_before_the_answer_frees_both_caches(http: Http, stack: RunningStack) -> None:
+    stack.good_request()
+    with pytest.raises(openai.APITimeoutError):
+        http.openai.completions.create(
+            model=http.model, prompt="def main(", n=4, timeout=0.3, extra_body=EVERYTHING, **LONG
+        )
+    idle(stack)
+
+
+def test_a_stream_is_finished_before_the_coordinator_ends_and_its_port_comes_back(
+    stack: RunningStack, pair_paths: Pair
+) -> None:
+    workers = [stack.stack.address_of(role) for role in ("target", "draft")]
+    with own_coordinator(pair_paths, workers[:1], workers[1:]) as own:
+        address = own.supervisor.status("coordinator").http_address
+        (http,) = [*connect(address)]
+        values = {"prompt": "def main(", "stream": True, "max_tokens": 300, "seed": 1, **EVERYTHING}
+        refusals: list[int] = []
+
+        def ask_until_gone() -> None:
+            while True:
+                try:
+                    refusals.append(
+                        http.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code
+                    )
+                except httpx2.TransportError:
+                    return
+
+        with httpx2.stream("POST", f"{http.url}/v1/completions", json=values, timeout=HANG) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            own.supervisor.signal("coordinator", signal.SIGTERM)
+            asking = threading.Thread(target=ask_until_gone)
+            asking.start()
+            rest = [line for line in lines if line]
+            asking.join(HANG)
+        assert rest[-1] == "data: [DONE]"
+        events = [json.loads(line[6:]) for line in (first, *rest[:-1])]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert set(refusals) <= {200, 503}
+        assert sorted(refusals) == refusals  # once refused, always refused
+        status = own.supervisor.wait_until("coordinator", lambda s: s.ready and s.starts > 1, HANG)
+        assert status.http_address == address
+        assert http.get("/health").status_code == 200
+    idle(stack)

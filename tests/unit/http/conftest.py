@@ -1,0 +1,153 @@
+"""A coordinator whose requests end as a test says, with the embedded pair's real tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from coordinator.http.app import make_app
+from coordinator.http.chat_template import ChatTemplate
+from coordinator.ledger import Commit, Finish
+from coordinator.stats import SpeculationStats
+from coordinator.vocabulary import Vocabulary
+from paceline.core.errors import PacelineError
+from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
+from paceline.rpc.codec import GenerateCall, check_against_model
+
+MAX_MODEL_LEN = 2048
+Script = Callable[[GenerateCall], AsyncIterator[Commit]]
+
+
+def commit(
+    index: int, text: str, *, choice: int = 0, finish: FinishReason | None = None, **more: Any
+) -> Commit:
+    """One token's worth of text."""
+    end = None if finish is None else Finish(finish)
+    return Commit(index, (5,), (TokenOrigin.TARGET,), text, end, choice, **more)
+
+
+async def hello(call: GenerateCall) -> AsyncIterator[Commit]:
+    """Two tokens for each choice, the choices in turns."""
+    for choice in range(call.sampling.n):
+        yield commit(0, f"hello{choice}", choice=choice)
+    for choice in range(call.sampling.n):
+        yield commit(1, " world", choice=choice, finish=FinishReason.LENGTH)
+
+
+@dataclass
+class ScriptedCoordinator:
+    """What the HTTP face asks of a coordinator."""
+
+    vocabulary: Vocabulary
+    script: Script = hello
+    model_name: str = "a/model"
+    accepting: bool = True
+    serving: bool = True
+    refusal: PacelineError | None = None
+    calls: list[GenerateCall] = field(default_factory=list)
+    running: int = 0
+    dispatcher: Any = field(
+        default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
+    )
+
+    def target_info(self) -> Any:
+        return SimpleNamespace(max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return await self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Any) -> str:
+        return self.vocabulary.decode(token_ids)
+
+    @contextlib.asynccontextmanager
+    async def generating(self, call: GenerateCall) -> AsyncIterator[Any]:
+        self.calls.append(call)
+        if self.refusal is not None:
+            raise self.refusal
+        prompt = await self.tokenize(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
+        check_against_model(call, len(prompt), self.vocabulary.size, MAX_MODEL_LEN)
+        ledger = SimpleNamespace(num_generated=2)
+        machine = SimpleNamespace(ledger=ledger, stats=SpeculationStats())
+        self.running += 1
+        try:
+            yield SimpleNamespace(
+                call=call,
+                prompt=prompt,
+                params=SequenceParams(call.sampling, AcceptanceMode.COUPLED, len(prompt)),
+                choices=range(call.sampling.n),
+                machines=[machine] * call.sampling.n,
+            )
+        finally:
+            self.running -= 1
+
+    async def parts(self, generation: Any) -> AsyncIterator[Commit]:
+        async for part in self.script(generation.call):
+            yield part
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.load("embedded:target")
+
+
+@pytest.fixture
+def coordinator(vocabulary: Vocabulary) -> ScriptedCoordinator:
+    return ScriptedCoordinator(vocabulary)
+
+
+@dataclass
+class Exchange:
+    """One request to an ASGI application, by hand: the client leaves when `leave` is set."""
+
+    sent: list[Any] = field(default_factory=list)
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def receive(self) -> Any:
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.sent) and self.sent[-1].get("more_body") is False
+
+
+@pytest.fixture
+def exchange() -> Exchange:
+    return Exchange()
+
+
+@pytest.fixture(name="commit")
+def commit_factory() -> Callable[..., Commit]:
+    return commit
+
+
+@pytest.fixture
+async def client(coordinator: ScriptedCoordinator) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the whole application, without a chat template."""
+    async with make_client(coordinator) as made:
+        yield made
+
+
+@pytest.fixture(name="make_client")
+def client_factory() -> Callable[..., httpx2.AsyncClient]:
+    return make_client
+
+
+def make_client(coordinator: Any, template: ChatTemplate | None = None) -> httpx2.AsyncClient:
+    """In process; a defect is answered with 500 instead of being raised here."""
+    transport = httpx2.ASGITransport(make_app(coordinator, template), raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url="http://test")

@@ -1,0 +1,257 @@
+"""A conversation is rendered as transformers renders it; what a template would ignore is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.http import chat_template
+from coordinator.http.chat import Conversations
+from coordinator.http.chat_template import ChatTemplate, load
+from coordinator.http.schemas import Message
+from paceline import assets
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+
+TURNS = """\
+{%- for message in messages %}
+{{- '<|turn|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn|>assistant\\n' }}{% endif %}"""
+STRICT = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}
+{{ messages[0].content | trim }}{% else %}{% set rest = messages %}{% endif %}
+{% for message in rest %}
+    {% if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('roles must alternate, but got ' + message.role) }}
+    {% endif %}
+    {% if message.role == 'user' %}
+[I]{{ message.content | trim }}[/I]
+    {% else %}{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% endif %}
+{% endfor %}"""
+HELPERS = """\
+{%- set state = namespace(count=0) -%}
+{%- for message in messages -%}
+    {%- if message.content == 'stop' %}{% break %}{% endif -%}
+    {%- set state.count = state.count + 1 -%}
+    {{- {'é': message.content, 'n': state.count} | tojson }}{{ [1, 2] | tojson(indent=1) -}}
+    {{- dict(a=1).a }}{{ dict.fromkeys(['x'], 2).x -}}
+{%- endfor -%}
+{{- strftime_now('%Y') }} {{ tools is none }} {{ documents is none -}}"""
+PARTS = """\
+{% for message in messages %}{% set content = message['content'] %}{{ message.role }}:
+{% if content is string %}{{ content }}{% else %}
+{% for part in content %}{% if part.type == 'text' %}<{{ part.text }}>{% endif %}{% endfor %}{% endif %}
+{% endfor %}"""
+NAMED = (
+    "{% for m in messages %}{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}: {{ m.content }}\n"
+    "{% endfor %}"
+)
+THINKING = (
+    "{% if think is defined and think %}<think>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
+CONVERSATIONS = [
+    [{"role": USER, "content": " hello <b>&amp; \n"}],
+    [{"role": SYSTEM, "content": " be kind "}, {"role": USER, "content": "été {{ 1 + 1 }}"}],
+    [
+        {"role": USER, "content": "a"},
+        {"role": ASSISTANT, "content": " b "},
+        {"role": USER, "content": "stop"},
+    ],
+]
+
+
+def turn(content: Any, role: str = USER, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The embedded target's tokenizer, without its weights."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(assets.path("target") / name, tmp_path / name)
+    return tmp_path
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
+@pytest.mark.parametrize("opens", [True, False])
+async def test_text_and_tokens_are_those_of_transformers(
+    source: str, opens: bool, folder: Path, coordinator: Any
+) -> None:
+    configure(folder, chat_template=source)
+    oracle, template = transformers_tokenizer(folder), load(str(folder))
+    assert template is not None
+    for messages in CONVERSATIONS:
+        options = {"add_generation_prompt": opens}
+        want = oracle.apply_chat_template(messages, tokenize=False, **options)
+        assert template.render(messages, **options) == want
+        tokens = oracle.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+        typed = [Message(**message) for message in messages]
+        assert await Conversations(coordinator, template).encode(typed, **options) == tokens
+
+
+def test_text_parts_reach_a_template_that_takes_them_and_are_joined_for_others(folder: Path) -> None:
+    parts = [turn([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])]
+    configure(folder, chat_template=PARTS)
+    want = transformers_tokenizer(folder).apply_chat_template(parts, tokenize=False)
+    assert ChatTemplate(PARTS).render(parts) == want
+    assert "<a><b>" in want
+    assert ChatTemplate(TURNS).render(parts) == ChatTemplate(TURNS).render([turn("a\nb")])
+
+
+def test_a_developer_is_a_system_to_a_template_that_knows_none() -> None:
+    developer, system = [turn("x", "developer")], [turn("x", "system")]
+    assert ChatTemplate(TURNS).render(developer) == ChatTemplate(TURNS).render(system)
+    knowing = "{% for m in messages %}{{ 'D' if m.role == 'developer' else 'S' }}{% endfor %}"
+    assert ChatTemplate(knowing).render(developer) == "D"
+
+
+def test_a_name_is_shown_or_refused() -> None:
+    messages = [turn("x"), turn("y", name="Ann")]
+    assert ChatTemplate(NAMED).render(messages) == "user: x\nuser Ann: y\n"
+    with pytest.raises(InvalidArgumentError) as caught:
+        ChatTemplate(TURNS).render(messages)
+    assert caught.value.field == "messages[1].name"
+
+
+def test_variables_are_read_or_refused() -> None:
+    assert ChatTemplate(THINKING).render([turn("x")], variables={"think": True}) == "<think>x"
+    for name in ("other", "messages", "tools", "bos_token", "add_generation_prompt"):
+        with pytest.raises(InvalidArgumentError) as caught:
+            ChatTemplate(THINKING).render([turn("x")], variables={name: True})
+        assert caught.value.field == "chat_template_kwargs"
+
+
+def test_what_a_template_refuses_is_the_callers_error() -> None:
+    with pytest.raises(InvalidArgumentError, match="roles must alternate, but got assistant") as caught:
+        ChatTemplate(STRICT).render([turn("x", ASSISTANT)])
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[7].content }}",
+        "{{ 1 / 0 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ dict.__init__.__globals__ }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_whatever_goes_wrong_in_a_template_ends_one_request(source: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot render") as caught:
+        ChatTemplate(source).render([turn("x")])
+    assert caught.value.field == "messages"
+
+
+def test_a_template_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        ChatTemplate("{% for %}")
+    assert caught.value.field == "chat_template"
+
+
+def test_the_embedded_pair_has_no_template() -> None:
+    assert load("embedded:target") is None
+
+
+def rendered(template: ChatTemplate | None) -> str:
+    assert template is not None
+    return template.render([turn("x")])
+
+
+def test_where_a_template_is_looked_for(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    configure(
+        folder, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    )
+    assert rendered(load(str(folder))) == "d"
+    assert rendered(load(str(folder / "tokenizer.json"))) == "d"
+    (folder / "chat_template.jinja").write_text("of its own file")
+    assert rendered(load(str(folder))) == "of its own file"
+    mine = tmp_path_factory.mktemp("mine") / "mine.jinja"
+    mine.write_text("mine {{ bos_token }}")
+    assert rendered(load(str(folder), str(mine))) == "mine <|endoftext|>"
+    assert rendered(load("embedded:target", str(mine))) == "mine <|endoftext|>"
+    with pytest.raises(InvalidArgumentError) as caught:
+        load(str(folder), str(mine.parent / "none"))
+    assert caught.value.field == "chat_template"
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_special_tokens_are_those_of_transformers(decoder: bool, folder: Path) -> None:
+    end = {"content": "<|endoftext|>", "lstrip": False, "normalized": False, "rstrip": False}
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": end}))
+    more = {"added_tokens_decoder": {"0": {**end, "special": True}}} if decoder else {}
+    source = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"
+    bos = {"__type": "AddedToken", **end, "special": True}
+    configure(folder, eos_token=None, bos_token=bos, chat_template=source, **more)
+    want = transformers_tokenizer(folder).apply_chat_template([turn("x")], tokenize=False)
+    assert rendered(load(str(folder))) == want
+
+
+@pytest.mark.parametrize("content", ["[1]", "{"])
+def test_a_broken_tokenizer_config_is_named(content: str, folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(content)
+    with pytest.raises(InvalidArgumentError) as caught:
+        load(str(folder))
+    assert caught.value.field == "tokenizer"
+
+
+def test_a_tokenizer_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    configure(folder, chat_template="from the hub")
+
+    def download(name: str, file: str) -> str:
+        assert name == "some/model"
+        if not (folder / file).is_file():
+            raise EntryNotFoundError(file)
+        return str(folder / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert rendered(load("some/model")) == "from the hub"
+
+    def broken(name: str, file: str) -> str:
+        raise ConnectionError(f"{name} {file}")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    with pytest.raises(InvalidArgumentError, match="cannot be fetched"):
+        load("some/model")
+
+
+async def test_a_conversation_is_bounded_before_it_is_rendered(
+    coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_CHARACTERS", 10)
+    monkeypatch.setattr(chat_template.ChatTemplate, "render", None)
+    conversations = Conversations(coordinator, ChatTemplate(TURNS))
+    with pytest.raises(InvalidArgumentError) as caught:
+        await conversations.encode([Message(**turn("x" * 6)), Message(**turn("y" * 6))])
+    assert caught.value.field == "messages"
+
+
+async def test_a_long_conversation_is_rendered_elsewhere_and_the_same(coordinator: Any) -> None:
+    conversations = Conversations(coordinator, ChatTemplate(TURNS))
+    text = "word " * 4000
+    tokens = await conversations.encode([Message(**turn(text))])
+    rendering = ChatTemplate(TURNS).render([turn(text)])
+    assert tokens == await coordinator.tokenize(rendering, add_special_tokens=False)

@@ -1,0 +1,122 @@
+"""Every error has a status and OpenAI's shape, and nothing leaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from coordinator.http.errors import HttpError, from_error
+from paceline.core import errors
+
+STATUSES = [
+    (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
+    (errors.TokenizerMismatchError("draft_model", "differs"), 400, "draft_model"),
+    (errors.NotFoundError("no such thing"), 404, None),
+    (errors.FailedPreconditionError("behind"), 409, None),
+    (errors.StaleEpochError("stale"), 409, None),
+    (errors.ResourceExhaustedError("full"), 429, None),
+    (errors.CancelledError("gone"), 499, None),
+    (errors.InternalError("broken"), 500, None),
+    (errors.UnavailableError("away"), 503, None),
+    (errors.DeadlineExceededError("late"), 504, None),
+]
+
+
+def test_the_table_has_every_error() -> None:
+    kinds = {value for value in vars(errors).values() if isinstance(value, type)}
+    assert {type(error) for error, _, _ in STATUSES} == kinds - {errors.PacelineError}
+
+
+@pytest.mark.parametrize(("error", "status", "param"), STATUSES)
+async def test_each_error_has_its_status_and_shape(
+    error: errors.PacelineError, status: int, param: str | None, coordinator: Any, client: httpx2.AsyncClient
+) -> None:
+    coordinator.refusal = error
+    answer = await client.post("/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == status
+    (name, content), *rest = answer.json().items()
+    assert name == "error"
+    assert not rest
+    assert set(content) == {"message", "type", "param", "code"}
+    assert content["param"] == param
+    assert content["message"] == error.message
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+def test_an_unexpected_error_says_nothing() -> None:
+    told = from_error(ValueError("a prompt's text"))
+    assert (told.status, told.message) == (500, "internal error")
+
+
+def test_an_answer_that_is_an_error_stays_as_it_is() -> None:
+    error = HttpError(418, "no")
+    assert from_error(error) is error
+
+
+async def test_a_defect_is_500_without_its_text(coordinator: Any, client: httpx2.AsyncClient) -> None:
+    coordinator.refusal = RuntimeError("a prompt's text")
+    answer = await client.post("/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == 500
+    assert answer.json()["error"] == {
+        "message": "internal error",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "unknown_url"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+    ],
+)
+async def test_what_is_not_there(
+    method: str, path: str, status: int, code: str, client: httpx2.AsyncClient
+) -> None:
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_another_model_is_not_found(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    for path, values in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        answer = await client.post(path, json={**values, "model": "other"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert not coordinator.calls
+
+
+async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> None:
+    for values, param in (
+        (
+            {"speculative_decoding": {"num_speculative_tokens": 99}},
+            "speculative_decoding.num_speculative_tokens",
+        ),
+        ({"speculative_decoding": {"acceptance": "never"}}, "speculative_decoding.acceptance"),
+        ({"top_k": 2**40}, "top_k"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"include_speculative_decoding": True, "stream": True}, "include_speculative_decoding"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [""]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["x"] * 3, "n": 100}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"max_tokens": 5000}, "max_tokens"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "n": 2, "stream": True}, "n"),
+    ):
+        answer = await client.post("/v1/completions", json={"prompt": "x", **values})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), values

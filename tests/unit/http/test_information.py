@@ -1,0 +1,119 @@
+"""What can be asked about the server, and text to tokens and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import httpx2
+import pytest
+
+from coordinator.http.app import make_app
+from coordinator.http.openapi import document
+from coordinator.http.usage import summed
+from coordinator.stats import SpeculationStats
+from paceline.core.errors import UnavailableError
+
+
+async def test_models(client: httpx2.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("a/model", "model", 2048)
+    assert (await client.get("/v1/models/a/model")).json() == model
+    assert (await client.get("/v1/models/a%2Fmodel")).json() == model
+
+
+async def test_health_is_that_of_requests(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    assert (await client.get("/health")).status_code == 200
+    coordinator.accepting = False
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "service_unavailable")
+
+
+async def test_version(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("/version")).json() == {"version": version("paceline")}
+
+
+async def test_metrics(client: httpx2.AsyncClient) -> None:
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    lines = set(answer.text.splitlines())
+    for name, value in (
+        ("num_requests_running", 1),
+        ("num_requests_waiting", 2),
+        ("request_success_total", 3),
+        ("request_failure_total", 4),
+    ):
+        assert f'paceline:{name}{{model_name="a/model"}} {value}.0' in lines
+
+
+async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    def nobody() -> Any:
+        raise UnavailableError("no target worker is there yet")
+
+    coordinator.serving, coordinator.target_info = False, nobody
+    assert (await client.get("/metrics")).status_code == 200
+    assert (await client.get("/v1/models")).status_code == 503
+
+
+async def test_text_to_tokens_and_back(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    answer = (await client.post("/tokenize", json={"prompt": "def main():"})).json()
+    assert answer == {"tokens": [523, 614, 266, 657], "count": 4, "max_model_len": 2048}
+    back = await client.post("/detokenize", json={"tokens": answer["tokens"]})
+    assert back.json() == {"prompt": "def main():"}
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ({"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+    ],
+)
+async def test_what_cannot_be_tokenised(
+    values: dict[str, Any], param: str, client: httpx2.AsyncClient
+) -> None:
+    answer = await client.post("/tokenize", json=values)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_document_has_every_path_and_method(coordinator: Any, client: httpx2.AsyncClient) -> None:
+    served = {
+        (route.path.replace(":path", ""), method.lower())
+        for route in make_app(coordinator, None).routes
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+    }
+    told = {(path, method) for path, methods in document()["paths"].items() for method in methods}
+    assert served - told == {("/openapi.json", "get")}
+    assert told <= served
+    assert (await client.get("/openapi.json")).json() == document()
+
+
+def test_the_face_needs_neither_torch_nor_transformers() -> None:
+    heavy = ("torch", "transformers", "huggingface_hub")
+    code = f"import sys, coordinator.http.app; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_coordinator_without_the_face_does_not_load_it() -> None:
+    code = "import sys, coordinator.main; sys.exit(any(n in sys.modules for n in ('starlette', 'uvicorn')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_counts_of_several_sequences_are_those_of_one() -> None:
+    rounds = [[(4, 2), (4, 4), (0, 0)], [(2, 1), (3, 0)], []]
+    whole, each = SpeculationStats(), []
+    for of_one in rounds:
+        stats = SpeculationStats()
+        for num_draft, num_accepted in of_one:
+            for counts in (whole, stats):
+                counts.record(num_draft, num_accepted)
+        each.append(stats)
+    assert summed(each) == whole

@@ -1,0 +1,258 @@
+"""A parameter is honoured or refused with its name; `null` stands for the default."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import orjson
+import pytest
+
+from coordinator.http.body import parse
+from coordinator.http.errors import HttpError, from_error
+from coordinator.http.schemas import ChatRequest, CompletionRequest
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SamplingParams, SpeculationParams
+
+COMPLETION = {"prompt": "x"}
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+BOTH = [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)]
+
+
+def read(model: Any, values: Any) -> Any:
+    return parse(orjson.dumps(values), model)
+
+
+def refused(model: Any, values: Any) -> HttpError:
+    with pytest.raises(HttpError) as caught:
+        read(model, values)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_what_is_not_given_has_the_defaults_of_the_core(model: Any, least: dict[str, Any]) -> None:
+    wanted = read(model, least)
+    assert wanted.sampling() == SamplingParams()
+    assert wanted.speculation() == SpeculationParams()
+    assert not wanted.include_usage
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_null_is_the_default(model: Any, least: dict[str, Any]) -> None:
+    nulls = {name: None for name in (*model.model_fields, *model.NO_EFFECT) if name not in least}
+    assert read(model, least | nulls) == read(model, least)
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_every_sampling_parameter_of_the_core_can_be_given(model: Any, least: dict[str, Any]) -> None:
+    missing = {f.name for f in fields(SamplingParams)} - set(model.model_fields)
+    assert missing == ({"echo"} if model is ChatRequest else set())
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_parameters_reach_the_core(model: Any, least: dict[str, Any]) -> None:
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 7,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop": ["a", "b"],
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "bad_words": ["c"],
+        "allowed_token_ids": [1, 2],
+        "prompt_logprobs": 1,
+        "n": 2,
+    }
+    wanted = read(model, {**least, **given, "logit_bias": {"12": 5, "3": -0.5}})
+    assert wanted.sampling() == SamplingParams(**given, logit_bias={12: 5.0, 3: -0.5})
+
+
+def test_one_stop_string_stands_for_itself() -> None:
+    assert read(CompletionRequest, {**COMPLETION, "stop": "end"}).sampling().stop == ("end",)
+
+
+@pytest.mark.parametrize("k", [0, 3, "auto"])
+def test_speculation_reaches_the_core(k: Any) -> None:
+    given = {"num_speculative_tokens": k, "acceptance": "block"}
+    wanted = read(CompletionRequest, {**COMPLETION, "speculative_decoding": given})
+    assert wanted.speculation() == SpeculationParams(**given)
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_an_unknown_parameter_is_refused_even_if_null(model: Any, least: dict[str, Any]) -> None:
+    error = refused(model, {**least, "temprature": None})
+    assert (error.param, error.code) == ("temprature", "unknown_parameter")
+
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_unsupported_parameters_pass_with_what_changes_nothing_only(model: Any, least: Any) -> None:
+    for name, harmless in model.NO_EFFECT.items():
+        for value in harmless:
+            assert read(model, {**least, name: value}) == read(model, least)
+        error = refused(model, {**least, name: {"some": "thing"}})
+        assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("store", 0), ("store", True), ("parallel_tool_calls", 1), ("response_format", {"type": "json_object"})],
+)
+def test_a_value_of_another_type_is_not_harmless(name: str, value: Any) -> None:
+    assert refused(ChatRequest, {**CHAT, name: value}).param == name
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [[1], ["a"]]}, "prompt[1][0]"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [{}]}, "prompt"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 1e30}, "max_tokens"),
+        ({"stop": 3}, "stop"),
+        ({"stop": ["a", None]}, "stop[1]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"speculative_decoding": {"k": 1}}, "speculative_decoding.k"),
+        (
+            {"speculative_decoding": {"num_speculative_tokens": "many"}},
+            "speculative_decoding.num_speculative_tokens",
+        ),
+        (
+            {"speculative_decoding": {"num_speculative_tokens": True}},
+            "speculative_decoding.num_speculative_tokens",
+        ),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias.1"),
+        ({"user": "x" * 600}, "user"),
+    ],
+)
+def test_a_wrong_type_names_the_field(values: dict[str, Any], param: str) -> None:
+    error = refused(CompletionRequest, COMPLETION | values)
+    assert error.param == param
+    assert error.message.startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ("hello", "messages"),
+        ([], "messages"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "wizard", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user", "content": [3]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    ],
+)
+def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
+    assert refused(ChatRequest, {"messages": messages}).param == param
+
+
+def test_an_answer_can_be_sent_back_with_its_empty_members() -> None:
+    members = ("refusal", "annotations", "audio", "function_call", "tool_calls")
+    message = {"role": "assistant", "content": "x"} | dict.fromkeys(members)
+    (read_back,) = read(ChatRequest, {"messages": [message]}).messages
+    assert read_back.shown == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("bias", [{"a": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"1": 1, "01": 1}])
+def test_the_keys_of_logit_bias_are_token_ids(bias: dict[str, int]) -> None:
+    wanted = read(CompletionRequest, {**COMPLETION, "logit_bias": bias})
+    with pytest.raises(InvalidArgumentError) as caught:
+        wanted.sampling()
+    assert caught.value.field == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "name"),
+    [
+        ({}, None, "max_tokens"),
+        ({"max_tokens": 3}, 3, "max_tokens"),
+        ({"max_completion_tokens": 3}, 3, "max_completion_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, 3, "max_completion_tokens"),
+    ],
+)
+def test_both_names_of_the_limit(values: dict[str, int], limit: int | None, name: str) -> None:
+    wanted = read(ChatRequest, CHAT | values)
+    assert wanted.token_limit == limit
+    told = from_error(InvalidArgumentError("max_tokens", "is wrong"), wanted.names)
+    assert (told.param, told.message) == (name, f"{name}: is wrong")
+
+
+def test_two_limits_that_disagree_are_refused() -> None:
+    wanted = read(ChatRequest, {**CHAT, "max_tokens": 3, "max_completion_tokens": 4})
+    with pytest.raises(InvalidArgumentError, match="max_tokens"):
+        _ = wanted.token_limit
+
+
+@pytest.mark.parametrize(
+    ("values", "reported"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 4}, 4),
+    ],
+)
+def test_what_a_chat_reports(values: dict[str, Any], reported: int | None) -> None:
+    assert read(ChatRequest, CHAT | values).num_logprobs == reported
+
+
+def test_top_logprobs_alone_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="top_logprobs"):
+        _ = read(ChatRequest, {**CHAT, "top_logprobs": 2}).num_logprobs
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"\xff", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"[" * 9999]
+)
+def test_what_is_no_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse(raw, CompletionRequest)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"3", b"null", b'"prompt"'])
+def test_what_is_no_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse(raw, CompletionRequest)
+    assert caught.value.code == "invalid_type"
+
+
+def test_an_error_never_repeats_what_was_sent() -> None:
+    """Names of parameters apart."""
+    secret = "a secret"
+    for values in (
+        {"prompt": {"x": secret}},
+        {"stop": [[secret]]},
+        {"temperature": secret},
+        {"model": [secret]},
+    ):
+        assert secret not in refused(CompletionRequest, COMPLETION | values).message
+
+
+def test_no_field_is_required_but_the_prompt() -> None:
+    for model, least in BOTH:
+        required = {name for name, info in model.model_fields.items() if info.is_required()}
+        assert required == set(least)
+        for name, info in model.model_fields.items():
+            assert name in least or type(None) in get_args(info.annotation)
