@@ -39,8 +39,8 @@ imports: $(STAMP)
 proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 	$(BIN)/python -m tools.generate_proto
 
-bench: $(STAMP)  ## measure, as ratios in one run
-	$(BIN)/python -m benchmarks.service
+bench: $(STAMP)  ## measure against plain decoding and other systems, in one run (some twenty minutes)
+	$(BIN)/paceline bench
 
 assets: $(STAMP)  ## train the embedded pair again (an hour on two cores)
 	$(BIN)/python -m paceline.assets.training all

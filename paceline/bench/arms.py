@@ -1,0 +1,80 @@
+"""Which ways of decoding a run compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.bench.config import BenchConfig
+from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.types import AcceptanceMode, SpeculationParams
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of decoding. `k`, `acceptance` and `lookahead` are Paceline's; a peer has a name only."""
+
+    name: str
+    k: DraftTokens | None = None
+    acceptance: AcceptanceMode | None = None
+    lookahead: bool = False
+
+    @property
+    def is_peer(self) -> bool:
+        """True for another system."""
+        return self.k is None
+
+    @property
+    def speculation(self) -> SpeculationParams:
+        """What Paceline's requests ask for."""
+        return SpeculationParams(num_speculative_tokens=self.k, acceptance=self.acceptance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "arm": self.name,
+            "k": self.k,
+            "acceptance": self.acceptance.value if self.acceptance else None,
+            "lookahead": None if self.is_peer else self.lookahead,
+        }
+
+
+def plain(config: BenchConfig) -> Arm:
+    """K = 0 through the same service."""
+    return Arm("plain", 0, config.acceptance[0])
+
+
+def speculative(k: DraftTokens, mode: AcceptanceMode, *, lookahead: bool) -> Arm:
+    """Draft and verify; `lookahead` drafts ahead of the verdict."""
+    wording = "lookahead" if lookahead else "speculative"
+    return Arm(f"{wording}, {mode.value}, K={k}", k, mode, lookahead)
+
+
+def fixed(config: BenchConfig) -> list[Arm]:
+    """Every choice of a fixed K with the headline's mode and lookahead, plain decoding among them."""
+    mode = config.acceptance[0]
+    return [plain(config), *(speculative(k, mode, lookahead=True) for k in config.k)]
+
+
+def headline(config: BenchConfig, *, lookahead: bool = True) -> Arm:
+    """The speculative arm of the headline ratios."""
+    return speculative(config.k[0], config.acceptance[0], lookahead=lookahead)
+
+
+def automatic(config: BenchConfig) -> Arm:
+    """The service chooses K."""
+    return speculative(AUTO, config.acceptance[0], lookahead=True)
+
+
+def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
+    """Paceline's arms. Acceptance modes other than the first are compared at one request only."""
+    modes = config.acceptance if concurrency == 1 else config.acceptance[:1]
+    compared = [speculative(config.k[0], m, lookahead=ahead) for m in modes for ahead in (False, True)]
+    return list(dict.fromkeys([plain(config), *compared, *fixed(config), automatic(config)]))
+
+
+def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
+    """The arms beginning with another one each time: none always runs after the same neighbour's start."""
+    start = by % len(arms)
+    return [*arms[start:], *arms[:start]]

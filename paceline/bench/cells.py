@@ -1,0 +1,229 @@
+"""What was measured of one arm at one temperature and concurrency, and ratios between two of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.bench.arms import Arm
+from paceline.client.results import GenerationResult, to_plain
+
+Place = tuple[int, int]
+"""(repeat, workload): runs of two arms at the same place did the same work, one shortly after the other."""
+
+PARTS = ("draft", "target", "queue", "wire", "coordinator")
+"""Of a round's time, named as in the client's timings."""
+_COUNTED = (
+    "num_rounds",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_lookahead_hits",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and quartiles. One value is its own quartiles."""
+
+    median: float
+    q1: float
+    q3: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, q1, q3)
+
+    def over(self, divisor: float) -> Spread:
+        """All three divided."""
+        return Spread(self.median / divisor, self.q1 / divisor, self.q3 / divisor)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over all requests of a cell; times in seconds."""
+
+    requests: int = 0
+    completion_tokens: int = 0
+    num_rounds: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_lookahead_hits: int = 0
+    num_accepted_first: int = 0
+    """Proposals whose first draft token was accepted."""
+    draft: float = 0.0
+    target: float = 0.0
+    queue: float = 0.0
+    wire: float = 0.0
+    coordinator: float = 0.0
+    total: float = 0.0
+
+    def add(self, result: GenerationResult) -> None:
+        """Count one request."""
+        stats = result.speculative_decoding
+        self.requests += 1
+        self.completion_tokens += len(result.token_ids)
+        self.num_accepted_first += stats.num_spec_steps - sum(stats.acceptance_histogram[:1])
+        for source, names in ((stats, _COUNTED), (result.timings, (*PARTS, "total"))):
+            for name in names:
+                setattr(self, name, getattr(self, name) + getattr(source, name))
+
+    def __sub__(self, other: Counts) -> Counts:
+        """What is left without a part of it."""
+        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Mean seconds of each part of a round."""
+        return {name: _share(getattr(self, name), self.num_rounds) or 0.0 for name in PARTS}
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted; None when nothing was drafted."""
+        return _share(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def first_position_acceptance(self) -> float | None:
+        """Share of proposals whose first token was accepted: the theory's alpha.
+
+        Later positions are left out: only proposals that got there count at them.
+        """
+        return _share(self.num_accepted_first, self.num_spec_steps)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds with a proposal."""
+        return 1 + (_share(self.num_accepted_draft_tokens, self.num_spec_steps) or 0.0)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of proposals that were there when the verdict came."""
+        return _share(self.num_lookahead_hits, self.num_spec_steps)
+
+    @property
+    def draft_seconds_per_token(self) -> float | None:
+        """Draft compute that rounds waited for, per draft token."""
+        return _share(self.draft, self.num_draft_tokens)
+
+    @property
+    def target_seconds_per_round(self) -> float | None:
+        """Target compute of one round."""
+        return _share(self.target, self.num_rounds)
+
+    @property
+    def coordinator_and_wire_share(self) -> float | None:
+        """Of the rounds' time."""
+        return _share(self.coordinator + self.wire, self.total)
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(slots=True)
+class Cell:
+    """All runs of one arm at one temperature and concurrency."""
+
+    arm: Arm
+    temperature: float
+    concurrency: int
+    rates: dict[Place, float] = field(default_factory=dict)
+    """Tokens per second of each run, over all clients."""
+    decode_rates: dict[Place, float] = field(default_factory=dict)
+    """The same from the first token on; only of Paceline's arms at one request."""
+    client_cpu: list[float] = field(default_factory=list)
+    """Share of each run in which the measuring process kept a core busy; a peer computes in it."""
+    counts: Counts = field(default_factory=Counts)
+    opening: Counts = field(default_factory=Counts)
+    """Of the same requests again, stopped after a few tokens: what their prompts cost."""
+
+    @property
+    def tokens_per_second(self) -> Spread:
+        """Over all runs."""
+        return Spread.of(list(self.rates.values()))
+
+    @property
+    def decoding(self) -> Counts:
+        """The rounds after the opening, where that was measured; so passes over prompts are not in it."""
+        return self.counts - self.opening
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        own: dict[str, Any] = {}
+        if not self.arm.is_peer:
+            c = self.counts
+            own = {
+                "counts": to_plain(c),
+                "opening": to_plain(self.opening),
+                "acceptance_rate": c.acceptance_rate,
+                "first_position_acceptance": c.first_position_acceptance,
+                "mean_acceptance_length": c.mean_acceptance_length,
+                "hit_rate": c.hit_rate,
+                "seconds_per_round": self.decoding.parts,
+                "coordinator_and_wire_share": self.decoding.coordinator_and_wire_share,
+            }
+        return {
+            **self.arm.to_dict(),
+            "temperature": self.temperature,
+            "concurrency": self.concurrency,
+            "tokens_per_second": to_plain(self.tokens_per_second),
+            "client_cpu": statistics.median(self.client_cpu),
+            "runs": [
+                {
+                    "repeat": repeat,
+                    "workload": workload,
+                    "tokens_per_second": rate,
+                    "decode_tokens_per_second": self.decode_rates.get((repeat, workload)),
+                }
+                for (repeat, workload), rate in self.rates.items()
+            ],
+            **own,
+        }
+
+
+def ratio(of: Cell, to: Cell) -> Spread:
+    """Of the rates, place by place: the median and quartiles of the pairs' ratios."""
+    return _paired(of.rates, to.rates)
+
+
+def decode_ratio(of: Cell, to: Cell) -> Spread | None:
+    """The same from the first token on; None where that was not measured."""
+    return _paired(of.decode_rates, to.decode_rates) if of.decode_rates.keys() & to.decode_rates else None
+
+
+def _paired(of: Mapping[Place, float], to: Mapping[Place, float]) -> Spread:
+    return Spread.of([rate / to[place] for place, rate in of.items() if place in to])
+
+
+Key = tuple[Arm, float, int]
+
+
+class Cells:
+    """All cells of a run."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._cells: Mapping[Key, Cell] = {(c.arm, c.temperature, c.concurrency): c for c in cells}
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter(self._cells.values())
+
+    def find(self, arm: Arm, temperature: float, concurrency: int) -> Cell | None:
+        """The cell, if that was measured."""
+        return self._cells.get((arm, temperature, concurrency))
+
+    def at(self, temperature: float, concurrency: int) -> list[Cell]:
+        """All arms there, in the order they were measured."""
+        return [
+            c for c in self._cells.values() if (c.temperature, c.concurrency) == (temperature, concurrency)
+        ]
+
+    def peers(self, temperature: float) -> list[Cell]:
+        """Other systems, at one request."""
+        return [c for c in self.at(temperature, 1) if c.arm.is_peer]

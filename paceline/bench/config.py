@@ -1,0 +1,88 @@
+"""What to measure: frozen, validated when built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from paceline.bench.prompts import PROMPTS
+from paceline.core import limits
+from paceline.core.config import DTYPES
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams
+
+LOOKAHEAD_BRANCHES = 8
+"""Of the draft worker that drafts ahead; the other one has 0."""
+
+
+def _check(condition: bool, name: str, message: str) -> None:
+    if not condition:
+        raise InvalidArgumentError(name, message)
+
+
+def _check_list(name: str, values: Collection[object]) -> None:
+    _check(bool(values), name, "needs at least one value")
+    _check(len(set(values)) == len(values), name, "has a value twice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """One run. The first entries of `temperature`, `acceptance` and `k` are those of the headline ratios."""
+
+    target_model: str = "embedded:target"
+    draft_model: str = "embedded:draft"
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 1
+    """CPU threads of each model, ours and the peers'."""
+    temperature: tuple[float, ...] = (0.0, 1.0)
+    acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    k: tuple[int, ...] = (4, 2, 8)
+    max_tokens: int = 128
+    repeats: int = 2
+    """Measured runs of every arm over every workload; what warms up is not among them."""
+    prompts: int = len(PROMPTS)
+    """How many of the prompts; one request at a time runs each of them singly."""
+    peers: bool = True
+    num_blocks: int | None = None
+    """Cache blocks of each worker; None takes what the most concurrent requests need."""
+    start_timeout: float = 900.0
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        for name in ("temperature", "acceptance", "concurrency", "k"):
+            _check_list(name, getattr(self, name))
+        _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
+        _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
+        for value in self.temperature:
+            SamplingParams(temperature=value, max_tokens=self.max_tokens)
+        for k in self.k:
+            _check(
+                1 <= k <= limits.MAX_SPECULATIVE_TOKENS,
+                "k",
+                f"must be in [1, {limits.MAX_SPECULATIVE_TOKENS}], got {k}; 0 is always measured",
+            )
+        for n in self.concurrency:
+            _check(
+                1 <= n <= limits.MAX_RUNNING_SEQUENCES,
+                "concurrency",
+                f"must be in [1, {limits.MAX_RUNNING_SEQUENCES}], got {n}",
+            )
+        _check(self.repeats >= 1, "repeats", f"must be at least 1, got {self.repeats}")
+        most = len(PROMPTS)
+        _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
+        _check(self.start_timeout > 0, "start_timeout", "must be positive")
+
+
+FULL = BenchConfig()
+QUICK = replace(
+    FULL,
+    acceptance=(AcceptanceMode.COUPLED,),
+    concurrency=(1,),
+    k=(4,),
+    max_tokens=64,
+    repeats=1,
+    prompts=4,
+)
+"""The ratios at one request, in under a minute with the embedded pair."""

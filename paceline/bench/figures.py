@@ -1,0 +1,197 @@
+"""From cells to what they mean: the ratios, and the figures of the theory beside them.
+
+Theory is Leviathan et al. 2023, section 3: alpha is the acceptance of the first draft token, c the draft's
+compute of one token over the target's plain step, both measured without lookahead, because the theorem
+knows a draft that runs before its verification, not beside it. It knows no prompt either: times and
+speed-ups that are set beside it leave the pass over the prompt out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.bench import arms
+from paceline.bench.arms import Arm
+from paceline.bench.cells import Cell, Cells, Spread, decode_ratio, ratio
+from paceline.bench.config import BenchConfig
+from paceline.decoding import theory
+
+RATIOS = (
+    "speculative_over_plain",
+    "lookahead_over_without",
+    "over_generate",
+    "over_assisted_generation",
+    "measured_over_theory",
+    "worst_over_plain",
+    "auto_over_best_fixed",
+)
+GENERATE = "transformers generate"
+ASSISTED = "transformers assisted generation"
+"""Every peer arm whose name begins so counts; the fastest one is the ratio's divisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of rates, with the quartiles of its pairs and the concurrency it was found at."""
+
+    value: float
+    q1: float
+    q3: float
+    concurrency: int
+    of: str
+    to: str
+
+    @classmethod
+    def between(cls, of: Cell, to: Cell) -> Ratio:
+        """Of two cells at one concurrency."""
+        return cls.of_spread(ratio(of, to), of, to.arm.name)
+
+    @classmethod
+    def of_spread(cls, spread: Spread, of: Cell, to: str) -> Ratio:
+        """Of one that was computed."""
+        return cls(spread.median, spread.q1, spread.q3, of.concurrency, of.arm.name, to)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What explains the ratios at one request and one temperature. None: not measured, or nothing drafted."""
+
+    k: int
+    alpha: float | None
+    """Acceptance at the first position, without lookahead."""
+    c: float | None
+    """Draft compute of one draft token over the target's plain step, without lookahead."""
+    hit_rate: float | None
+    """Rounds whose proposal was there when the verdict came, over rounds with a proposal."""
+    hidden_draft_share: float | None
+    """1 - the draft time a round waits for with lookahead over the same without."""
+    predicted: float | None
+    """Speed-up by theorem 3.8 from alpha, c and K."""
+    measured: float | None
+    """Speed-up of decoding with lookahead, from the first token on."""
+    measured_without_lookahead: float | None
+    free_draft_bound: float | None
+    """Tokens a round, the speed-up if drafting cost nothing: (1 - alpha^(K+1)) / (1 - alpha)."""
+    verification_over_step: float | None
+    """Target compute of a round of K + 1 rows over its plain step; the theorem takes it to be 1."""
+    target_step_seconds: float | None
+    """Compute of one plain round."""
+    bandwidth_floor_seconds: float | None
+    """The time to read all weights of the target once at the measured bandwidth."""
+    target_step_over_floor: float | None
+    coordinator_and_wire_share: float | None
+    """Of a round with lookahead."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds: float | None) -> Figures:
+    """The figures at one request; `floor_seconds` is the target's bandwidth floor."""
+    plain, without, ahead = (
+        cells.find(arm, temperature, 1)
+        for arm in (
+            arms.plain(config),
+            arms.headline(config, lookahead=False),
+            arms.headline(config, lookahead=True),
+        )
+    )
+    k = config.k[0]
+    step = plain.decoding.target_seconds_per_round if plain else None
+    alpha = without.counts.first_position_acceptance if without else None
+    draft = without.decoding.draft_seconds_per_token if without else None
+    visible = ahead.decoding.draft_seconds_per_token if ahead else None
+    verification = without.decoding.target_seconds_per_round if without else None
+    c = _over(draft, step)
+    c = None if c is None else max(0.0, c)  # a difference of two measurements
+    hidden = _over(visible, draft)
+    return Figures(
+        k=k,
+        alpha=alpha,
+        c=c,
+        hit_rate=ahead.counts.hit_rate if ahead else None,
+        hidden_draft_share=None if hidden is None else 1 - hidden,
+        predicted=None if alpha is None or c is None else theory.speedup(alpha, c, k),
+        measured=_decode_speedup(ahead, plain),
+        measured_without_lookahead=_decode_speedup(without, plain),
+        free_draft_bound=None if alpha is None else theory.expected_tokens(alpha, k),
+        verification_over_step=_over(verification, step),
+        target_step_seconds=step,
+        bandwidth_floor_seconds=floor_seconds,
+        target_step_over_floor=_over(step, floor_seconds),
+        coordinator_and_wire_share=ahead.decoding.coordinator_and_wire_share if ahead else None,
+    )
+
+
+def _decode_speedup(of: Cell | None, to: Cell | None) -> float | None:
+    spread = decode_ratio(of, to) if of and to else None
+    return spread.median if spread else None
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def ratios(
+    cells: Cells, config: BenchConfig, temperature: float, predicted: float | None
+) -> dict[str, Ratio | None]:
+    """The ratios at one temperature, named as in RATIOS; None where an arm was not measured."""
+
+    def at_one(arm: Arm) -> Cell | None:
+        return cells.find(arm, temperature, 1)
+
+    plain = at_one(arms.plain(config))
+    without = at_one(arms.headline(config, lookahead=False))
+    ahead = at_one(arms.headline(config))
+    return {
+        "speculative_over_plain": _between(ahead, plain),
+        "lookahead_over_without": _between(ahead, without),
+        "over_generate": _between(ahead, _fastest(_named(cells, temperature, GENERATE))),
+        "over_assisted_generation": _between(ahead, _fastest(_named(cells, temperature, ASSISTED))),
+        "measured_over_theory": _over_theory(ahead, plain, predicted),
+        "worst_over_plain": _worst(_each_over_plain(cells, config, temperature)),
+        "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
+    }
+
+
+def served(cells: Cells, config: BenchConfig, temperature: float, concurrency: int) -> Cell | None:
+    """The arm that stands for the service as it comes: it chooses K itself."""
+    return cells.find(arms.automatic(config), temperature, concurrency)
+
+
+def _each_over_plain(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:
+    for n in config.concurrency:
+        yield _between(served(cells, config, temperature, n), cells.find(arms.plain(config), temperature, n))
+
+
+def _each_auto_over_fixed(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:
+    for n in config.concurrency:
+        fixed = [cell for arm in arms.fixed(config) if (cell := cells.find(arm, temperature, n))]
+        yield _between(cells.find(arms.automatic(config), temperature, n), _fastest(fixed))
+
+
+def _named(cells: Cells, temperature: float, prefix: str) -> list[Cell]:
+    return [cell for cell in cells.peers(temperature) if cell.arm.name.startswith(prefix)]
+
+
+def _fastest(candidates: Sequence[Cell]) -> Cell | None:
+    return max(candidates, key=lambda cell: cell.tokens_per_second.median, default=None)
+
+
+def _between(of: Cell | None, to: Cell | None) -> Ratio | None:
+    return Ratio.between(of, to) if of and to else None
+
+
+def _over_theory(ahead: Cell | None, plain: Cell | None, predicted: float | None) -> Ratio | None:
+    spread = decode_ratio(ahead, plain) if ahead and plain else None
+    if ahead is None or spread is None or not predicted:
+        return None
+    return Ratio.of_spread(spread.over(predicted), ahead, "theorem 3.8")
+
+
+def _worst(candidates: Iterable[Ratio | None]) -> Ratio | None:
+    found = [candidate for candidate in candidates if candidate]
+    return min(found, key=lambda r: r.value, default=None)

@@ -1,0 +1,103 @@
+"""On what was measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.client.server_status import WorkerInfo
+
+_PACKAGES = ("paceline", "torch", "transformers", "grpcio")
+_ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine and the versions that ran on it."""
+
+    processor: str
+    cores: int
+    last_level_cache: str
+    """As the system tells it; empty where it does not."""
+    python: str
+    packages: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This one."""
+        return cls(
+            processor=_processor(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            last_level_cache=_last_level_cache(),
+            python=platform.python_version(),
+            packages={name: version for name in _PACKAGES if (version := installed(name))},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of the models as its worker described it, and what its device is."""
+
+    name: str
+    device: str
+    device_name: str
+    dtype: str
+    num_parameters: int
+
+    @classmethod
+    def of(cls, info: WorkerInfo) -> Model:
+        """From what a worker says of itself."""
+        return cls(info.model, info.device, _device_name(info.device), info.dtype, info.num_parameters)
+
+    @property
+    def weight_bytes(self) -> int:
+        """All parameters, tied ones once."""
+        return self.num_parameters * _ITEM_SIZE[self.dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"weight_bytes": self.weight_bytes}
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _last_level_cache() -> str:
+    caches = Path("/sys/devices/system/cpu/cpu0/cache")
+    sizes = {}
+    for level in caches.glob("index*/level"):
+        size = level.with_name("size")
+        if size.is_file():
+            sizes[int(level.read_text(encoding="ascii"))] = size.read_text(encoding="ascii").strip()
+    return sizes[max(sizes)] if sizes else ""
+
+
+def _device_name(device: str) -> str:
+    if not device.startswith("cuda"):
+        return _processor()
+    import torch
+
+    name: str = torch.cuda.get_device_name(device)
+    return name

@@ -1,0 +1,105 @@
+"""Running the arms in turns, and keeping what they did in cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from paceline.bench import arms
+from paceline.bench.arms import Arm
+from paceline.bench.cells import Cell, Cells
+from paceline.bench.config import BenchConfig
+from paceline.bench.peers import PeerArm
+from paceline.bench.workload import LoadResult, Prompt, Workload, run_load, workloads
+from paceline.client import AsyncClient
+
+_WARM_UP_TOKENS = 16
+_OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
+_SEEDS_A_REPEAT = 1_000_000
+
+
+class Bench:
+    """All arms over all workloads. Arms take turns within a workload, each time another one first."""
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        ahead: AsyncClient,
+        without: AsyncClient,
+        peers: Sequence[PeerArm],
+        prompts: Sequence[Prompt],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._ahead = ahead
+        self._without = without
+        self._peers = {Arm(peer.name): peer.generate for peer in peers}
+        self._prompts = prompts
+        self._progress = progress
+
+    async def run(self) -> Cells:
+        """Measure everything. Raises PacelineError."""
+        cells: list[Cell] = []
+        for concurrency in self._config.concurrency:
+            cells += await self._at(concurrency)
+        return Cells(cells)
+
+    async def _at(self, concurrency: int) -> list[Cell]:
+        config = self._config
+        all_arms = [*arms.paceline_arms(config, concurrency), *(self._peers if concurrency == 1 else ())]
+        loads = workloads(self._prompts, concurrency)
+        cells = {(arm, t): Cell(arm, t, concurrency) for t in config.temperature for arm in all_arms}
+        self._progress(f"{concurrency} at a time: warming up {len(all_arms)} arms")
+        for arm, temperature in cells:
+            await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
+        for repeat in range(config.repeats):
+            for number, load in enumerate(loads):
+                self._progress(
+                    f"{concurrency} at a time: repeat {repeat + 1} of {config.repeats}, "
+                    f"workload {number + 1} of {len(loads)}"
+                )
+                seed = (repeat * len(loads) + number) * _SEEDS_A_REPEAT
+                for temperature in config.temperature:
+                    for arm in arms.rotated(all_arms, by=repeat * len(loads) + number):
+                        await self._measure(cells[arm, temperature], load, (repeat, number), seed)
+        return list(cells.values())
+
+    async def _measure(self, cell: Cell, load: Workload, place: tuple[int, int], seed: int) -> None:
+        """One run, and of a single request of ours its opening before that."""
+        arm, temperature = cell.arm, cell.temperature
+        if cell.concurrency == 1 and not arm.is_peer:
+            most = min(_OPENING_TOKENS, self._config.max_tokens)
+            opening = await self._once(arm, load, temperature, seed=seed, max_tokens=most)
+            for result in opening.results:
+                cell.opening.add(result)
+        outcome = await self._once(arm, load, temperature, seed=seed, max_tokens=self._config.max_tokens)
+        cell.rates[place] = outcome.tokens_per_second
+        if outcome.decode_tokens_per_second is not None:
+            cell.decode_rates[place] = outcome.decode_tokens_per_second
+        cell.client_cpu.append(outcome.client_cpu)
+        for result in outcome.results:
+            cell.counts.add(result)
+
+    @property
+    def _warm_up_tokens(self) -> int:
+        return min(_WARM_UP_TOKENS, self._config.max_tokens)
+
+    async def _once(
+        self, arm: Arm, load: Workload, temperature: float, *, seed: int, max_tokens: int
+    ) -> LoadResult:
+        if arm.is_peer:
+            return self._peer_once(arm, load, temperature, seed, max_tokens)
+        client = self._ahead if arm.lookahead else self._without
+        return await run_load(
+            client, load, arm.speculation, temperature=temperature, max_tokens=max_tokens, seed=seed
+        )
+
+    def _peer_once(
+        self, arm: Arm, load: Workload, temperature: float, seed: int, max_tokens: int
+    ) -> LoadResult:
+        """A peer computes in this process, and nothing else is to be done meanwhile."""
+        ((prompt,),) = load.queues
+        cpu, begun = time.process_time(), time.perf_counter()
+        tokens = self._peers[arm](prompt, temperature, seed, max_tokens)
+        seconds = time.perf_counter() - begun
+        return LoadResult(tokens, seconds, (time.process_time() - cpu) / seconds)

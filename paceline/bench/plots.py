@@ -1,0 +1,192 @@
+"""A run as pictures: rates over concurrency, ratios at one request, and where a round's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.bench import arms
+from paceline.bench.arms import Arm
+from paceline.bench.cells import PARTS, Cell, Spread, ratio
+from paceline.bench.record import Record
+from paceline.core.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 150
+_PART_COLOURS = ("#4c72b0", "#dd8452", "#8c8c8c", "#c44e52", "#8172b3")
+_OURS, _THEIRS, _BASE = "#4c72b0", "#8f8f8f", "#333333"
+_RATES = "medians and quartiles"
+
+
+def require_matplotlib() -> None:
+    """Raise FailedPreconditionError, with what to install, unless plots can be drawn."""
+    if find_spec("matplotlib") is None:
+        raise FailedPreconditionError("plots need matplotlib: pip install 'paceline[bench]'")
+
+
+def write_plots(record: Record, folder: Path) -> list[Path]:
+    """Write the PNG files and return them; a plot without data is left out. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Figure] = {}
+    if len(record.config.concurrency) > 1:
+        figures["throughput.png"] = throughput(record)
+    if 1 in record.config.concurrency:
+        figures["ratios.png"] = one_request(record)
+        figures["rounds.png"] = rounds(record)
+    for name, figure in figures.items():
+        figure.savefig(folder / name, dpi=_DPI, bbox_inches="tight")
+    return [folder / name for name in figures]
+
+
+def _panels(record: Record, width: float, height: float, says: str) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel a temperature, side by side."""
+    from matplotlib.figure import Figure
+
+    temperatures = record.config.temperature
+    figure = Figure(figsize=(width * len(temperatures), height), layout="constrained")
+    panels = figure.subplots(1, len(temperatures), squeeze=False, sharex=True, sharey=True)[0]
+    for panel, t in zip(panels, temperatures, strict=True):
+        panel.set_title(f"temperature {t:g}", fontsize=10)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(f"{_caption(record)}; {says}", fontsize=7, color="#666666")
+    return figure, list(panels)
+
+
+def _caption(record: Record) -> str:
+    where = record.target.device_name
+    return (
+        f"{where}, {record.machine.cores} cores; target {record.target.num_parameters / 1e6:.1f}M, "
+        f"draft {record.draft.num_parameters / 1e6:.2f}M, {record.target.dtype}"
+    )
+
+
+def throughput(record: Record) -> Figure:
+    """Over concurrency, per arm: tokens per second of all clients together, and the same over plain."""
+    figure, (rates, *_), (over, *_) = _throughput_panels(record)
+    rates.set_ylabel("tokens per second, all together")
+    rates.legend(fontsize=8, frameon=False, loc="upper left")
+    over.set_ylabel("over plain decoding")
+    return figure
+
+
+def _throughput_panels(record: Record) -> tuple[Figure, list[Axes], list[Axes]]:
+    from matplotlib.figure import Figure
+
+    temperatures, levels = record.config.temperature, record.config.concurrency
+    figure = Figure(figsize=(5.2 * len(temperatures), 6.4), layout="constrained")
+    grid = figure.subplots(2, len(temperatures), squeeze=False, sharex=True, sharey="row")
+    figure.supxlabel(f"{_caption(record)}; {_RATES}", fontsize=7, color="#666666")
+    for rates, over, t in zip(*grid, temperatures, strict=True):
+        rates.set_title(f"temperature {t:g}", fontsize=10)
+        over.set_xscale("log", base=2)
+        over.set_xticks(levels, [str(n) for n in levels])
+        over.set_xlabel("requests at a time")
+        for panel in (rates, over):
+            panel.spines[["top", "right"]].set_visible(False)
+            panel.grid(axis="y", alpha=0.3)
+        for number, arm in enumerate(_arms_under_load(record, t)):
+            cells = [cell for n in levels if (cell := record.cells.find(arm, t, n))]
+            colour = f"C{number}" if arm.k else _BASE
+            _line(rates, arm, {c.concurrency: c.tokens_per_second for c in cells}, colour)
+            _line(over, arm, _over_plain(record, cells), colour)
+        rates.set_ylim(bottom=0)
+    return figure, list(grid[0]), list(grid[1])
+
+
+def _over_plain(record: Record, cells: Sequence[Cell]) -> dict[int, Spread]:
+    plain = arms.plain(record.config)
+    bases = [(cell, record.cells.find(plain, cell.temperature, cell.concurrency)) for cell in cells]
+    return {cell.concurrency: ratio(cell, base) for cell, base in bases if base}
+
+
+def _line(panel: Axes, arm: Arm, spreads: Mapping[int, Spread], colour: str) -> None:
+    panel.errorbar(
+        list(spreads),
+        [s.median for s in spreads.values()],
+        yerr=_error(list(spreads.values())),
+        label=arm.name,
+        color=colour,
+        marker="o",
+        markersize=4,
+        capsize=2,
+        linestyle="-" if arm.k else "--",
+    )
+
+
+def _arms_under_load(record: Record, temperature: float) -> list[Arm]:
+    """Those measured at the greatest concurrency."""
+    return [cell.arm for cell in record.cells.at(temperature, max(record.config.concurrency))]
+
+
+def _error(spreads: Sequence[Spread]) -> list[list[float]]:
+    return [[s.median - s.q1 for s in spreads], [s.q3 - s.median for s in spreads]]
+
+
+def one_request(record: Record) -> Figure:
+    """Every arm's rate over plain decoding, one request at a time, with the theory's marks."""
+    rows = len(record.cells.at(record.config.temperature[0], 1))
+    figure, panels = _panels(record, 4.8, 1.6 + 0.3 * rows, _RATES)
+    for panel, t in zip(panels, record.config.temperature, strict=True):
+        cells = record.cells.at(t, 1)
+        base = next(cell for cell in cells if cell.arm == arms.plain(record.config))
+        spreads = [ratio(cell, base) for cell in cells]
+        places = range(len(cells))
+        panel.barh(
+            places,
+            [s.median for s in spreads],
+            xerr=_error(spreads),
+            color=[_THEIRS if c.arm.is_peer else _BASE if c is base else _OURS for c in cells],
+            error_kw={"ecolor": "#555555", "elinewidth": 1, "capsize": 2},
+        )
+        for place, spread in zip(places, spreads, strict=True):
+            panel.text(0.04, place, f"{spread.median:.2f}", va="center", fontsize=8, color="white")
+        panel.set_yticks(places, [cell.arm.name for cell in cells], fontsize=8)
+        panel.axvline(1, color=_BASE, linewidth=0.8)
+        _theory_marks(panel, record, t)
+        panel.set_xlabel("tokens per second over plain decoding")
+    panels[0].invert_yaxis()
+    return figure
+
+
+def _theory_marks(panel: Axes, record: Record, temperature: float) -> None:
+    found = record.figures(temperature)
+    for value, style, label in (
+        (found.predicted, "--", f"theorem 3.8, K={found.k}"),
+        (found.free_draft_bound, ":", "free drafts"),
+    ):
+        if value is not None:
+            panel.axvline(value, color="#c44e52", linestyle=style, linewidth=1, label=f"{label}: {value:.2f}")
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def rounds(record: Record) -> Figure:
+    """Milliseconds of a round by part, and how many tokens it brings."""
+    ours = [cell for cell in record.cells.at(record.config.temperature[0], 1) if not cell.arm.is_peer]
+    figure, panels = _panels(record, 4.8, 1.5 + 0.32 * len(ours), "means, passes over prompts left out")
+    for panel, t in zip(panels, record.config.temperature, strict=True):
+        cells = [cell for cell in record.cells.at(t, 1) if not cell.arm.is_peer]
+        left = [0.0] * len(cells)
+        for part, colour in zip(PARTS, _PART_COLOURS, strict=True):
+            widths = [1000 * cell.decoding.parts[part] for cell in cells]
+            panel.barh(range(len(cells)), widths, left=left, color=colour, label=part)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for place, (cell, end) in enumerate(zip(cells, left, strict=True)):
+            text = f" {_tokens_a_round(cell):.2f} tokens"
+            panel.text(end, place, text, va="center", fontsize=8)
+        panel.set_yticks(range(len(cells)), [cell.arm.name for cell in cells], fontsize=8)
+        panel.set_xlabel("milliseconds of a round")
+        panel.margins(x=0.18)
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=len(PARTS), loc="outside upper center", fontsize=8, frameon=False)
+    return figure
+
+
+def _tokens_a_round(cell: Cell) -> float:
+    return cell.decoding.completion_tokens / cell.decoding.num_rounds

@@ -1,0 +1,93 @@
+"""One run from start to record."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline import assets
+from paceline.bench import bandwidth, prompts
+from paceline.bench.config import BenchConfig
+from paceline.bench.machine import Machine, Model
+from paceline.bench.measuring import Bench
+from paceline.bench.peers import PeerArm, PeerSetup, PeerState, join
+from paceline.bench.record import Record
+from paceline.bench.services import Services, serve
+from paceline.bench.workload import Prompt
+from paceline.client import AsyncClient, WorkerInfo
+from paceline.supervisor import Sink
+
+Progress = Callable[[str], None]
+"""Told what is being done now."""
+
+
+def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
+    """Start the processes, load the peers, measure, stop. Raises PacelineError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
+    begun = time.perf_counter()
+    prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
+    progress("starting one target, two drafts and two coordinators")
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
+        serve(config, prompt_ids, sink) as services,
+    ):
+        # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+        return asyncio.run(_measure(config, services, prompt_ids, Path(folder), progress, begun))
+
+
+async def _measure(
+    config: BenchConfig,
+    services: Services,
+    prompt_ids: list[Prompt],
+    folder: Path,
+    progress: Progress,
+    begun: float,
+) -> Record:
+    async with AsyncClient(services.lookahead) as ahead, AsyncClient(services.without) as without:
+        info = {w.role: w.info for w in (await ahead.status()).workers if w.info is not None}
+        progress("loading the peers")
+        peer_arms, states = _peers(config, info, folder)
+        progress("measuring the memory's bandwidth")
+        rate = bandwidth.read_bandwidth(info["target"].device, config.threads)
+        # The collector must not walk through what the peers loaded while a round waits for its client.
+        gc.collect()
+        gc.freeze()
+        try:
+            cells = await Bench(config, ahead, without, peer_arms, prompt_ids, progress).run()
+        finally:
+            gc.unfreeze()
+    return Record(
+        config=config,
+        machine=Machine.here(),
+        target=Model.of(info["target"]),
+        draft=Model.of(info["draft"]),
+        read_bandwidth=rate,
+        prompt_lengths=tuple(len(prompt) for prompt in prompt_ids),
+        peers=tuple(states),
+        cells=cells,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def _peers(
+    config: BenchConfig, info: dict[str, WorkerInfo], folder: Path
+) -> tuple[list[PeerArm], list[PeerState]]:
+    if not config.peers or 1 not in config.concurrency:
+        return [], []
+    return join(
+        PeerSetup(
+            target=assets.resolve(config.target_model),
+            draft=assets.resolve(config.draft_model),
+            device=info["target"].device,
+            target_dtype=info["target"].dtype,
+            draft_dtype=info["draft"].dtype,
+            threads=config.threads,
+            k=config.k[0],
+            folder=folder,
+        )
+    )

@@ -1,0 +1,66 @@
+"""The processes under measurement: one target, and two drafts that differ in lookahead alone.
+
+    coordinator ───────┐                    ┌── draft, drafts ahead
+                       ├── one target ──────┤
+    other coordinator ─┘                    └── draft, waits for the verdict
+
+Each coordinator has one of the drafts. Both ways share the target, so nothing else differs between them,
+and whoever is not asked sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.bench.config import LOOKAHEAD_BRANCHES, BenchConfig
+from paceline.bench.workload import Prompt
+from paceline.supervisor import Sink, StackConfig, serve_stack
+
+_BLOCK_SIZE = 16
+_DEFAULT_ROOM = 256  # sequences at a time, where nobody asks for more
+_BLOCKS_OF_A_BRANCH = 4  # its own ones: the ledger's blocks are shared
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Addresses of the two coordinators."""
+
+    lookahead: str
+    without: str
+
+
+def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
+    """Cache blocks for the most requests at once and the branches, so that no pool's limit is measured."""
+    longest = max(len(prompt) for prompt in prompts) + config.max_tokens + 2 * max(config.k)
+    each = -(-longest // _BLOCK_SIZE) + 1
+    return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * LOOKAHEAD_BRANCHES
+
+
+@contextlib.contextmanager
+def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterator[Services]:
+    """Run all five processes for as long as the block lasts. Raises as `serve_stack`."""
+    room = max(*config.concurrency, _DEFAULT_ROOM)
+    stack_config = StackConfig(
+        target_model=config.target_model,
+        draft_model=config.draft_model,
+        target_device=config.device,
+        draft_device=config.device,
+        target_dtype=config.dtype,
+        draft_dtype=config.dtype,
+        target_threads=config.threads,
+        draft_threads=config.threads,
+        num_blocks=config.num_blocks or blocks_needed(config, prompts),
+        block_size=_BLOCK_SIZE,
+        start_timeout=config.start_timeout,
+        target={"max_sequences": room},
+        draft={"max_sequences": room, "lookahead_branches": LOOKAHEAD_BRANCHES},
+        coordinator={"max_running": room},
+    )
+    with serve_stack(stack_config, sink=sink) as stack:
+        waiting = replace(stack.config.worker_config("draft"), lookahead_branches=0)
+        draft = stack.add("draft without lookahead", "draft-worker", waiting)
+        other = stack.config.coordinator_config((stack.address_of("target"),), (draft.address,))
+        coordinator = stack.add("coordinator without lookahead", "coordinator", other)
+        yield Services(lookahead=stack.address, without=coordinator.address)

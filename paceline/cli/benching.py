@@ -1,0 +1,119 @@
+"""`paceline bench`: measure Paceline and its peers side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from paceline.bench import FULL, QUICK, BenchConfig, print_record, require_matplotlib, run_bench, write_plots
+from paceline.cli.options import option
+from paceline.core.types import AcceptanceMode
+from paceline.supervisor import discard, log_to_stderr, sigterm_as_interrupt
+
+_PIPED_WIDTH = 160
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command."""
+    app.command()(bench)
+
+
+def _default(name: str) -> str:
+    """How both presets set a field, for its help."""
+
+    def shown(config: BenchConfig) -> str:
+        value = getattr(config, name)
+        values = value if isinstance(value, tuple) else (value,)
+        return " ".join(str(v.value if isinstance(v, AcceptanceMode) else v) for v in values)
+
+    full, quick = shown(FULL), shown(QUICK)
+    return f"[default: {full}]" if full == quick else f"[default: {full}; with --quick {quick}]"
+
+
+def _option(name: str, description: str) -> Any:
+    return option(name, f"{description} {_default(name)}")
+
+
+def bench(
+    target_model: Annotated[str | None, _option("target_model", "The large model.")] = None,
+    draft_model: Annotated[str | None, _option("draft_model", "The small model.")] = None,
+    device: Annotated[str | None, _option("device", "Device of all models.")] = None,
+    dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
+    threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
+    temperature: Annotated[
+        list[float] | None,
+        _option("temperature", "May be repeated; the headline ratios are of the first."),
+    ] = None,
+    acceptance: Annotated[
+        list[AcceptanceMode] | None,
+        _option("acceptance", "May be repeated; the first is the ratios', others join at one request."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, _option("concurrency", "Requests at a time; may be repeated.")
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        _option("k", "Fixed K to measure beside 0 and auto; may be repeated, the first is the ratios'."),
+    ] = None,
+    max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request.")] = None,
+    repeats: Annotated[int | None, _option("repeats", "Measured runs of everything.")] = None,
+    prompts: Annotated[int | None, _option("prompts", "How many of the prompts.")] = None,
+    num_blocks: Annotated[
+        int | None, option("num_blocks", "Cache blocks of each worker; enough for all requests if not given.")
+    ] = None,
+    no_peers: Annotated[bool, option("no_peers", "Leave other systems out.")] = False,
+    quick: Annotated[bool, option("quick", "Only the ratios at one request, in under a minute.")] = False,
+    json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
+    plots: Annotated[Path | None, option("plots", "Write PNG files to this folder.", file_okay=False)] = None,
+    verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,
+) -> None:
+    """Measure plain, speculative and lookahead decoding and other systems, side by side in one run."""
+    given = {
+        "target_model": target_model,
+        "draft_model": draft_model,
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+        "temperature": temperature,
+        "acceptance": acceptance,
+        "concurrency": concurrency,
+        "k": k,
+        "max_tokens": max_tokens,
+        "repeats": repeats,
+        "prompts": prompts,
+        "num_blocks": num_blocks,
+        "peers": False if no_peers else None,
+    }
+    config = configured(QUICK if quick else FULL, given)
+    if plots is not None:
+        require_matplotlib()
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    told = Console(stderr=True, highlight=False, markup=False)
+    with sigterm_as_interrupt(), told.status("") as status:
+        record = run_bench(
+            config,
+            sink=log_to_stderr if verbose else discard,
+            progress=lambda text: status.update(text) if told.is_terminal else told.print(text),
+        )
+    if json is not None:
+        record.write(json)
+    print_record(record, console)
+    if plots is not None:
+        for file in write_plots(record, plots):
+            console.print(f"wrote {file}")
+
+
+def configured(preset: BenchConfig, given: dict[str, Any]) -> BenchConfig:
+    """The preset with what was given. Raises InvalidArgumentError naming the field."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value is not None and value != []
+    }
+    return replace(preset, **values)

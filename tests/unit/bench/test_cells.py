@@ -1,0 +1,75 @@
+"""Medians, pairs and sums."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.bench.arms import Arm
+from paceline.bench.cells import Cell, Counts, Spread, decode_ratio, ratio
+from paceline.client import RoundTimings
+
+
+def result() -> Any:
+    """What is counted of a request: 4 rounds, 3 with a proposal of 2, of which 1, 2 and 0 were accepted."""
+    return SimpleNamespace(
+        token_ids=(1, 2, 3, 4, 5, 6, 7),
+        speculative_decoding=SimpleNamespace(
+            acceptance_histogram=(1, 1, 1),
+            num_spec_steps=3,
+            num_draft_tokens=6,
+            num_accepted_draft_tokens=3,
+            num_rounds=4,
+            num_lookahead_hits=2,
+        ),
+        timings=RoundTimings(draft=0.3, target=0.4, queue=0.1, wire=0.15, coordinator=0.05, total=1.0),
+    )
+
+
+def test_a_spread_has_the_median_between_its_quartiles() -> None:
+    assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(3.0, 2.0, 4.0)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
+
+
+def test_ratios_are_of_runs_that_did_the_same_work() -> None:
+    fast = Cell(Arm("a"), 0.0, 1, rates={(0, 0): 20.0, (0, 1): 300.0, (1, 0): 4.0})
+    slow = Cell(Arm("b"), 0.0, 1, rates={(0, 0): 10.0, (0, 1): 100.0, (1, 0): 1.0, (1, 1): 7.0})
+    # The ratio of the medians would be 20 / 8.5.
+    assert ratio(fast, slow) == Spread(3.0, 2.5, 3.5)
+
+
+def test_decoding_is_compared_only_where_it_was_measured() -> None:
+    ours = Cell(Arm("a", 0), 0.0, 1, rates={(0, 0): 20.0}, decode_rates={(0, 0): 30.0})
+    assert decode_ratio(ours, ours) == Spread(1.0, 1.0, 1.0)
+    assert decode_ratio(ours, Cell(Arm("b"), 0.0, 1, rates={(0, 0): 20.0})) is None
+
+
+def test_counts_are_sums_over_requests() -> None:
+    counts = Counts()
+    for _ in range(3):
+        counts.add(result())
+    assert (counts.requests, counts.completion_tokens, counts.num_rounds) == (3, 21, 12)
+    assert counts.acceptance_rate == pytest.approx(0.5)
+    assert counts.first_position_acceptance == pytest.approx(2 / 3)
+    assert counts.mean_acceptance_length == pytest.approx(2.0)
+    assert counts.hit_rate == pytest.approx(2 / 3)
+    assert counts.draft_seconds_per_token == pytest.approx(0.05)
+    assert counts.target_seconds_per_round == pytest.approx(0.1)
+    assert counts.coordinator_and_wire_share == pytest.approx(0.2)
+    assert sum(counts.parts.values()) == pytest.approx(counts.total / counts.num_rounds)
+
+
+def test_without_drafts_there_are_no_rates() -> None:
+    counts = Counts(requests=1, num_rounds=3, target=0.3, total=0.3)
+    assert counts.acceptance_rate is counts.hit_rate is counts.draft_seconds_per_token is None
+    assert counts.first_position_acceptance is None
+    assert counts.mean_acceptance_length == 1
+
+
+def test_what_the_prompt_costs_is_not_decoding() -> None:
+    cell = Cell(Arm("plain", 0), 0.0, 1)
+    cell.counts = Counts(requests=1, completion_tokens=40, num_rounds=40, target=0.5 + 0.40)
+    cell.opening = Counts(requests=1, completion_tokens=4, num_rounds=4, target=0.5 + 0.04)
+    assert cell.decoding.target_seconds_per_round == pytest.approx(0.01)

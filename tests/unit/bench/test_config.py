@@ -1,0 +1,85 @@
+"""What is asked for is measured or refused, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.bench import FULL, QUICK
+from paceline.bench.arms import headline, paceline_arms, rotated
+from paceline.bench.prompts import PROMPTS
+from paceline.bench.services import blocks_needed
+from paceline.cli import main
+from paceline.cli.benching import configured
+from paceline.core.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("k", (0,)),
+        ("k", (33,)),
+        ("k", (4, 4)),
+        ("k", ()),
+        ("concurrency", (0,)),
+        ("temperature", ()),
+        ("temperature", (-1.0,)),
+        ("acceptance", ()),
+        ("dtype", "int4"),
+        ("threads", 0),
+        ("repeats", 0),
+        ("prompts", len(PROMPTS) + 1),
+        ("max_tokens", 0),
+        ("start_timeout", 0.0),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        replace(FULL, **{field: value})
+    assert error.value.field == field
+
+
+def test_the_command_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--k", "0"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: k: must be in")
+
+
+def test_options_override_the_preset() -> None:
+    assert configured(QUICK, {"k": None, "temperature": [], "repeats": None}) == QUICK
+    changed = configured(QUICK, {"k": [3, 5], "repeats": 7, "peers": False})
+    assert changed == replace(QUICK, k=(3, 5), repeats=7, peers=False)
+
+
+def test_every_mode_and_k_is_compared_at_one_request() -> None:
+    arms = paceline_arms(FULL, 1)
+    assert arms[0].k == 0
+    for mode in FULL.acceptance:
+        assert {arm.lookahead for arm in arms if arm.acceptance is mode and arm.k == FULL.k[0]} == {
+            True,
+            False,
+        }
+    assert {arm.k for arm in arms} >= {0, *FULL.k}
+    assert len(set(arms)) == len(arms)
+
+
+def test_under_load_one_mode_is_compared() -> None:
+    arms = paceline_arms(FULL, 8)
+    assert {arm.acceptance for arm in arms} == {FULL.acceptance[0]}
+    assert {arm.k for arm in arms} >= {0, *FULL.k}
+    assert headline(FULL, lookahead=False) in arms
+
+
+def test_every_arm_comes_first_once() -> None:
+    arms = paceline_arms(QUICK, 1)
+    assert {rotated(arms, by)[0] for by in range(len(arms))} == set(arms)
+    assert all(set(rotated(arms, by)) == set(arms) for by in range(20))
+
+
+def test_the_pool_holds_all_requests_at_once() -> None:
+    config = replace(QUICK, concurrency=(3, 5), max_tokens=100)
+    tokens = 40 + 100 + config.k[0]
+    assert blocks_needed(config, [(1,) * 40, (1,)]) * 16 >= 5 * tokens

@@ -1,0 +1,100 @@
+"""Ratios and theory from cells whose numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.bench.cells import Cell
+from paceline.bench.config import BenchConfig
+from paceline.bench.figures import RATIOS
+from paceline.bench.record import Record
+from paceline.decoding import theory
+
+MakeRecord = Callable[[list[Cell]], Record]
+
+
+def without(cells: list[Cell], *names: str) -> list[Cell]:
+    return [cell for cell in cells if not cell.arm.name.startswith(names)]
+
+
+def test_figures_come_from_decoding_alone(record: Record) -> None:
+    found = record.figures(0.0)
+    assert found.alpha == pytest.approx(0.75)
+    assert found.c == pytest.approx(0.1)  # 1 ms over 10 ms; with the prompts' passes it would be 0.3
+    assert found.hit_rate == pytest.approx(0.75)
+    assert found.hidden_draft_share == pytest.approx(0.75)
+    assert found.target_step_seconds == pytest.approx(0.01)
+    assert found.verification_over_step == pytest.approx(1.5)
+    assert found.coordinator_and_wire_share == pytest.approx(4 / 20)
+
+
+def test_theory_stands_beside_what_was_measured(record: Record) -> None:
+    found = record.figures(1.0)
+    assert found.predicted == pytest.approx(theory.speedup(0.75, 0.1, 4))
+    assert found.free_draft_bound == pytest.approx((1 - 0.75**5) / 0.25)
+    assert found.measured == pytest.approx(2.0)
+    assert found.measured_without_lookahead == pytest.approx(1.5)
+
+
+def test_the_floor_is_one_reading_of_all_weights(record: Record) -> None:
+    found = record.figures(0.0)
+    assert found.bandwidth_floor_seconds == pytest.approx(5_000_000 * 4 / 10e9)
+    assert found.target_step_over_floor == pytest.approx(5.0)
+
+
+def test_ratios(record: Record, config: BenchConfig) -> None:
+    found = record.ratios(0.0)
+    assert tuple(found) == RATIOS
+    values = {name: ratio.value for name, ratio in found.items() if ratio}
+    assert values == pytest.approx(
+        {
+            "speculative_over_plain": 2.0,
+            "lookahead_over_without": 2.0 / 1.5,
+            "over_generate": 2.0 / 0.8,
+            "over_assisted_generation": 2.0 / 1.25,
+            "measured_over_theory": 2.0 / theory.speedup(0.75, 0.1, 4),
+            "worst_over_plain": 1 + 0.9 / 4 - 0.1,
+            "auto_over_best_fixed": 1.9 / 2.0,
+        }
+    )
+
+
+def test_the_faster_kind_of_assisted_generation_is_the_one_to_beat(record: Record) -> None:
+    found = record.ratios(0.0)["over_assisted_generation"]
+    assert found is not None
+    assert found.to == "transformers assisted generation, own schedule"
+
+
+def test_the_worst_ratio_says_where_it_is(record: Record) -> None:
+    worst = record.ratios(0.0)["worst_over_plain"]
+    assert worst is not None
+    assert worst.concurrency == 4
+    assert worst.of == "lookahead, coupled, K=auto"
+
+
+def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all_cells: list[Cell]) -> None:
+    for cell in all_cells:
+        if cell.concurrency == 4 and cell.arm.k != 0:
+            cell.rates = {place: rate / 2 for place, rate in cell.rates.items()}
+    found = make_record(all_cells).ratios(0.0)["auto_over_best_fixed"]
+    assert found is not None
+    assert (found.to, found.concurrency) == ("plain", 4)
+
+
+@pytest.mark.parametrize(
+    ("missing", "unknown"),
+    [
+        ("transformers", {"over_generate", "over_assisted_generation"}),
+        ("speculative", {"lookahead_over_without", "measured_over_theory"}),
+        ("lookahead, coupled, K=auto", {"worst_over_plain", "auto_over_best_fixed"}),
+        ("plain", {"speculative_over_plain", "worst_over_plain", "measured_over_theory"}),
+    ],
+)
+def test_what_was_not_measured_has_no_ratio(
+    make_record: MakeRecord, all_cells: list[Cell], missing: str, unknown: set[str]
+) -> None:
+    headline = make_record(without(all_cells, missing)).headline
+    assert {name for name, value in headline.items() if value is None} == unknown
+    assert tuple(headline) == RATIOS

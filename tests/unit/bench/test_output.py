@@ -1,0 +1,94 @@
+"""A run as JSON, as tables and as pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.bench import print_record, require_matplotlib, write_plots
+from paceline.bench.figures import RATIOS
+from paceline.bench.record import Record
+from paceline.core.errors import FailedPreconditionError
+
+
+def shown(record: Record) -> str:
+    console = Console(file=io.StringIO(), width=160, markup=False)
+    print_record(record, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def row(text: str, start: str) -> list[str]:
+    """The first line that begins so, as words after it."""
+    return next(line for line in text.splitlines() if line.startswith(start)).removeprefix(start).split()
+
+
+def test_json_has_the_ratios_as_numbers_and_everything_else_beside_them(
+    record: Record, tmp_path: Path
+) -> None:
+    record.write(tmp_path / "run.json")
+    read = json.loads((tmp_path / "run.json").read_text())
+    assert tuple(read["ratios"]) == RATIOS
+    assert read["ratios"]["speculative_over_plain"] == pytest.approx(2.0)
+    assert read["ratios_by_temperature"]["1"]["worst_over_plain"]["concurrency"] == 4
+    assert set(read["figures_by_temperature"]) == {"0", "1"}
+    assert read["figures_by_temperature"]["0"]["alpha"] == pytest.approx(0.75)
+    assert read["settings"]["acceptance"] == ["coupled"]
+    assert read["models"]["target"]["weight_bytes"] == 20_000_000
+    assert read["machine"]["read_bandwidth"] == 10e9
+
+
+def test_json_has_every_run_of_every_cell(record: Record) -> None:
+    cells = record.to_dict()["cells"]
+    assert len(cells) == len(list(record.cells))
+    (plain,) = (c for c in cells if (c["arm"], c["temperature"], c["concurrency"]) == ("plain", 0.0, 2))
+    assert [run["tokens_per_second"] for run in plain["runs"]] == [200.0, 100.0]
+    assert plain["tokens_per_second"]["median"] == 150.0
+    (peer,) = (c for c in cells if c["arm"] == "transformers generate" and c["temperature"] == 1.0)
+    assert peer["k"] is peer["lookahead"] is None
+    assert "counts" not in peer
+
+
+def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
+    text = shown(record)
+    assert row(text, "lookahead, coupled, K=4")[:3] == ["150.0", "125-175", "2.00"]
+    assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]"] * 2
+    assert row(text, "worst_over_plain")[:4] == ["1.12", "[1.12-1.12]", "at", "4"]
+    assert row(text, "α: acceptance of the first draft token") == ["0.75", "0.75"]
+    assert row(text, "step over floor") == ["5.00", "5.00"]
+    assert row(text, "client's share of a core, at most") == ["25%"] * 3
+    assert "CTranslate2: absent, pip install ctranslate2" in text
+
+
+def test_draft_and_target_on_one_gpu_are_labelled(record: Record) -> None:
+    assert not any("share one device" in note for note in record.notes)
+    on_gpu = replace(record.target, device="cuda:0", device_name="A GPU")
+    shared = replace(record, target=on_gpu, draft=replace(on_gpu, name="draft"))
+    assert any("share one device (A GPU)" in note for note in shared.notes)
+
+
+def test_plots_are_pictures(record: Record, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = write_plots(record, tmp_path / "plots")
+    assert [file.name for file in files] == ["throughput.png", "ratios.png", "rounds.png"]
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_run_at_one_request_has_no_plot_over_concurrency(record: Record, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    alone = replace(record, config=replace(record.config, concurrency=(1,)))
+    assert {file.name for file in write_plots(alone, tmp_path)} == {"ratios.png", "rounds.png"}
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    monkeypatch.setattr("paceline.bench.plots.find_spec", util.find_spec)
+    with pytest.raises(FailedPreconditionError, match=r"paceline\[bench\]"):
+        require_matplotlib()
