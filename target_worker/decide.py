@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.core.types import AcceptanceMode, Proposal, SequenceParams
+from paceline.core.types import AcceptanceMode, Proposal, SequenceParams, TokenLogprobs
 from paceline.decoding import acceptance
+from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams
@@ -81,6 +83,37 @@ def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] =
     return [results[i] for i in range(len(cases))]
 
 
+def logprobs_of(
+    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int]]
+) -> list[tuple[TokenLogprobs, ...]]:
+    """What the cases that ask for log-probabilities report of their verdicts' tokens; () for the others.
+
+    Args:
+        cases: the rounds.
+        logits: as for `decide`.
+        verdicts: what `decide` made of them.
+
+    Returns:
+        One entry a token of each case's verdict.
+    """
+    wants = [case.params.sampling.logprobs for case in cases]
+    if all(count is None for count in wants):
+        return [()] * len(cases)
+    rows: list[int] = []
+    tokens: list[int] = []
+    counts: list[int] = []
+    for case, start, (accepted, token), count in zip(cases, _starts(cases), verdicts, wants, strict=True):
+        if count is not None:
+            rows.extend(range(start, start + accepted + 1))
+            tokens.extend((*case.proposal.token_ids[:accepted], token))
+            counts.extend([count] * (accepted + 1))
+    reported = iter(reported_logprobs(logits[rows], tokens, counts))
+    return [
+        () if count is None else tuple(itertools.islice(reported, accepted + 1))
+        for (accepted, _), count in zip(verdicts, wants, strict=True)
+    ]
+
+
 def _starts(cases: Sequence[Case]) -> list[int]:
     starts, row = [], 0
     for case in cases:
@@ -105,6 +138,7 @@ def _context(group: Sequence[Case], row_params: RowParams, vocab_size: int) -> R
             ledger_counts(case.ledger, case.params.prompt_length, vocab_size) if i in wanted else None
             for i, case in enumerate(group)
         ],
+        ledgers=[case.ledger for case in group],
     )
 
 
@@ -114,6 +148,7 @@ def _layout(group: Sequence[Case], vocab: Tensor, eos: Sequence[int]) -> tuple[R
         [case.rows for case in group],
         vocab.device,
         eos_token_ids=eos,
+        bad_words=[case.params.bad_words_token_ids for case in group],
     )
     return row_params, _context(group, row_params, vocab.shape[1])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from paceline.client.async_client import AsyncClient, AsyncGenerationStream
 from paceline.client.results import (
+    CompletionOutput,
     GenerationChunk,
     GenerationResult,
+    Logprob,
     RoundTimings,
     SpeculativeDecoding,
     Usage,
@@ -42,6 +44,7 @@ __all__ = [
     "CacheInfo",
     "CancelledError",
     "Client",
+    "CompletionOutput",
     "CoordinatorStatus",
     "DeadlineExceededError",
     "FailedPreconditionError",
@@ -50,6 +53,7 @@ __all__ = [
     "GenerationStream",
     "InternalError",
     "InvalidArgumentError",
+    "Logprob",
     "Model",
     "NotFoundError",
     "PacelineError",

@@ -1,6 +1,6 @@
 """The answer to one Generate call, folded from its messages. No I/O, so both clients share it.
 
-    started  →  chunk*  →  finished  →  end of the stream
+    started  →  (chunk*  →  finished) for each choice, interleaved  →  end of the stream
 
 Whatever breaks that order, skips an index or names something unknown is an InternalError: the server is
 wrong or too new, and tokens must not be lost or repeated in silence.
@@ -8,11 +8,17 @@ wrong or too new, and tokens must not be lost or repeated in silence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Literal, NoReturn
 
 from paceline.client.results import (
+    CompletionOutput,
     GenerationChunk,
     GenerationResult,
+    Logprob,
+    PositionLogprobs,
     RoundTimings,
     SpeculativeDecoding,
     Usage,
@@ -21,23 +27,39 @@ from paceline.client.server_status import mirror
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, TokenOrigin
 from paceline.rpc import codec
-from paceline.v1 import generation_pb2
+from paceline.v1 import common_pb2, generation_pb2
 
 
 def _broken(what: str) -> NoReturn:
     raise InternalError(f"the server's answer breaks the protocol: {what}")
 
 
+@dataclass(slots=True)
+class _Choice:
+    """What came of one completion so far."""
+
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    output: CompletionOutput | None = None
+
+
 class StreamAssembler:
     """Feed it each message; it gives chunks, and in the end `result`."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: common_pb2.SamplingParams | None = None) -> None:
+        """`sampling` is the request's: what it asks for must come, and nothing else."""
         self.result: GenerationResult | None = None
+        self._wants_logprobs = sampling is not None and sampling.HasField("logprobs")
+        self._wants_prompt_logprobs = sampling is not None and sampling.HasField("prompt_logprobs")
+        self._num_choices = sampling.n if sampling is not None and sampling.HasField("n") else 1
         self._started: generation_pb2.GenerateStarted | None = None
         self._mode = AcceptanceMode.COUPLED
-        self._token_ids: list[int] = []
-        self._origins: list[TokenOrigin] = []
-        self._texts: list[str] = []
+        self._choices: list[_Choice] = []
+        self._prompt_logprobs: list[PositionLogprobs] = []
+        self._usages: list[generation_pb2.Usage] = []
 
     @property
     def request_id(self) -> str | None:
@@ -46,8 +68,9 @@ class StreamAssembler:
 
     @property
     def last_index(self) -> int | None:
-        """Index of the last token that arrived, None before the first."""
-        return len(self._token_ids) - 1 if self._token_ids else None
+        """Index of the last token that every choice has, None before the first."""
+        fewest = min((len(choice.token_ids) for choice in self._choices), default=0)
+        return fewest - 1 if fewest else None
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk this message brings, if it brings one; None is the end of the stream.
@@ -78,51 +101,104 @@ class StreamAssembler:
 
     def _start(self, started: generation_pb2.GenerateStarted) -> None:
         self._mode = codec.mode_from_proto(started.acceptance_mode)
+        seeds = started.seeds or [started.seed]
+        if len(seeds) != self._num_choices or seeds[0] != started.seed:
+            _broken(f"it has {len(seeds)} choices of {self._num_choices}")
+        self._choices = [_Choice(seed) for seed in seeds]
         self._started = started
 
+    def _choice(self, index: int) -> _Choice:
+        if index >= len(self._choices):
+            _broken(f"there is no choice {index}")
+        if self._choices[index].output is not None:
+            _broken(f"choice {index} goes on after its end")
+        return self._choices[index]
+
     def _extend(self, message: generation_pb2.GenerateChunk) -> GenerationChunk:
-        if message.index != len(self._token_ids):
-            _broken(f"index {message.index} came where {len(self._token_ids)} was due")
+        choice = self._choice(message.choice)
+        if message.index != len(choice.token_ids):
+            _broken(f"index {message.index} came where {len(choice.token_ids)} was due")
         if len(message.origins) != len(message.token_ids):
             _broken("it needs one origin a token")
+        if len(message.logprobs) != (len(message.token_ids) if self._wants_logprobs else 0):
+            _broken("it needs log-probabilities for each token, if asked for")
+        if message.prompt_logprobs and not self._wants_prompt_logprobs:
+            _broken("nobody asked for the prompt's log-probabilities")
         chunk = GenerationChunk(
             index=message.index,
             token_ids=tuple(message.token_ids),
             text=message.text,
             origins=tuple(codec.origin_from_proto(origin) for origin in message.origins),
+            choice=message.choice,
+            logprobs=_positions(message.logprobs, message.token_ids) if message.logprobs else (),
+            prompt_logprobs=self._prompt_positions(message),
         )
-        self._token_ids.extend(chunk.token_ids)
-        self._origins.extend(chunk.origins)
-        self._texts.append(chunk.text)
+        choice.token_ids.extend(chunk.token_ids)
+        choice.origins.extend(chunk.origins)
+        choice.texts.append(chunk.text)
+        choice.logprobs.extend(chunk.logprobs)
         return chunk
 
-    def _finish(self, finished: generation_pb2.GenerateFinished) -> GenerationChunk:
+    def _prompt_positions(self, message: generation_pb2.GenerateChunk) -> tuple[PositionLogprobs, ...]:
+        if not message.prompt_logprobs:
+            return ()
         assert self._started is not None
-        if finished.usage.completion_tokens != len(self._token_ids):
-            _broken(f"{len(self._token_ids)} tokens of {finished.usage.completion_tokens} came")
+        begin = 1 + len(self._prompt_logprobs)
+        told = self._started.prompt_token_ids[begin : begin + len(message.prompt_logprobs)]
+        positions = _positions(message.prompt_logprobs, told)
+        self._prompt_logprobs.extend(positions)
+        return positions
+
+    def _finish(self, finished: generation_pb2.GenerateFinished) -> GenerationChunk:
+        choice = self._choice(finished.choice)
+        if finished.usage.completion_tokens != len(choice.token_ids):
+            _broken(f"{len(choice.token_ids)} tokens of {finished.usage.completion_tokens} came")
         stop = codec.finish_reason_from_proto(finished.finish_reason) is FinishReason.STOP
         reason: Literal["stop", "length"] = "stop" if stop else "length"
-        self._texts.append(finished.text)
-        self.result = GenerationResult(
-            request_id=self._started.request_id,
-            seed=self._started.seed,
-            acceptance=self._mode,
-            text="".join(self._texts),
-            token_ids=tuple(self._token_ids),
-            origins=tuple(self._origins),
+        choice.texts.append(finished.text)
+        choice.output = CompletionOutput(
+            choice=finished.choice,
+            seed=choice.seed,
+            text="".join(choice.texts),
+            token_ids=tuple(choice.token_ids),
+            origins=tuple(choice.origins),
             finish_reason=reason,
             stop_reason=_stop_reason(finished),
-            usage=mirror(Usage, finished.usage),
+            logprobs=tuple(choice.logprobs) if self._wants_logprobs else None,
             speculative_decoding=mirror(SpeculativeDecoding, finished.speculative_decoding),
             timings=_timings(finished.timings),
         )
+        self._usages.append(finished.usage)
+        outputs = tuple(each.output for each in self._choices if each.output is not None)
+        if len(outputs) == len(self._choices):
+            self.result = self._whole(outputs)
         return GenerationChunk(
-            index=len(self._token_ids),
+            index=len(choice.token_ids),
             token_ids=(),
             text=finished.text,
             origins=(),
             finish_reason=reason,
             result=self.result,
+            choice=finished.choice,
+        )
+
+    def _whole(self, outputs: tuple[CompletionOutput, ...]) -> GenerationResult:
+        assert self._started is not None
+        prompt_tokens = self._usages[0].prompt_tokens
+        completion_tokens = sum(usage.completion_tokens for usage in self._usages)
+        prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+        if self._wants_prompt_logprobs:
+            prompt_logprobs = (None, *self._prompt_logprobs)
+            if len(prompt_logprobs) != self._started.num_prompt_tokens:
+                _broken("log-probabilities of the prompt are missing")
+        return GenerationResult(
+            **{f.name: getattr(outputs[0], f.name) for f in fields(CompletionOutput)},
+            request_id=self._started.request_id,
+            acceptance=self._mode,
+            usage=Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),
+            prompt_token_ids=tuple(self._started.prompt_token_ids) or None,
+            prompt_logprobs=prompt_logprobs,
+            outputs=outputs,
         )
 
     def require_result(self) -> GenerationResult:
@@ -141,6 +217,22 @@ class StreamAssembler:
         if isinstance(error, UnavailableError) and error.last_index is None:
             error.last_index = self.last_index
         raise error
+
+
+def _positions(
+    messages: Iterable[generation_pb2.PositionLogprobs], token_ids: Iterable[int]
+) -> tuple[PositionLogprobs, ...]:
+    """One mapping a token, which it begins with."""
+    positions: list[PositionLogprobs] = []
+    for message, token_id in zip_longest(messages, token_ids):
+        if message is None or not message.tokens or message.tokens[0].token_id != token_id:
+            _broken("log-probabilities are of another token")
+        position: dict[int, Logprob] = {}
+        for each in message.tokens:
+            # The token itself comes first, and again where it is among the likeliest.
+            position.setdefault(each.token_id, Logprob(each.logprob, each.rank, each.decoded_token))
+        positions.append(position)
+    return tuple(positions)
 
 
 def _stop_reason(finished: generation_pb2.GenerateFinished) -> str | int | None:

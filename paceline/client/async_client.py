@@ -28,11 +28,13 @@ class AsyncGenerationStream:
     """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation."""
 
     def __init__(
-        self, call: grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
+        self,
+        call: grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse],
+        request: generation_pb2.GenerateRequest,
     ) -> None:
         self._call = call
         self._messages = aiter(call)
-        self._assembler = StreamAssembler()
+        self._assembler = StreamAssembler(request.sampling)
         self._over = False
 
     @property
@@ -134,7 +136,7 @@ class AsyncClient:
         deadline = requests.checked_timeout(timeout)
         service = self._service()
         with translated():
-            return AsyncGenerationStream(service.Generate(request, timeout=deadline))
+            return AsyncGenerationStream(service.Generate(request, timeout=deadline), request)
 
     async def tokenize(
         self,

@@ -69,13 +69,27 @@ class RoundTimings:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """One finished generation."""
+class Logprob:
+    """One token at one position, by the target's own distribution: before penalties, filters and so on."""
 
-    request_id: str
+    logprob: float
+    rank: int
+    """1 + the number of tokens that are likelier."""
+    decoded_token: str
+    """Its text alone; bytes that are no whole character show as U+FFFD."""
+
+
+PositionLogprobs = Mapping[int, Logprob]
+"""By token id: the token that is there, then the likeliest ones, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One of the `n` completions of a request."""
+
+    choice: int = 0
     seed: int
-    """The one that was used: with it the same request gives the same tokens again."""
-    acceptance: AcceptanceMode
+    """The one that was used: with it the same request with `n` 1 gives the same tokens again."""
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[TokenOrigin, ...]
@@ -83,28 +97,61 @@ class GenerationResult:
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
     """The stop string or the stop token's id that ended it; None for end-of-sequence and length."""
-    usage: Usage
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    """One each token; None unless asked for."""
     speculative_decoding: SpeculativeDecoding
     timings: RoundTimings
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum over the tokens; None unless `logprobs` were asked for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(position[token_id].logprob for token_id, position in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult(CompletionOutput):
+    """A finished request: its first completion, and all of them in `outputs`."""
+
+    request_id: str
+    acceptance: AcceptanceMode
+    usage: Usage
+    """Of all completions; the prompt counts once."""
+    prompt_token_ids: tuple[int, ...] | None = None
+    """None unless `echo` or `prompt_logprobs` were asked for."""
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    """One each token of the prompt, None for the first, which nothing precedes; None unless asked for."""
+    outputs: tuple[CompletionOutput, ...]
+
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON. With one completion `outputs` is left out: it would say everything twice."""
         plain: dict[str, Any] = to_plain(self)
+        if len(self.outputs) == 1:
+            del plain["outputs"]
         return plain
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationChunk:
-    """The tokens one round committed. The concatenated texts of all chunks are the result's text.
+    """The tokens one round committed. The concatenated texts of a choice's chunks are its text.
 
     Text may lag behind the tokens: it never ends inside a character or a possible stop string. What was
-    held back comes with the last chunk, which has no tokens but a `finish_reason` and the `result`.
+    held back comes with the choice's last chunk, which has no tokens but a `finish_reason`; the last one of
+    all has the `result`. Others without tokens tell of the prompt: what `echo` and `prompt_logprobs` ask for.
     """
 
     index: int
-    """Of the first of `token_ids` among the generated tokens."""
+    """Of the first of `token_ids` among the choice's generated tokens."""
     token_ids: tuple[int, ...]
     text: str
     origins: tuple[TokenOrigin, ...]
     finish_reason: Literal["stop", "length"] | None = None
     result: GenerationResult | None = None
+    choice: int = 0
+    """Which of the `n` completions."""
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """One each token, if asked for."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of the next tokens of the prompt, beginning with its second one."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paceline.client.results import to_plain
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode
 from paceline.rpc import codec
 from paceline.v1 import common_pb2, generation_pb2
@@ -96,11 +97,15 @@ class CoordinatorStatus:
     process_id: int
     running: int
     waiting: int
-    num_speculative_tokens: int
+    num_speculative_tokens: DraftTokens
+    max_num_speculative_tokens: int
+    """The bound of `auto`."""
     acceptance_mode: AcceptanceMode | None
     """None if the server did not say."""
     finished_requests: int
     failed_requests: int
+    http_address: str
+    """Empty where HTTP is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,9 @@ def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatu
         coordinator=mirror(
             CoordinatorStatus,
             response.coordinator,
+            num_speculative_tokens=AUTO
+            if response.coordinator.auto_num_speculative_tokens
+            else response.coordinator.num_speculative_tokens,
             acceptance_mode=codec.mode_from_proto(mode) if known else None,
         ),
         workers=tuple(_worker(worker) for worker in response.workers),

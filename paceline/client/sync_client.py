@@ -28,9 +28,9 @@ class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
 class GenerationStream:
     """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Call, request: generation_pb2.GenerateRequest) -> None:
         self._call = call
-        self._assembler = StreamAssembler()
+        self._assembler = StreamAssembler(request.sampling)
         self._over = False
 
     @property
@@ -122,7 +122,7 @@ class Client:
         request = requests.generate_request(prompt, sampling, speculation, request_id)
         deadline = requests.checked_timeout(timeout)
         with translated():
-            return GenerationStream(self._stub.Generate(request, timeout=deadline))
+            return GenerationStream(self._stub.Generate(request, timeout=deadline), request)
 
     def tokenize(self, text: str, *, timeout: float | None = None) -> tuple[int, ...]:
         """The target's token ids of `text`."""

@@ -1,4 +1,4 @@
-"""What came before each row of a batch: the context of penalties and min_tokens.
+"""What came before each row of a batch: the context of penalties, min_tokens and bad words.
 
 It grows along a proposal as it would in plain decoding: row i of a chain has seen the ledger and the first
 i draft tokens, the row of a tree's node the ledger and the path down to the node.
@@ -48,6 +48,8 @@ class RowContext:
     """int64 [R]: generated tokens before the row's, drafts included."""
     counts: Tensor | None
     """int32 [P, 2, V] for the P rows with penalties: everywhere, and among the generated tokens."""
+    completes_bad_word: tuple[Tensor, Tensor] | None = None
+    """int64 rows and tokens: the pairs that would complete a bad word of more than one token."""
 
     @classmethod
     def build(
@@ -57,6 +59,7 @@ class RowContext:
         drafts: Sequence[Sequence[int]],
         counts: Sequence[Tensor | None] = (),
         parents: Sequence[Sequence[int]] = (),
+        ledgers: Sequence[Sequence[int]] = (),
     ) -> RowContext:
         """The context of proposals: row i of a chain has seen the ledger and drafts[:i].
 
@@ -66,6 +69,7 @@ class RowContext:
             drafts: each sequence's draft tokens.
             counts: `ledger_counts` of each sequence; needed for those in `row_params.needs_counts`.
             parents: for trees, each node's parent or -1; an empty entry (or none at all) is a chain.
+            ledgers: each sequence's tokens; needed for those in `row_params.bad_words`.
         """
         shapes = [
             _tree(tuple(parents[i])) if parents and parents[i] else _chain(len(draft))
@@ -74,13 +78,14 @@ class RowContext:
         if tuple(len(s.depth) for s in shapes) != row_params.num_rows:
             raise ValueError("each sequence has one row more than draft tokens")
         generated = np.concatenate([n + s.depth for n, s in zip(num_generated, shapes, strict=True)])
+        completes = _completes(row_params, drafts, shapes, ledgers)
         penalties = row_params.penalties
         if penalties is None:
-            return cls(torch.from_numpy(generated), None)
+            return cls(torch.from_numpy(generated), None, completes)
         device = penalties.rows.device
-        ledgers = [_present(counts[i]) for i in penalties.sequences]
+        bases = [_present(counts[i]) for i in penalties.sequences]
         sizes = torch.tensor([row_params.num_rows[i] for i in penalties.sequences], device=device)
-        grown = torch.stack(ledgers).repeat_interleave(sizes, dim=0)
+        grown = torch.stack(bases).repeat_interleave(sizes, dim=0)
         starts = np.cumsum([0] + [row_params.num_rows[i] for i in penalties.sequences])
         rows = np.concatenate(
             [start + shapes[i].row for start, i in zip(starts[:-1], penalties.sequences, strict=True)]
@@ -91,7 +96,28 @@ class RowContext:
         where = (torch.from_numpy(rows).to(device)[:, None], torch.arange(2, device=device))
         one = torch.ones((), dtype=grown.dtype, device=device)
         grown.index_put_((*where, torch.from_numpy(tokens).to(device)[:, None]), one, accumulate=True)
-        return cls(torch.from_numpy(generated).to(device), grown)
+        return cls(torch.from_numpy(generated).to(device), grown, completes)
+
+
+def _completes(
+    row_params: RowParams,
+    drafts: Sequence[Sequence[int]],
+    shapes: Sequence[_Shape],
+    ledgers: Sequence[Sequence[int]],
+) -> tuple[Tensor, Tensor] | None:
+    words = row_params.bad_words
+    if words is None:
+        return None
+    if not ledgers:
+        raise ValueError("bad words need the ledgers")
+    starts = np.cumsum(row_params.num_rows) - row_params.num_rows
+    parts = [
+        (starts[i] + rows, tokens)
+        for i, table in zip(words.sequences, words.tables, strict=True)
+        for rows, tokens in [table.completed_by(ledgers[i], drafts[i], shapes[i].depth, shapes[i].paths)]
+    ]
+    rows, tokens = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
+    return rows, tokens
 
 
 def _present(counts: Tensor | None) -> Tensor:
@@ -102,11 +128,19 @@ def _present(counts: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A proposal's rows: pairs (row, draft token on the way to it), and each row's depth."""
+    """A proposal's rows: pairs (row, draft token on the way to it) in order, and each row's depth."""
 
     row: npt.NDArray[np.int64]
     ancestor: npt.NDArray[np.int64]
     depth: npt.NDArray[np.int64]
+
+    @property
+    def paths(self) -> npt.NDArray[np.int64]:
+        """int64 [rows, largest depth]: the draft tokens on the way to each row, 0 beyond its depth."""
+        paths = np.zeros((len(self.depth), int(self.depth.max())), dtype=np.int64)
+        place = np.arange(len(self.row)) - np.repeat(np.cumsum(self.depth) - self.depth, self.depth)
+        paths[self.row, place] = self.ancestor
+        return paths
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.types import SamplingParams
+from paceline.decoding.bad_words import Words, WordTable, single_tokens
 
 _NO_TOP_K: Final = 2**31 - 1
 _NO_TOP_P: Final = 2.0
@@ -50,6 +51,34 @@ class MinTokens:
     rows: Tensor  # int64 [M], as the other two
     tokens: Tensor
     at_least: Tensor
+    largest_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forbidden:
+    """The N pairs of a row and a token it may never take: bad words of one token."""
+
+    rows: Tensor  # int64 [N], as tokens
+    tokens: Tensor
+    largest_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """The sequences with bad words of more than one token; what they forbid depends on the context."""
+
+    sequences: tuple[int, ...]
+    tables: tuple[WordTable, ...]
+    largest_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The A rows that may take no other tokens than those of the N pairs."""
+
+    restricted: Tensor  # int64 [A]
+    rows: Tensor  # int64 [N], as tokens
+    tokens: Tensor
     largest_token: int
 
 
@@ -90,6 +119,9 @@ class RowParams:
     penalties: Penalties | None
     bias: Bias | None
     min_tokens: MinTokens | None
+    forbidden: Forbidden | None
+    bad_words: BadWords | None
+    allowed: Allowed | None
     min_p: MinP | None
     top: TopFilters | None
 
@@ -101,6 +133,7 @@ class RowParams:
         device: torch.device | None = None,
         *,
         eos_token_ids: Sequence[int] = (),
+        bad_words: Sequence[Words] = (),
     ) -> RowParams:
         """Lay out one batch.
 
@@ -109,19 +142,24 @@ class RowParams:
             rows: consecutive rows of each sequence.
             device: where the logits are.
             eos_token_ids: the model's; masked, with `stop_token_ids`, until `min_tokens` are generated.
+            bad_words: each sequence's, as tokens; none at all when no sequence has any.
         """
         layout = _Layout.of(rows, device)
         sampled = [i for i, p in enumerate(params) if not p.greedy]
         greedy = [i for i, p in enumerate(params) if p.greedy]
+        all_rows = torch.arange(sum(rows), device=device) if not sampled else None
         temperatures = [p.temperature or 1.0 for p in params]
         return cls(
             num_rows=tuple(rows),
             all_greedy=not sampled,
             temperature=layout.column(temperatures) if any(t != 1 for t in temperatures) else None,
-            greedy_rows=layout.rows_of(greedy) if greedy else None,
+            greedy_rows=layout.rows_of(greedy) if greedy and sampled else all_rows,
             penalties=_penalties(params, layout),
             bias=_bias(params, layout),
             min_tokens=_min_tokens(params, layout, eos_token_ids),
+            forbidden=_forbidden(bad_words, layout),
+            bad_words=_bad_words(bad_words),
+            allowed=_allowed(params, layout),
             min_p=_min_p(params, layout, sampled),
             top=_top_filters(params, layout, sampled),
         )
@@ -134,7 +172,19 @@ class RowParams:
     @property
     def needs_context(self) -> bool:
         """True when the transforms depend on what came before a row."""
-        return self.penalties is not None or self.min_tokens is not None
+        return self.penalties is not None or self.min_tokens is not None or self.bad_words is not None
+
+    @property
+    def changes_logits(self) -> bool:
+        """True when some row's argmax may be another one after the transforms."""
+        return (
+            self.penalties is not None
+            or self.bias is not None
+            or self.min_tokens is not None
+            or self.forbidden is not None
+            or self.bad_words is not None
+            or self.allowed is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +280,35 @@ def _min_tokens(
         users, [[params[i].min_tokens] * len(masked[i]) for i in users], torch.int64
     )
     return MinTokens(rows, flat, at_least, max(max(ids) for ids in tokens))
+
+
+def _forbidden(bad_words: Sequence[Words], layout: _Layout) -> Forbidden | None:
+    if not any(bad_words):
+        return None
+    singles = [single_tokens(words) for words in bad_words]
+    users = [i for i, tokens in enumerate(singles) if tokens]
+    if not users:
+        return None
+    tokens = [singles[i] for i in users]
+    return Forbidden(*layout.pairs(users, tokens), max(max(ids) for ids in tokens))
+
+
+def _bad_words(bad_words: Sequence[Words]) -> BadWords | None:
+    if not any(bad_words):
+        return None
+    tables = [(i, table) for i, words in enumerate(bad_words) if (table := WordTable.of(words)) is not None]
+    if not tables:
+        return None
+    largest = max(int(table.last.max()) for _, table in tables)
+    return BadWords(tuple(i for i, _ in tables), tuple(table for _, table in tables), largest)
+
+
+def _allowed(params: Sequence[SamplingParams], layout: _Layout) -> Allowed | None:
+    users = [i for i, p in enumerate(params) if p.allowed_token_ids is not None]
+    if not users:
+        return None
+    tokens = [params[i].allowed_token_ids or () for i in users]
+    return Allowed(layout.rows_of(users), *layout.pairs(users, tokens), max(max(ids) for ids in tokens))
 
 
 def _min_p(params: Sequence[SamplingParams], layout: _Layout, sampled: Sequence[int]) -> MinP | None:

@@ -1,8 +1,9 @@
 """Logits become a distribution, as the request asks ("standardised sampling", Leviathan et al. 2023, 2.2).
 
-The order is: repetition, presence and frequency penalties, logit_bias, the min_tokens mask, temperature,
-min_p, top_k, top_p. Each step means what it means in transformers (repetition, temperature, min_p, top_k,
-top_p) and vLLM (presence, frequency, min_tokens). Draft and target apply the same steps.
+The order is: repetition, presence and frequency penalties, logit_bias, the masks of min_tokens, bad_words
+and allowed_token_ids, temperature, min_p, top_k, top_p. Each step means what it means in transformers
+(repetition, bad_words, temperature, min_p, top_k, top_p) and vLLM (presence, frequency, min_tokens,
+allowed_token_ids). Draft and target apply the same steps.
 
 Steps that no row of a batch asks for cost nothing, and the others touch only the rows that ask for them.
 """
@@ -21,7 +22,7 @@ __all__ = ["RowContext", "RowParams", "ledger_counts", "log_probs", "processed_l
 
 
 def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
-    """Penalties, logit_bias and the min_tokens mask: all that changes which token an argmax takes.
+    """Penalties, logit_bias and the masks: all that changes which token an argmax takes.
 
     Args:
         logits: float [R, V].
@@ -32,13 +33,13 @@ def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext 
         float32 [R, V]; the input itself when it is float32 and no row asks for anything.
 
     Raises:
-        InvalidArgumentError: `logit_bias` or `stop_token_ids` names a token outside the vocabulary.
+        InvalidArgumentError: a parameter names a token outside the vocabulary.
     """
     values = logits.float()
-    if row_params.penalties is None and row_params.bias is None and row_params.min_tokens is None:
+    if not row_params.changes_logits:
         return values
     if row_params.needs_context and context is None:
-        raise ValueError("penalties and min_tokens need a context")
+        raise ValueError("penalties, min_tokens and bad words need a context")
     if values is logits:
         values = values.clone()
     if row_params.penalties is not None and context is not None and context.counts is not None:
@@ -52,6 +53,19 @@ def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext 
         too_early = context.num_generated.to(values.device)[mask.rows] < mask.at_least
         where = (mask.rows, mask.tokens)
         values[where] = values[where].masked_fill(too_early, -torch.inf)
+    if (words := row_params.bad_words) is not None and context is not None:
+        assert context.completes_bad_word is not None
+        _check_token("bad_words", words.largest_token, values.shape[1])
+        rows, tokens = context.completes_bad_word
+        values[rows.to(values.device), tokens.to(values.device)] = -torch.inf
+    if (forbidden := row_params.forbidden) is not None:
+        _check_token("bad_words", forbidden.largest_token, values.shape[1])
+        values[forbidden.rows, forbidden.tokens] = -torch.inf
+    if (allowed := row_params.allowed) is not None:
+        _check_token("allowed_token_ids", allowed.largest_token, values.shape[1])
+        kept = values[allowed.rows, allowed.tokens]
+        values[allowed.restricted] = -torch.inf
+        values[allowed.rows, allowed.tokens] = kept
     return values
 
 

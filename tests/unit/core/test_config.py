@@ -24,6 +24,8 @@ COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
         (CoordinatorConfig, COORDINATOR, "targets", ()),
         (CoordinatorConfig, COORDINATOR, "port", -1),
         (CoordinatorConfig, COORDINATOR, "port", 65536),
+        (CoordinatorConfig, COORDINATOR, "http_port", -1),
+        (CoordinatorConfig, COORDINATOR, "http_port", 65536),
         (CoordinatorConfig, COORDINATOR, "draft_timeout", 0.0),
         (CoordinatorConfig, COORDINATOR, "draft_timeout", math.nan),
         (CoordinatorConfig, COORDINATOR, "target_timeout", -1.0),

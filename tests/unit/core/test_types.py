@@ -53,6 +53,17 @@ from paceline.core.types import (
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (1.0,)),
         ("stop_token_ids", tuple(range(limits.MAX_STOP_TOKEN_IDS + 1))),
+        *(("bad_words", bad) for bad in (("",), (5,), 5, None, ("x",) * (limits.MAX_BAD_WORDS + 1))),
+        ("bad_words", ("x" * (limits.MAX_BAD_WORD_CHARACTERS + 1),)),
+        *(("allowed_token_ids", bad) for bad in ((), 5, "12", (-1,), (1.0,), (True,))),
+        ("allowed_token_ids", range(limits.MAX_ALLOWED_TOKEN_IDS + 1)),
+        *(("n", bad) for bad in (0, -1, limits.MAX_N + 1, 1.0, True, None)),
+        *(
+            (name, bad)
+            for name in ("logprobs", "prompt_logprobs")
+            for bad in (-1, limits.MAX_LOGPROBS + 1, 1.0, True, "all")
+        ),
+        *(("echo", bad) for bad in (1, "yes", None)),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -75,6 +86,11 @@ def test_sampling_params_refuse_what_cannot_be_honoured(name: str, value: Any) -
         ("max_tokens", limits.MAX_TOKENS),
         ("min_tokens", 16),
         ("logit_bias", {0: -100, 1: 100}),
+        ("n", limits.MAX_N),
+        ("logprobs", 0),
+        ("prompt_logprobs", limits.MAX_LOGPROBS),
+        ("allowed_token_ids", (0,)),
+        ("bad_words", ("x" * limits.MAX_BAD_WORD_CHARACTERS,) * limits.MAX_BAD_WORDS),
     ],
 )
 def test_the_bounds_themselves_are_allowed(name: str, value: Any) -> None:
@@ -86,6 +102,28 @@ def test_convenient_spellings() -> None:
     assert params.stop == ("END",)
     assert params.top_k == 0
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(bad_words="word").bad_words == ("word",)
+    assert SamplingParams(allowed_token_ids=[3, 1]).allowed_token_ids == (3, 1)
+
+
+def test_choices_are_requests_of_their_own() -> None:
+    params = SamplingParams(seed=7, n=4, temperature=0.5, logprobs=2, prompt_logprobs=3)
+    choices = [params.of_choice(i) for i in range(4)]
+    assert choices[0] == dataclasses.replace(params, n=1)
+    assert {choice.n for choice in choices} == {1}
+    assert [choice.prompt_logprobs for choice in choices] == [3, None, None, None]
+    assert {choice.logprobs for choice in choices} == {2}
+    seeds = [choice.seed for choice in choices]
+    assert seeds[0] == 7
+    assert seeds == [params.of_choice(i).seed for i in range(4)]
+    alone = dataclasses.replace(params, n=1)
+    assert alone.of_choice(0) is alone
+
+
+def test_neighbouring_seeds_have_no_choice_in_common() -> None:
+    seeds = [SamplingParams(seed=s, n=8).of_choice(i).seed for s in range(50) for i in range(8)]
+    assert len(set(seeds)) == 50 * 8
+    assert all(0 <= seed <= limits.MAX_SEED for seed in seeds if seed is not None)
 
 
 def test_min_tokens_may_exceed_the_default_when_there_is_no_maximum() -> None:

@@ -1,0 +1,66 @@
+"""Checks of a value's type. Each raises InvalidArgumentError with the field's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final, Literal
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+
+
+def require(condition: bool, name: str, message: str) -> None:
+    """Raise InvalidArgumentError naming `name` unless `condition` holds."""
+    if not condition:
+        raise InvalidArgumentError(name, message)
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgumentError(name, f"must be a number, got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    require(math.isfinite(number), name, "must be finite")
+    return number
+
+
+def integer(name: str, value: Any) -> int:
+    """An int, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgumentError(name, f"must be an integer, got {type(value).__name__}")
+    return value
+
+
+AUTO: Final = "auto"
+DraftTokens = int | Literal["auto"]
+"""K, or `auto` where the coordinator chooses it round by round."""
+
+
+def draft_tokens(name: str, value: Any) -> DraftTokens:
+    """K within its bound, or `auto`."""
+    if value == AUTO:
+        return AUTO
+    require(not isinstance(value, str), name, f"must be an integer or {AUTO!r}, got {value!r}")
+    most = limits.MAX_SPECULATIVE_TOKENS
+    require(0 <= integer(name, value) <= most, name, f"must be between 0 and {most}, got {value}")
+    return int(value)
+
+
+def items(name: str, value: Any) -> tuple[Any, ...]:
+    """What an iterable holds; text is none."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(name, f"must be a list, got {type(value).__name__}")
+    return tuple(value)
+
+
+def from_mapping(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    """Build a dataclass from a dictionary; an unknown name is refused, not ignored."""
+    known = {f.name for f in fields(cls)}
+    for name in values:
+        require(name in known, name, f"unknown parameter; known are {', '.join(sorted(known))}")
+    return cls(**values)

@@ -1,0 +1,87 @@
+"""Which tokens would complete a bad word: token sequences that may not be generated as a whole.
+
+A word of one token is a mask that never changes. A longer one forbids its last token after rows whose
+context ends in the others; the context grows along a proposal as in plain decoding, and includes the prompt.
+Source: NoBadWordsLogitsProcessor of transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Words = tuple[tuple[int, ...], ...]
+Ints = npt.NDArray[np.int64]
+
+_ANY: Final = -1
+"""In front of a short prefix: equal to every token."""
+_NOTHING: Final = -2
+"""In front of a short context: equal to no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordTable:
+    """The W words of more than one token, laid out for comparison with the end of a context."""
+
+    prefixes: Ints
+    """int64 [W, T]: all tokens but the last, right-aligned, T being the most of any word."""
+    last: Ints
+    """int64 [W]."""
+
+    @classmethod
+    def of(cls, words: Words) -> WordTable | None:
+        """None when every word is one token."""
+        return _table(words)
+
+    @property
+    def context_length(self) -> int:
+        """T: how much of a context matters."""
+        return int(self.prefixes.shape[1])
+
+    def completed_by(
+        self, ledger: Sequence[int], drafts: Sequence[int], depths: Ints, paths: Ints
+    ) -> tuple[Ints, Ints]:
+        """The pairs of a row and a token that would complete a word there.
+
+        Args:
+            ledger: the sequence's tokens; its last T suffice.
+            drafts: the proposal's N nodes.
+            depths: [R], how many draft tokens lie on the way to each row.
+            paths: [R, D], which nodes those are, in order; D is at least the largest depth.
+
+        Returns:
+            rows and tokens, two int64 [pairs].
+        """
+        length = self.context_length
+        known = np.full(length, _NOTHING, dtype=np.int64)
+        tail = np.asarray(ledger[-length:], dtype=np.int64)
+        known[length - len(tail) :] = tail
+        where = np.arange(length) + depths[:, None]
+        if len(drafts):
+            nodes = np.take_along_axis(paths, np.maximum(where - length, 0), axis=1)
+            where = np.where(where < length, where, length + nodes)
+        contexts = np.concatenate((known, np.asarray(drafts, dtype=np.int64)))[where]
+        equal = (contexts[:, None] == self.prefixes) | (self.prefixes == _ANY)
+        rows, words = np.nonzero(equal.all(-1))
+        return rows, self.last[words]
+
+
+@functools.lru_cache(maxsize=256)
+def _table(words: Words) -> WordTable | None:
+    longer = [word for word in words if len(word) > 1]
+    if not longer:
+        return None
+    prefixes = np.full((len(longer), max(map(len, longer)) - 1), _ANY, dtype=np.int64)
+    for row, word in zip(prefixes, longer, strict=True):
+        row[len(row) - len(word) + 1 :] = word[:-1]
+    return WordTable(prefixes, np.array([word[-1] for word in longer], dtype=np.int64))
+
+
+def single_tokens(words: Words) -> list[int]:
+    """The words of one token."""
+    return [word[0] for word in words if len(word) == 1]

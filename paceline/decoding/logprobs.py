@@ -1,0 +1,46 @@
+"""Log-probabilities to report: of chosen tokens, and of the likeliest ones.
+
+They are of the model's own distribution, before penalties, bias, masks, temperature and filters, which is
+vLLM's `raw_logprobs`. So they tell what the model thinks of a token, whatever the request did to its
+chances, and a token's log-probability does not depend on how the request samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.types import TokenLogprobs
+
+
+def reported_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """What to report of one position a row. Copies from the device once.
+
+    Args:
+        logits: float [R, V], untransformed.
+        token_ids: the token at each position, R of them.
+        counts: how many of the likeliest tokens to report with each; at most V are.
+
+    Returns:
+        One entry a row.
+    """
+    values = logits.float().log_softmax(-1)
+    tokens = torch.tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
+    chosen = values.gather(1, tokens)
+    ranks = (values > chosen).sum(-1, keepdim=True) + 1
+    top = values.topk(min(max(counts, default=0), values.shape[1]), dim=-1)
+    # float64 holds float32 values and ids alike without rounding.
+    table = torch.cat([part.double() for part in (chosen, ranks, top.values, top.indices)], dim=1).tolist()
+    width = top.values.shape[1]
+    return [
+        TokenLogprobs(
+            token_id,
+            row[0],
+            int(row[1]),
+            tuple(int(token) for token in row[2 + width : 2 + width + count]),
+            tuple(row[2 : 2 + min(count, width)]),
+        )
+        for token_id, count, row in zip(token_ids, counts, table, strict=True)
+    ]

@@ -1,0 +1,221 @@
+"""Sampling parameters between protobuf and core types, and the checks that every message shares.
+
+A field this version does not know is refused with its number, since a parameter that is silently ignored
+would change what the caller asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.v1 import common_pb2
+
+_MODES = {
+    AcceptanceMode.COUPLED: common_pb2.ACCEPTANCE_MODE_COUPLED,
+    AcceptanceMode.REJECTION: common_pb2.ACCEPTANCE_MODE_REJECTION,
+    AcceptanceMode.BLOCK: common_pb2.ACCEPTANCE_MODE_BLOCK,
+}
+_MODES_BACK: dict[int, AcceptanceMode] = {wire: mode for mode, wire in _MODES.items()}
+
+_PLAIN_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "n",
+    "logprobs",
+    "prompt_logprobs",
+    "echo",
+)
+UNLIMITED_MAX_TOKENS = -1
+"""`max_tokens` on the wire for "up to the model's length"."""
+
+
+def refuse_unknown_fields(message: Message, name: str) -> None:
+    """Raise InvalidArgumentError if `message` carries a field this version does not define."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        raise InvalidArgumentError(name, f"unknown parameter (field number {unknown[0].field_number})")
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises InvalidArgumentError for a lone surrogate, which no UTF-8 can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(name, "is not valid Unicode text") from None
+
+
+def check_wire_ids(name: str, token_ids: Iterable[int]) -> None:
+    """Raises InvalidArgumentError if an id does not fit the wire's uint32."""
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < 2**32:
+            raise InvalidArgumentError(
+                name, f"token id {token_id} at position {position} is outside [0, 2^32)"
+            )
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Every field is set, so the receiver needs no defaults of its own.
+
+    Raises InvalidArgumentError for a value that the wire's type cannot hold.
+    """
+    check_wire_ids("logit_bias", params.logit_bias)
+    check_wire_ids("stop_token_ids", params.stop_token_ids)
+    check_wire_ids("allowed_token_ids", params.allowed_token_ids or ())
+    for name in ("stop", "bad_words"):
+        for text in getattr(params, name):
+            check_text(name, text)
+    message = common_pb2.SamplingParams(
+        logit_bias=[
+            common_pb2.LogitBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias.items()
+        ],
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids or (),
+    )
+    for name in _PLAIN_SAMPLING_FIELDS:
+        value = getattr(params, name)
+        if value is None:
+            continue
+        try:
+            setattr(message, name, value)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(name, "does not fit the wire's type") from None
+    if params.max_tokens is None:
+        message.max_tokens = UNLIMITED_MAX_TOKENS
+    return message
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Raises InvalidArgumentError naming the field."""
+    refuse_unknown_fields(message, "sampling")
+    given = {descriptor.name for descriptor, _ in message.ListFields()}
+    values = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS if name in given}
+    if values.get("max_tokens") == UNLIMITED_MAX_TOKENS:
+        values["max_tokens"] = None
+    bias: dict[int, float] = {}
+    for entry in message.logit_bias:
+        refuse_unknown_fields(entry, "logit_bias")
+        if entry.token_id in bias:
+            raise InvalidArgumentError("logit_bias", f"token id {entry.token_id} is named twice")
+        bias[entry.token_id] = entry.bias
+    return SamplingParams(
+        logit_bias=bias,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        bad_words=tuple(message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        **values,
+    )
+
+
+def mode_to_proto(mode: AcceptanceMode) -> common_pb2.AcceptanceMode.ValueType:
+    """The wire's number of an acceptance mode."""
+    return _MODES[mode]
+
+
+def mode_from_proto(value: int, name: str = "acceptance") -> AcceptanceMode:
+    """Raises InvalidArgumentError for a number that names no mode."""
+    if value not in _MODES_BACK:
+        raise InvalidArgumentError(name, f"no acceptance mode has the number {value}")
+    return _MODES_BACK[value]
+
+
+def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParams:
+    """What OpenSequence carries."""
+    return common_pb2.SequenceParams(
+        sampling=sampling_to_proto(params.sampling),
+        acceptance_mode=_MODES[params.mode],
+        prompt_length=params.prompt_length,
+        bad_words_token_ids=[
+            common_pb2.TokenSequence(token_ids=token_ids) for token_ids in params.bad_words_token_ids
+        ],
+    )
+
+
+def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequenceParams:
+    """Raises InvalidArgumentError; a sequence without a seed cannot be sampled repeatably."""
+    refuse_unknown_fields(message, "params")
+    sampling = sampling_from_proto(message.sampling)
+    if sampling.seed is None:
+        raise InvalidArgumentError("seed", "a worker's sequence needs one")
+    bad_words = tuple(tuple(sequence.token_ids) for sequence in message.bad_words_token_ids)
+    # A word has a form with a leading space and one without.
+    if len(bad_words) > 2 * limits.MAX_BAD_WORDS:
+        raise InvalidArgumentError("bad_words", f"at most {2 * limits.MAX_BAD_WORDS} sequences of tokens")
+    if not all(1 <= len(token_ids) <= limits.MAX_BAD_WORD_TOKENS for token_ids in bad_words):
+        raise InvalidArgumentError("bad_words", f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each")
+    return SequenceParams(
+        sampling=sampling,
+        mode=mode_from_proto(message.acceptance_mode),
+        prompt_length=message.prompt_length,
+        bad_words_token_ids=bad_words,
+    )
+
+
+def check_token_ids(name: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
+    """Raises InvalidArgumentError if an id is outside [0, vocabulary_size)."""
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocabulary_size:
+            raise InvalidArgumentError(
+                name,
+                f"token id {token_id} at position {position} is outside the vocabulary of {vocabulary_size}",
+            )
+
+
+def check_named_tokens(sampling: SamplingParams, vocabulary_size: int) -> None:
+    """Raises InvalidArgumentError if a parameter names a token outside [0, vocabulary_size)."""
+    check_token_ids("logit_bias", sampling.logit_bias, vocabulary_size)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, vocabulary_size)
+    check_token_ids("allowed_token_ids", sampling.allowed_token_ids or (), vocabulary_size)
+
+
+def check_choices_remain(params: SequenceParams, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
+    """Refuse masks that might together leave no token, whatever comes before.
+
+    Raises InvalidArgumentError naming the field.
+    """
+    sampling = params.sampling
+    blocked = {token_ids[-1] for token_ids in params.bad_words_token_ids}
+    if sampling.min_tokens:
+        blocked.update(sampling.stop_token_ids, () if sampling.ignore_eos else eos_token_ids)
+    if sampling.allowed_token_ids is not None:
+        if blocked.issuperset(sampling.allowed_token_ids):
+            raise InvalidArgumentError(
+                "allowed_token_ids", "bad_words and min_tokens may together forbid every one of them"
+            )
+    elif len(blocked) >= vocabulary_size:
+        name = "bad_words" if params.bad_words_token_ids else "min_tokens"
+        raise InvalidArgumentError(name, "may leave no token of the vocabulary")
+
+
+def check_opening(
+    token_ids: Sequence[int],
+    params: SequenceParams,
+    vocabulary_size: int,
+    eos_token_ids: Iterable[int] = (),
+) -> None:
+    """Refuse a sequence no worker could run. Raises InvalidArgumentError naming the field."""
+    if not token_ids:
+        raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
+    check_token_ids("token_ids", token_ids, vocabulary_size)
+    check_named_tokens(params.sampling, vocabulary_size)
+    for sequence in params.bad_words_token_ids:
+        check_token_ids("bad_words", sequence, vocabulary_size)
+    check_choices_remain(params, vocabulary_size, eos_token_ids)
