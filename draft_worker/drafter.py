@@ -11,13 +11,15 @@ progress (ahead.py). A round that arrives goes first, at the next step.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from draft_worker.ahead import Ahead
+from draft_worker.ahead import Ahead, Limb
 from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape, propose
@@ -40,18 +42,24 @@ from paceline.core.messages import (
 )
 from paceline.core.types import Proposal
 from paceline.engine import passes
+from paceline.engine.branches import BranchInput
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
-from paceline.kv.table import BlockTable
+from paceline.kv import BlockTable, Branch
 from paceline.rpc.codec import check_opening, check_token_ids
+
+log = logging.getLogger(__name__)
 
 
 class Runner(passes.Runner, Protocol):
     """What drafting ahead needs of the model besides passes."""
 
-    def fork(self, table: BlockTable) -> BlockTable:
-        """A second sequence with the same entries. Raises ResourceExhaustedError."""
+    def forward_branches(self, inputs: Sequence[BranchInput]) -> torch.Tensor:
+        """Feed every branch one token; float32 logits [len(inputs), vocabulary]."""
+
+    def adopt(self, branch: Branch) -> None:
+        """Make a branch's entries those of its table. Raises ResourceExhaustedError."""
 
 
 @dataclass(slots=True)
@@ -60,11 +68,8 @@ class _Round:
 
     command: DraftRound
     drafting: Drafting
-
-    @property
-    def job(self) -> Job:
-        """Its outstanding feed."""
-        return self.drafting.job
+    job: Job
+    """Its outstanding feed."""
 
 
 @dataclass(slots=True)
@@ -107,7 +112,7 @@ class Drafter:
     @property
     def has_work(self) -> bool:
         """True while a round lacks draft tokens, or a branch does."""
-        return bool(self._rounds) or any(ahead.unfinished() for ahead in self._aheads.values())
+        return bool(self._rounds) or any(ahead.wants_passes for ahead in self._aheads.values())
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -130,7 +135,7 @@ class Drafter:
         return []
 
     def _open(self, command: OpenSequence) -> None:
-        check_opening(command.token_ids, command.params, self._vocabulary_size)
+        check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._leave(command.sequence_id)
@@ -155,52 +160,51 @@ class Drafter:
         if disposition is Disposition.REPEAT:
             assert held.session.answer is not None
             return [held.session.answer]
-        drafting = self._foreseen(command, held, arrived) or self._from_ledger(command, held, arrived)
-        r = self._rounds[command.sequence_id] = _Round(command, drafting)
+        drawn = self._foreseen(command, held)
+        if not drawn:
+            held.cut_to_ledger()
+        tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
+        # Noise depends on the round's place alone, so what a branch drew is drawn already.
+        tape = NoiseTape.record(held.session.params, base, k, self._vocabulary_size)
+        drafting = Drafting(held.session.params, tokens, k, tape, drawn)
+        feed = [*tokens, *drafting.token_ids][held.table.length :]
+        r = _Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))
+        self._rounds[command.sequence_id] = r
         return [self._settle(r)] if drafting.complete else []
 
-    def _from_ledger(self, command: DraftRound, held: Held[DraftProposal], arrived: float) -> Drafting:
-        """Draft from the ledger: feed what the cache lacks of it."""
-        held.cut_to_ledger()
-        feed = held.session.tokens[held.table.length :]
-        base, k = command.base_length, command.num_draft_tokens
-        tape = NoiseTape.record(held.session.params, base, k, self._vocabulary_size)
-        return Drafting(Job(held, feed, rows=1, arrived=arrived), base, k, tape)
+    def _foreseen(self, command: DraftRound, held: Held[DraftProposal]) -> list[Drawn]:
+        """What a branch has drawn for the outcome that came true; its entries become the sequence's own.
 
-    def _foreseen(self, command: DraftRound, held: Held[DraftProposal], arrived: float) -> Drafting | None:
-        """Go on from the branch of the outcome that came true, if there is one; all others are freed."""
+        Nothing where no branch foresaw it. The other branches are freed.
+        """
         ahead = self._aheads.pop(command.sequence_id, None)
         if ahead is None:
-            return None
-        accepted = ahead.accepted_by(command.base_length)
-        if accepted is None:
-            ahead.free()
-            return None
-        next_token = held.session.tokens[-1]
-        self._fan_out.observe(accepted, len(ahead.drawn), ahead.rank(accepted, next_token))
-        self.lookahead.rounds += 1
-        branch = ahead.take(accepted, next_token)
-        if branch is None:
-            return None
-        self.lookahead.hits += 1
-        held.table.free()
-        held.table, held.session.cached = branch.job.held.table, branch.job.held.session.cached
-        return self._continued(branch, command, held, arrived)
+            return []
+        try:
+            return self._adopted(ahead, command, held)
+        finally:
+            ahead.region.free()
 
-    def _continued(
-        self, branch: Drafting, command: DraftRound, held: Held[DraftProposal], arrived: float
-    ) -> Drafting:
-        """The branch as the sequence's own drafting, with as many tokens as this round wants."""
-        base, k = command.base_length, command.num_draft_tokens
-        drawn = branch.drawn[:k]
-        job = Job(held, branch.job.feed, rows=1, arrived=arrived)
-        if len(drawn) == k:
-            held.cut_to(base + k - 1)
-        elif branch.complete:
-            job.feed_next([drawn[-1].token_id], rows=1)
-        # Noise depends on the round's place alone, so a longer tape begins like the shorter one.
-        tape = NoiseTape.record(held.session.params, base, k, self._vocabulary_size)
-        return Drafting(job, base, k, tape, drawn)
+    def _adopted(self, ahead: Ahead, command: DraftRound, held: Held[DraftProposal]) -> list[Drawn]:
+        tokens = held.session.tokens
+        accepted = ahead.accepted_by(tokens)
+        if accepted is None:
+            return []
+        self._fan_out.observe(accepted, len(ahead.drawn), ahead.rank(accepted, tokens[-1]))
+        self.lookahead.rounds += 1
+        limb = ahead.branches.get((accepted, tokens[-1]))
+        if limb is None:
+            return []
+        try:
+            self._runner.adopt(limb.entries)
+        except ResourceExhaustedError:
+            held.cut_to(held.table.length)
+            return []
+        self.lookahead.hits += 1
+        held.session.cached = [*tokens, *limb.drafting.token_ids][: held.table.length]
+        drawn = limb.drafting.drawn[: command.num_draft_tokens]
+        held.cut_to(min(held.table.length, command.base_length + len(drawn) - 1 + (not drawn)))
+        return drawn
 
     def step(self) -> list[DraftEvent]:
         """Run one pass: over the rounds in progress if there are any, else over branches."""
@@ -217,20 +221,24 @@ class Drafter:
         if result.finished:
             assert result.logits is not None
             rounds = [by_id[job.sequence_id] for job in result.finished]
+            begun = self._clock()
             drawn = self._draw([r.drafting for r in rounds], result.logits)
+            spent = self._clock() - begun
             for r, token in zip(rounds, drawn, strict=True):
+                r.job.compute += spent
                 if token is None:
                     error = InternalError("the draft model's logits are not numbers")
                     events.append(self._fail(r.job, error))
                     continue
-                r.drafting.take(token)
+                r.drafting.drawn.append(token)
                 if r.drafting.complete:
                     events.append(self._settle(r))
+                else:
+                    r.job.feed_next([token.token_id], rows=1)
         return events
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> list[Drawn | None]:
         """The next token of each, None where the logits are no distribution."""
-        begun = self._clock()
         drawn = propose(
             [d.step for d in draftings],
             logits,
@@ -240,9 +248,6 @@ class Drafter:
             MAX_RANK if self._config.lookahead_branches else 0,
         )
         broken = broken_rows(logits)
-        spent = self._clock() - begun
-        for d in draftings:
-            d.job.compute += spent
         return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
 
     def _settle(self, r: _Round) -> DraftProposal:
@@ -260,23 +265,21 @@ class Drafter:
             r.job.timings(),
         )
         held.session.finish(answer)
-        # Entries up to the last token of the longest branch, and one past it, must exist.
-        room = command.base_length + 2 * drafting.k + 1 <= self._max_model_len
-        if self._branches_each() and room:
-            last = Job(held, [drafting.token_ids[-1]], rows=1, arrived=self._clock())
-            tape = NoiseTape.record(
-                held.session.params, drafting.base_length, drafting.k + 1, self._vocabulary_size
-            )
-            self._aheads[command.sequence_id] = Ahead(
-                held,
-                command.round,
-                command.base_length,
-                drafting.drawn,
-                drafting.k,
-                self._vocabulary_size,
-                Drafting(last, drafting.base_length, drafting.k + 1, tape, list(drafting.drawn)),
-            )
+        self._look_ahead(command, held, drafting)
         return answer
+
+    def _look_ahead(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
+        """Begin branches for the verdict's outcomes, where there is time, length and memory for them."""
+        # Entries up to the last token of the longest branch, and one past it, must exist.
+        base, k, depth = command.base_length, drafting.k, command.num_lookahead_tokens or drafting.k
+        outcomes = self._fan_out.ranked(k)
+        if not (self._branches_each() and outcomes) or base + k + depth + 1 > self._max_model_len:
+            return
+        tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._vocabulary_size)
+        with contextlib.suppress(ResourceExhaustedError):
+            self._aheads[command.sequence_id] = Ahead(
+                held, command.round, drafting.drawn, depth, tape, outcomes
+            )
 
     def _branches_each(self) -> int:
         """Branches a sequence may have: with many sequences there is no idle time to fill."""
@@ -284,39 +287,36 @@ class Drafter:
 
     def _step_ahead(self) -> list[DraftEvent]:
         """Run one pass over branches, no longer than a round that arrives can wait for."""
-        of: dict[str, tuple[Ahead, Drafting]] = {}
+        limbs: list[tuple[Ahead, Limb]] = []
         for ahead in self._aheads.values():
-            of.update({d.job.sequence_id: (ahead, d) for d in ahead.unfinished()})
-        jobs = [d.job for _, d in of.values()]
-        result = run_pass(jobs, self._runner, self._config.lookahead_branches, self._clock)
-        for job, _ in result.failed:
-            of[job.sequence_id][0].give_up(of[job.sequence_id][1])
-        if not result.finished:
+            ahead.open_branches(self._branches_each())
+            limbs += [(ahead, limb) for limb in ahead.unfinished()]
+        if not limbs:
             return []
-        assert result.logits is not None
-        finished = [of[job.sequence_id] for job in result.finished]
-        drawn = self._draw([d for _, d in finished], result.logits)
-        for (ahead, drafting), token in zip(finished, drawn, strict=True):
+        try:
+            logits = self._runner.forward_branches([limb.next_input for _, limb in limbs])
+        except Exception:
+            log.exception("a pass over %d branches failed; going on without them", len(limbs))
+            self._free_branches()
+            return []
+        drawn = self._draw([limb.drafting for _, limb in limbs], logits)
+        for (ahead, limb), token in zip(limbs, drawn, strict=True):
             if token is None:
-                ahead.give_up(drafting)
-            elif drafting is ahead.last_entry:
-                ahead.last_entry = None
-                ahead.bonus_guesses = (token.token_id, *token.others)
-                ahead.open_branches(self._fan_out, self._branches_each(), self._runner.fork, self._clock())
+                ahead.give_up(limb)
             else:
-                drafting.take(token)
-        done = [ahead for ahead in {id(a): a for a, _ in finished}.values() if not ahead.unfinished()]
-        return [event for ahead in done if (event := ahead.continuations()) is not None]
+                ahead.take(limb, token)
+        aheads = list(self._aheads.values())
+        return [event for ahead in aheads if (event := ahead.continuations()) is not None]
 
     def branch_tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""
-        return [b.job.held.table for ahead in self._aheads.values() for b in ahead.branches.values()]
+        return [table for ahead in self._aheads.values() for table in ahead.region.tables]
 
     def _free_branches(self) -> bool:
         """Give the blocks of all branches back; False when there were none."""
-        found = any(ahead.branches for ahead in self._aheads.values())
+        found = bool(self._aheads)
         for ahead in self._aheads.values():
-            ahead.free()
+            ahead.region.free()
         self._aheads.clear()
         return found
 
@@ -325,7 +325,7 @@ class Drafter:
         self._rounds.pop(sequence_id, None)
         ahead = self._aheads.pop(sequence_id, None)
         if ahead is not None:
-            ahead.free()
+            ahead.region.free()
 
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""

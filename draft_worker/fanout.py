@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 FORGET = 0.98
 MAX_RANK = 8
+WORTH_DRAFTING = 0.02
+"""An outcome less likely than this costs more, in passes that slow the verification, than it saves."""
 PRIOR_WEIGHT = 20.0
 PRIOR_ACCEPTANCE = 0.7
 AFTER_REJECTION = (0.42, 0.20, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02)
@@ -39,7 +41,7 @@ class _Ranks:
 
 @dataclass(slots=True)
 class FanOut:
-    """Divides a budget of branches among the numbers of accepted tokens."""
+    """Learns from the verdicts which outcomes the next ones are likely to have."""
 
     _after_rejection: _Ranks = field(default_factory=lambda: _Ranks(AFTER_REJECTION))
     _after_all: _Ranks = field(default_factory=lambda: _Ranks(AFTER_ALL))
@@ -58,10 +60,10 @@ class FanOut:
         """Probability that a draft token that is looked at is accepted."""
         return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + self._accepted) / (PRIOR_WEIGHT + self._tested)
 
-    def allocate(self, num_draft: int, budget: int) -> list[int]:
-        """Branches for each number of accepted tokens 0 to `num_draft`, `budget` in all.
+    def ranked(self, num_draft: int) -> list[tuple[int, int]]:
+        """The outcomes worth a branch after `num_draft` draft tokens, likeliest first.
 
-        The most likely outcomes get them: entry a says how many of the best-ranked next tokens.
+        Each is (accepted draft tokens, rank of the next token among the draft's guesses).
         """
         alpha = self.acceptance
         candidates = []
@@ -69,8 +71,5 @@ class FanOut:
             reach = alpha**a if a == num_draft else alpha**a * (1 - alpha)
             ranks = self._after_all if a == num_draft else self._after_rejection
             candidates += [(reach * ranks.share(rank), -rank, a) for rank in range(MAX_RANK)]
-        chosen = [0] * (num_draft + 1)
-        # Shares fall with the rank up to noise, so taking the best never skips a rank by more than noise.
-        for _, _, a in sorted(candidates, reverse=True)[:budget]:
-            chosen[a] += 1
-        return chosen
+        worth = sorted((c for c in candidates if c[0] >= WORTH_DRAFTING), reverse=True)
+        return [(a, -negated) for _, negated, a in worth]

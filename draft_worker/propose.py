@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
@@ -46,6 +47,17 @@ class NoiseTape:
             return cls(gumbel=gumbel([seed] * k, range(base_length, base_length + k), vocab_size))
         return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
 
+    def of_round_at(self, base_length: int, more: int, params: SequenceParams, k: int) -> NoiseTape:
+        """The noise of a round with `more` tokens more in its ledger than the `base_length` of this one.
+
+        In coupled mode it is a part of this tape, which must be long enough.
+        """
+        if self.gumbel is not None:
+            return NoiseTape(gumbel=self.gumbel[more : more + k])
+        if self.uniforms is None:
+            return self
+        return NoiseTape.record(params, base_length + more, k, vocab_size=0)
+
 
 Step = tuple[SequenceParams, Sequence[int], list[int], NoiseTape]
 """(request, ledger, draft tokens so far, noise of the round)."""
@@ -77,6 +89,7 @@ def propose(
         [1] * len(steps),
         logits.device,
         eos_token_ids=eos_token_ids,
+        bad_words=[params.bad_words_token_ids for params, *_ in steps],
     )
     context = _context(steps, row_params, logits.shape[1])
     if row_params.all_greedy:
@@ -147,5 +160,9 @@ def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> R
         [
             ledger_counts([*ledger, *drafts], params.prompt_length, vocab_size) if i in wanted else None
             for i, (params, ledger, drafts, _) in enumerate(steps)
+        ],
+        ledgers=[
+            [*ledger[-MAX_BAD_WORD_TOKENS:], *drafts] if params.bad_words_token_ids else ()
+            for params, ledger, drafts, _ in steps
         ],
     )

@@ -46,8 +46,6 @@ class Role:
     """Full name of the gRPC service, for health checks."""
     make_engine: Callable[[Built, WorkerConfig], Holder]
     register: Callable[[WorkerShell, grpc.aio.Server], None]
-    lean: bool
-    """Take the short forward pass where the model has one."""
 
 
 class WorkerShell:
@@ -59,7 +57,7 @@ class WorkerShell:
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
         """Set when streams are to end."""
-        self._built = build(config, lean=role.lean)
+        self._built = build(config)
         self._engine = role.make_engine(self._built, config)
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
 

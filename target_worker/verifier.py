@@ -2,12 +2,15 @@
 
 All ready sequences, with their different numbers of draft tokens, share one pass. The worker decides,
 truncates its own cache to `ledger length - 1` entries, and only then answers.
+
+While a round is in progress the coordinator may say what to judge next for some of its outcomes. When one
+of them comes true the next round begins in the same breath as the verdict leaves, without a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,19 +20,22 @@ from paceline.core.errors import InternalError, InvalidArgumentError, PacelineEr
 from paceline.core.messages import (
     CloseSequence,
     OpenSequence,
+    PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
     TargetCommand,
     TargetEvent,
+    VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, Verdict
+from paceline.core.types import AcceptanceMode, SequenceParams, TokenLogprobs, Verdict
+from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, PassResult, Runner, broken_rows, run_pass
+from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
 from paceline.rpc.codec import check_opening, check_token_ids
-from target_worker.decide import Case, decide
+from target_worker.decide import Case, decide, logprobs_of
 
 
 @dataclass(slots=True)
@@ -38,6 +44,22 @@ class _Round:
 
     command: VerifyRound
     job: Job
+    foreseen: dict[tuple[int, int], VerifyRound] = field(default_factory=dict)
+    """The next round, by outcome: (accepted, next token)."""
+
+
+def _place(command: VerifyRound | VerifyAhead) -> tuple[int, int, int]:
+    return command.epoch, command.round, command.base_length
+
+
+def _is_scored(params: SequenceParams, base_length: int) -> bool:
+    """True when the round is to report the prompt's log-probabilities: the first one, and its repetitions."""
+    wanted = params.sampling.prompt_logprobs is not None
+    return wanted and 1 < base_length == params.prompt_length
+
+
+def _not_numbers() -> InternalError:
+    return InternalError("the target model's logits are not numbers")
 
 
 class Verifier:
@@ -81,16 +103,18 @@ class Verifier:
                     self._open(command)
                 case VerifyRound():
                     return self._begin(command, arrived)
+                case VerifyAhead():
+                    self._foresee(command)
                 case CloseSequence():
                     if self.holdings.close(command):
                         self._rounds.pop(command.sequence_id, None)
         except PacelineError as error:
-            round_number = command.round if isinstance(command, VerifyRound) else 0
+            round_number = command.round if isinstance(command, VerifyRound | VerifyAhead) else 0
             return [SequenceFailed(command.sequence_id, command.epoch, round_number, error)]
         return []
 
     def _open(self, command: OpenSequence) -> None:
-        check_opening(command.token_ids, command.params, self._vocabulary_size)
+        check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)
@@ -112,11 +136,35 @@ class Verifier:
             assert held.session.answer is not None
             return [RoundVerdict(command.sequence_id, command.epoch, command.round, held.session.answer)]
         held.cut_to_ledger()
+        scored = _is_scored(held.session.params, command.base_length)
+        if scored:
+            # Every row of the prompt is wanted, also those whose entries are there.
+            held.cut_to(0)
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
-        job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived)
+        job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived, scored=scored)
         self._rounds[command.sequence_id] = _Round(command, job)
         return []
+
+    def _foresee(self, command: VerifyAhead) -> None:
+        """Keep the next round for the outcomes told; of no use once the verdict is out."""
+        r = self._rounds.get(command.sequence_id)
+        if r is None or _place(r.command) != _place(command):
+            return
+        rounds = {
+            (accepted, token): VerifyRound(
+                command.sequence_id,
+                command.epoch,
+                command.round + 1,
+                command.base_length + accepted + 1,
+                (),
+                proposal,
+            )
+            for (accepted, token), proposal in command.proposals.items()
+        }
+        for following in rounds.values():
+            self._check(following, r.job.held)
+        r.foreseen.update(rounds)
 
     def _check(self, command: VerifyRound, held: Held[Verdict]) -> None:
         """Refuse what the model cannot judge, before it costs a pass or touches the session."""
@@ -139,14 +187,36 @@ class Verifier:
         jobs = [r.job for r in self._rounds.values()]
         result = run_pass(jobs, self._runner, self._budget, self._clock)
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
+        spoiled: set[str] = set()
+        for part in result.scored:
+            if any(broken_rows(part.logits)):
+                spoiled.add(part.job.sequence_id)
+                events.append(self._fail(part.job, _not_numbers()))
+            else:
+                events.append(self._score(part))
         if result.finished:
-            events.extend(self._judge(result))
+            events.extend(self._judge(result, spoiled))
         return events
 
-    def _judge(self, result: PassResult) -> list[TargetEvent]:
+    def _score(self, part: Scored) -> PromptLogprobs:
+        """Report the prompt's tokens that this part's rows foretell."""
+        session, count = part.job.held.session, len(part.logits)
+        command = self._rounds[session.sequence_id].command
+        start = part.offset + 1
+        wanted = session.params.sampling.prompt_logprobs or 0
+        tokens = session.tokens[start : start + count]
+        return PromptLogprobs(
+            session.sequence_id,
+            session.epoch,
+            command.round,
+            start,
+            tuple(reported_logprobs(part.logits, tokens, [wanted] * count)),
+        )
+
+    def _judge(self, result: PassResult, spoiled: Set[str]) -> list[TargetEvent]:
         assert result.logits is not None
         begun = self._clock()
-        finished, logits, events = self._without_broken(result)
+        finished, logits, events = self._without_broken(result, spoiled)
         if not finished:
             return events
         rounds = [self._rounds.pop(job.sequence_id) for job in finished]
@@ -154,28 +224,37 @@ class Verifier:
             Case(r.job.held.session.params, r.job.held.session.tokens, r.command.proposal) for r in rounds
         ]
         verdicts = decide(cases, logits, self._eos_token_ids)
+        logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
-        for r, (num_accepted, next_token) in zip(rounds, verdicts, strict=True):
+        for r, (num_accepted, next_token), reported in zip(rounds, verdicts, logprobs, strict=True):
             r.job.compute += spent
-            verdict = self._settle(r, num_accepted, next_token)
+            verdict = self._settle(r, num_accepted, next_token, reported)
+            following = r.foreseen.get((num_accepted, next_token))
+            if following is not None:
+                self._begin(following, self._clock())
+                verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
         return events
 
-    def _settle(self, r: _Round, num_accepted: int, next_token: int) -> Verdict:
+    def _settle(
+        self, r: _Round, num_accepted: int, next_token: int, logprobs: tuple[TokenLogprobs, ...]
+    ) -> Verdict:
         """Take the accepted tokens into the session, roll the cache back, store the answer."""
         held, command = r.job.held, r.command
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         held.cut_to(command.base_length + num_accepted)
-        verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings())
+        verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
         held.session.finish(verdict)
         return verdict
 
-    def _without_broken(self, result: PassResult) -> tuple[Sequence[Job], torch.Tensor, list[TargetEvent]]:
-        """Fail the sequences whose logits are no distribution; the others go on."""
+    def _without_broken(
+        self, result: PassResult, spoiled: Set[str]
+    ) -> tuple[Sequence[Job], torch.Tensor, list[TargetEvent]]:
+        """Fail the sequences whose logits are no distribution; `spoiled` ones have failed, others go on."""
         assert result.logits is not None
         broken = broken_rows(result.logits)
-        if not any(broken):
+        if not any(broken) and not spoiled:
             return result.finished, result.logits, []
         events: list[TargetEvent] = []
         kept_jobs: list[Job] = []
@@ -184,8 +263,10 @@ class Verifier:
         for job in result.finished:
             rows = range(row, row + job.rows)
             row += job.rows
+            if job.sequence_id in spoiled:
+                continue
             if any(broken[i] for i in rows):
-                events.append(self._fail(job, InternalError("the target model's logits are not numbers")))
+                events.append(self._fail(job, _not_numbers()))
             else:
                 kept_jobs.append(job)
                 kept_rows.extend(rows)

@@ -24,6 +24,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from paceline.engine.batch import AttentionGroup, RaggedBatch
+    from paceline.engine.cache import PagedCache
 
 IMPLEMENTATION: Final = "paceline"
 BATCH_KEYWORD: Final = "paceline_batch"
@@ -47,6 +48,17 @@ class LayerLayout:
     value_dim: int
     window: int | None
     """Sliding window: a row at position p sees positions (p - window, p]. None sees all of [0, p]."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in one entry: the keys of all heads, then their values."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    def split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of entries [..., width]: keys [..., kv_heads, key_dim], values [..., kv_heads, value_dim]."""
+        edge, shape = self.num_kv_heads * self.key_dim, entries.shape[:-1]
+        keys = entries[..., :edge].view(*shape, self.num_kv_heads, self.key_dim)
+        return keys, entries[..., edge:].view(*shape, self.num_kv_heads, self.value_dim)
 
 
 @dataclass(slots=True)
@@ -101,101 +113,56 @@ def paged_attention(
             raise InternalError(f"the model was called without {BATCH_KEYWORD}")
         return _observe(_active.probe, module, query, key, value, attention_mask, softcap=softcap, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    cache = batch.cache
-    # Written before reading: the rows of this pass see one another through the cache.
-    if batch.slot_range is not None:
-        start, stop = batch.slot_range
-        keys_by_head, values_by_head = cache.keys_by_head[layer], cache.values_by_head[layer]
-        keys_by_head.narrow(2, start, stop - start).copy_(key)
-        values_by_head.narrow(2, start, stop - start).copy_(value)
-        group = batch.groups[0]
-        heads, kv_heads = query.shape[1], key.shape[1]
-        if group.num_rows * heads <= _FOLD_ROWS * kv_heads:
-            return _attend_one(
-                group, query, keys_by_head, values_by_head, scaling, softcap, cache.windows[layer]
-            ), None
-    else:
-        cache.keys[layer].index_copy_(0, batch.slots, key[0].transpose(0, 1))
-        cache.values[layer].index_copy_(0, batch.slots, value[0].transpose(0, 1))
-    keys, values, window = cache.keys[layer], cache.values[layer], cache.windows[layer]
-    groups = batch.groups
-    if batch.unpack is None:  # one group whose rows are the batch's rows, in order
-        return _attend(groups[0], query, keys, values, scaling, softcap, window).unsqueeze(0), None
-    parts = [_attend(group, query, keys, values, scaling, softcap, window) for group in groups]
-    return torch.cat(parts).index_select(0, batch.unpack).unsqueeze(0), None
+    batch.write_heads(layer, key, value)
+    return attend(batch, layer, query[0].transpose(0, 1), scaling, softcap).unsqueeze(0), None
 
 
-def _attend_one(
-    group: AttentionGroup,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    window: int | None,
+def attend(
+    batch: RaggedBatch, layer: int, query: Tensor, scaling: float | None, softcap: float | None = None
 ) -> Tensor:
-    """The shortest way for a lone contiguous sequence with few rows: no copies, ten tensor operations.
+    """Attention of packed rows [T, Hq, D] over their sequences' entries; returns [T, Hq, Dv].
 
-    keys and values are the layer's cache as [1, Hkv, slots, D]; returns [1, T, Hq, Dv].
+    The rows of this pass see one another through the cache: they must have been written to it.
     """
-    assert group.slot_range is not None
-    num_heads, num_kv_heads, num_rows = query.shape[1], keys.shape[1], group.num_rows
-    per_kv = num_heads // num_kv_heads
-    first, mask = group.plan(window, per_kv, query.dtype)
-    start, count = group.slot_range[0] + first, group.num_keys - first
-    k, v = keys.narrow(2, start, count), values.narrow(2, start, count)
-    if per_kv == 1:
-        return _sdpa(query, k, v, mask, scaling, softcap).transpose(1, 2)
-    q = query.reshape(1, num_kv_heads, per_kv * num_rows, -1)
-    out = _sdpa(q, k, v, mask, scaling, softcap)
-    return out.reshape(1, num_heads, num_rows, -1).transpose(1, 2)
+    parts = [_attend(group, batch.cache, layer, query, scaling, softcap) for group in batch.groups]
+    rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return rows if batch.unpack is None else rows.index_select(0, batch.unpack)
 
 
 def _attend(
     group: AttentionGroup,
+    cache: PagedCache,
+    layer: int,
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
     scaling: float | None,
     softcap: float | None,
-    window: int | None,
 ) -> Tensor:
-    """Rows of one group, [S * n, Hq, Dv] in the group's row order. keys and values are the layer's cache."""
-    num_heads, num_kv_heads = query.shape[1], keys.shape[1]
-    per_kv = num_heads // num_kv_heads
-    num_sequences, num_rows = group.num_sequences, group.num_rows
-    # A mask of [rows, keys] for every query head would be large for a prefill chunk; few rows fold.
-    fold = num_sequences > 1 or num_rows * per_kv <= _FOLD_ROWS
-    first, mask = group.plan(window, per_kv if fold else 1, query.dtype)
-    if group.slot_range is not None:
-        start, stop = group.slot_range
-        k = keys[start + first : stop].transpose(0, 1)
-        v = values[start + first : stop].transpose(0, 1)
-        q = query[0] if group.rows is None else query[0].index_select(1, group.rows)
-    else:
-        assert group.gather is not None
-        k = keys.index_select(0, group.gather)
-        v = values.index_select(0, group.gather)
-        q = query[0] if group.rows is None else query[0].index_select(1, group.rows)
-        if num_sequences > 1:
-            k = k.view(num_sequences, -1, *k.shape[1:]).transpose(1, 2)
-            v = v.view(num_sequences, -1, *v.shape[1:]).transpose(1, 2)
-            q = q.reshape(num_heads, num_sequences, num_rows, -1).transpose(0, 1)
-            q = q.reshape(num_sequences, num_kv_heads, per_kv * num_rows, -1)
-            out = _sdpa(q, k, v, mask, scaling, softcap)
-            out = out.reshape(num_sequences, num_heads, num_rows, -1).transpose(1, 2)
-            return out.reshape(num_sequences * num_rows, num_heads, -1)
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    """Rows of one group, [S * n, Hq, Dv] in the group's row order."""
+    keys, values = group.entries(cache, layer)
+    sequences, rows = group.num_sequences, group.num_rows
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    per_kv = heads // kv_heads
+    # Query heads of one key-value head become rows: keys and values are read once for all of them. A mask
+    # of [rows, keys] for every query head would be large for a prefill chunk, though.
+    fold = sequences > 1 or rows * per_kv <= _FOLD_ROWS
+    first, mask = group.plan(cache.windows[layer], per_kv if fold else 1, query.dtype)
+    if first:
+        keys, values = keys[:, :, first:], values[:, :, first:]
+    if group.span is not None:
+        query = query.narrow(0, *group.span)
+    elif group.rows is not None:
+        query = query.index_select(0, group.rows)
+    if rows == 1:
+        out = _sdpa(query.view(sequences, kv_heads, per_kv, -1), keys, values, mask, scaling, softcap)
+        return out.reshape(sequences, heads, -1)
+    q = query.view(sequences, rows, kv_heads, per_kv, -1).permute(0, 2, 3, 1, 4)
     if fold:
-        q = q.reshape(1, num_kv_heads, per_kv * num_rows, -1)
-        out = _sdpa(q, k.unsqueeze(0), v.unsqueeze(0), mask, scaling, softcap)
-    else:
-        # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
-        q = q.reshape(num_kv_heads, per_kv, num_rows, -1)
-        k = k.unsqueeze(1).expand(-1, per_kv, -1, -1)
-        v = v.unsqueeze(1).expand(-1, per_kv, -1, -1)
-        out = _sdpa(q, k, v, mask, scaling, softcap)
-    return out.reshape(num_heads, num_rows, -1).transpose(0, 1)
+        q = q.reshape(sequences, kv_heads, per_kv * rows, -1)
+        out = _sdpa(q, keys, values, mask, scaling, softcap).view(sequences, kv_heads, per_kv, rows, -1)
+        return out.permute(0, 3, 1, 2, 4).reshape(sequences * rows, heads, -1)
+    # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
+    keys, values = (part[0].unsqueeze(1).expand(-1, per_kv, -1, -1) for part in (keys, values))
+    return _sdpa(q[0], keys, values, mask, scaling, softcap).flatten(0, 1).transpose(0, 1)
 
 
 def _sdpa(

@@ -23,6 +23,9 @@ Indices = npt.NDArray[np.int64]
 
 _ALONE_ROWS: Final = 32
 """A sequence with more rows than this (a prefill chunk) is attended by itself."""
+_ALONE_KEYS: Final = 64
+"""On a CPU, so has a sequence of at least so many keys that lie in one piece: copying them takes longer
+than a call."""
 _SMALLEST_LENGTH_CLASS: Final = 8
 """Sequences of up to 2^8 keys share a call; above that, those within a factor of two."""
 
@@ -45,8 +48,10 @@ class AttentionGroup:
     num_keys: int
     first_position: int
     """Position of the first row, where the group is a single sequence."""
+    span: tuple[int, int] | None
+    """(first, count) of consecutive rows of the batch. Neither this nor `rows`: all of them, in order."""
     rows: Tensor | None
-    """[S * num_rows] rows of the batch; None when they are all rows of the batch in order."""
+    """[S * num_rows] rows of the batch."""
     slot_range: tuple[int, int] | None
     """Slots of a single sequence whose entries are contiguous: a view, no gather."""
     gather: Tensor | None
@@ -56,7 +61,23 @@ class AttentionGroup:
     """[S, num_rows] positions, padding repeating the last one; None when a single sequence has them all
     consecutive from `first_position`."""
     device: torch.device
+    hidden: Tensor | None = None
+    """[1, num_rows, num_keys], where what a row sees does not follow from positions: rows of a tree."""
+    key_positions: Tensor | None = None
+    """[num_keys] positions of the keys of such rows."""
     _plans: dict[tuple[int | None, int, torch.dtype], tuple[int, Tensor | None]] = field(default_factory=dict)
+    _views: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def entries(self, cache: PagedCache, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [S, kv_heads, num_keys, dim]."""
+        if self.slot_range is not None:
+            if not self._views:
+                self._views = cache.by_head(*self.slot_range)
+            return self._views[layer]
+        assert self.gather is not None
+        found = cache.entries[layer].index_select(0, self.gather).view(self.num_sequences, self.num_keys, -1)
+        keys, values = cache.layers[layer].split(found)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def plan(self, window: int | None, repeat: int, dtype: torch.dtype) -> tuple[int, Tensor | None]:
         """(first key that any row sees, additive mask or None when every row sees every key from there).
@@ -71,6 +92,8 @@ class AttentionGroup:
         return plan
 
     def _make_plan(self, window: int | None, repeat: int, dtype: torch.dtype) -> tuple[int, Tensor | None]:
+        if self.hidden is not None:
+            return 0, self._mask(self._out_of_window(self.hidden, window), repeat, dtype)
         if window is not None and window >= self.num_keys:
             window = None
         first = 0
@@ -92,10 +115,20 @@ class AttentionGroup:
         hidden = keys > positions[..., None]
         if window is not None:
             hidden |= keys <= positions[..., None] - window
+        return first, self._mask(hidden, repeat, dtype)
+
+    def _mask(self, hidden: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
         if repeat > 1:
             mask = mask.repeat(1, repeat, 1)
-        return first, mask[:, None]
+        return mask[:, None]
+
+    def _out_of_window(self, hidden: Tensor, window: int | None) -> Tensor:
+        if window is None:
+            return hidden
+        assert self.key_positions is not None
+        assert self.query_positions is not None
+        return hidden | (self.key_positions <= self.query_positions[..., None] - window)
 
 
 @dataclass(slots=True)
@@ -122,12 +155,32 @@ class RaggedBatch:
     unpack: Tensor | None
     """[T]: for each row its place among the groups' concatenated rows; None when it is the same."""
 
+    _targets: list[Tensor] = field(default_factory=list)
+
     @classmethod
     def build(cls, inputs: Sequence[SequenceInput], cache: PagedCache) -> Self:
         """Lay out `inputs`, whose tables hold a reservation for their tokens."""
         if len(inputs) == 1:
             return cls._build_one(inputs[0], cache)
         return cls._build_many(inputs, cache)
+
+    def write(self, layer: int, entries: Tensor) -> None:
+        """Store the rows' entries, [T, width], in their slots."""
+        if self.slot_range is None:
+            self.cache.entries[layer].index_copy_(0, self.slots, entries)
+            return
+        if not self._targets:
+            self._targets = self.cache.slots(*self.slot_range)
+        self._targets[layer].copy_(entries)
+
+    def write_heads(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """The same for a key and a value as models have them, [1, kv_heads, T, dim]."""
+        for store, rows in ((self.cache.keys, key), (self.cache.values, value)):
+            if self.slot_range is None:
+                store[layer].index_copy_(0, self.slots, rows[0].transpose(0, 1))
+            else:
+                start, stop = self.slot_range
+                store[layer][start:stop].copy_(rows[0].transpose(0, 1))
 
     @classmethod
     def _build_one(cls, item: SequenceInput, cache: PagedCache) -> Self:
@@ -148,6 +201,7 @@ class RaggedBatch:
             num_rows=n,
             num_keys=length,
             first_position=start,
+            span=None,
             rows=None,
             slot_range=None if base is None else (base, base + length),
             gather=None if slots is None else _to(slots, device),
@@ -170,70 +224,36 @@ class RaggedBatch:
     @classmethod
     def _build_many(cls, inputs: Sequence[SequenceInput], cache: PagedCache) -> Self:
         device = cache.device
-        counts = [len(item.token_ids) for item in inputs]
-        starts = [item.table.length for item in inputs]
-        offsets = np.cumsum([0, *counts])
-        total = int(offsets[-1])
-        slots = [_slots(item.table, start + n) for item, start, n in zip(inputs, starts, counts, strict=True)]
-
+        members = _Member.of(inputs)
+        total = members[-1].offset + members[-1].count
+        num_logits = sum(item.num_logits for item in inputs)
         parts = _Packer()
         ids = parts.add(np.concatenate([np.asarray(item.token_ids, dtype=np.int64) for item in inputs]))
-        positions = np.concatenate(
-            [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-        )
-        position_part = parts.add(positions)
-        slot_part = parts.add(np.concatenate([s[start:] for s, start in zip(slots, starts, strict=True)]))
-        wanted = [
-            np.arange(offsets[i + 1] - item.num_logits, offsets[i + 1]) for i, item in enumerate(inputs)
-        ]
-        num_logits = sum(item.num_logits for item in inputs)
-        keep = None if num_logits in {0, total} else parts.add(np.concatenate(wanted))
+        positions = parts.add(np.concatenate([np.arange(m.start, m.length) for m in members]))
+        slots = parts.add(np.concatenate([m.slots(m.start, m.length) for m in members]))
+        keep = None
+        if num_logits not in {0, total}:
+            ends = [(m.offset + m.count, item.num_logits) for m, item in zip(members, inputs, strict=True)]
+            keep = parts.add(np.concatenate([np.arange(end - wanted, end) for end, wanted in ends]))
 
-        plans = []
+        groups = []
         unpack = np.empty(total, dtype=np.int64)
         placed = 0
-        for members in _classes(counts, starts):
-            rows = max(counts[i] for i in members)
-            keys = max(starts[i] + counts[i] for i in members)
-            query_rows = np.empty((len(members), rows), dtype=np.int64)
-            gather = np.empty((len(members), keys), dtype=np.int64)
-            for j, i in enumerate(members):
-                n, length = counts[i], starts[i] + counts[i]
-                query_rows[j, :n] = range(offsets[i], offsets[i + 1])
-                query_rows[j, n:] = offsets[i + 1] - 1
-                gather[j, :length] = slots[i]
-                gather[j, length:] = slots[i][0]
-                unpack[offsets[i] : offsets[i + 1]] = range(placed, placed + n)
-                placed += rows
-            base = inputs[members[0]].table.contiguous_start(keys) if len(members) == 1 else None
-            in_order = query_rows.size == total and bool((query_rows.ravel() == np.arange(total)).all())
-            plans.append(
-                (
-                    AttentionGroup(
-                        num_sequences=len(members),
-                        num_rows=rows,
-                        num_keys=keys,
-                        first_position=starts[members[0]],
-                        rows=None,
-                        slot_range=None if base is None else (base, base + keys),
-                        gather=None,
-                        query_positions=None,
-                        device=device,
-                    ),
-                    None if in_order else parts.add(query_rows.ravel()),
-                    None if base is not None else parts.add(gather.ravel()),
-                    None if len(members) == 1 else parts.add(positions[query_rows].ravel()),
-                )
-            )
-        in_order = len(plans) == 1 and plans[0][1] is None
+        for group_members in _classes(members, alone=device.type == "cpu"):
+            group, *indices = _group(group_members, device)
+            groups.append((group, [None if array is None else parts.add(array) for array in indices]))
+            for m in group_members:
+                unpack[m.offset : m.offset + m.count] = np.arange(placed, placed + m.count)
+                placed += group.num_rows
+        in_order = placed == total and bool((unpack == np.arange(total)).all())
         unpack_part = None if in_order else parts.add(unpack)
 
         fetch = parts.send(device)
-        for group, rows_part, gather_part, positions_part in plans:
-            group.rows = None if rows_part is None else fetch[rows_part]
-            group.gather = None if gather_part is None else fetch[gather_part]
-            if positions_part is not None:
-                group.query_positions = fetch[positions_part].view(group.num_sequences, group.num_rows)
+        for group, (rows, gather, query_positions) in groups:
+            group.rows = None if rows is None else fetch[rows]
+            group.gather = None if gather is None else fetch[gather]
+            if query_positions is not None:
+                group.query_positions = fetch[query_positions].view(group.num_sequences, group.num_rows)
         logits_to_keep: int | Tensor = 0
         if keep is not None:
             logits_to_keep = fetch[keep]
@@ -242,14 +262,81 @@ class RaggedBatch:
         return cls(
             cache=cache,
             input_ids=fetch[ids][None],
-            position_ids=fetch[position_part][None],
-            slots=fetch[slot_part],
+            position_ids=fetch[positions][None],
+            slots=fetch[slots],
             slot_range=None,
             logits_to_keep=logits_to_keep,
             num_logits=num_logits,
-            groups=[plan[0] for plan in plans],
+            groups=[group for group, _ in groups],
             unpack=None if unpack_part is None else fetch[unpack_part],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One sequence's place in a batch of several."""
+
+    table: BlockTable
+    offset: int
+    """Its first row in the batch."""
+    count: int
+    start: int
+    """The position of that row."""
+    base: int | None
+    """The slot of position 0, where the entries are contiguous."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[SequenceInput]) -> list[_Member]:
+        members, offset = [], 0
+        for item in inputs:
+            count, start = len(item.token_ids), item.table.length
+            members.append(cls(item.table, offset, count, start, item.table.contiguous_start(start + count)))
+            offset += count
+        return members
+
+    @property
+    def length(self) -> int:
+        """Entries once its rows are written."""
+        return self.start + self.count
+
+    def slots(self, start: int, stop: int) -> Indices:
+        """Slots of positions [start, stop)."""
+        if self.base is not None:
+            return np.arange(self.base + start, self.base + stop)
+        return _slots(self.table, stop)[start:]
+
+
+def _group(
+    members: Sequence[_Member], device: torch.device
+) -> tuple[AttentionGroup, Indices | None, Indices | None, Indices | None]:
+    """The members' attention call, and its `rows`, `gather` and `query_positions` as arrays."""
+    rows = max(m.count for m in members)
+    keys = max(m.length for m in members)
+    first = members[0]
+    lone = len(members) == 1
+    starts = np.array([m.offset for m in members])[:, None]
+    # A padding row repeats the sequence's last one, a padding key its first.
+    steps = np.minimum(np.arange(rows), np.array([m.count for m in members])[:, None] - 1)
+    row_index = (starts + steps).ravel()
+    consecutive = bool((row_index == np.arange(first.offset, first.offset + row_index.size)).all())
+    gather = None
+    if not lone or first.base is None:
+        found = [m.slots(0, m.length) for m in members]
+        gather = np.concatenate([np.pad(s, (0, keys - len(s)), constant_values=s[0]) for s in found])
+    group = AttentionGroup(
+        num_sequences=len(members),
+        num_rows=rows,
+        num_keys=keys,
+        first_position=first.start,
+        span=(first.offset, row_index.size) if consecutive else None,
+        rows=None,
+        slot_range=None if gather is not None or first.base is None else (first.base, first.base + keys),
+        gather=None,
+        query_positions=None,
+        device=device,
+    )
+    positions = (np.array([m.start for m in members])[:, None] + steps).ravel()
+    return group, None if consecutive else row_index, gather, None if lone else positions
 
 
 class _Packer:
@@ -280,13 +367,18 @@ def _slots(table: BlockTable, length: int) -> Indices:
     return slots
 
 
-def _classes(counts: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
-    """Indices of the sequences that share an attention call, so that padding at most doubles the work."""
-    classes: dict[tuple[int, ...], list[int]] = {}
-    for i, (n, start) in enumerate(zip(counts, starts, strict=True)):
-        if n > _ALONE_ROWS:
-            classes[(i,)] = [i]
+def _classes(members: Sequence[_Member], *, alone: bool) -> list[list[_Member]]:
+    """The sequences that share an attention call, so that padding at most doubles the work.
+
+    `alone` is for a device whose calls are cheap beside copying a cache: there a sequence that needs no
+    gather has its own, unless it is short.
+    """
+    classes: dict[tuple[int, ...], list[_Member]] = {}
+    for m in members:
+        if m.count > _ALONE_ROWS or (alone and m.base is not None and m.length >= _ALONE_KEYS):
+            classes[(m.offset,)] = [m]
         else:
-            rows = 1 if n == 1 else max(3, (n - 1).bit_length())
-            classes.setdefault((rows, max(_SMALLEST_LENGTH_CLASS, (start + n).bit_length())), []).append(i)
+            rows = 1 if m.count == 1 else max(3, (m.count - 1).bit_length())
+            length_class = max(_SMALLEST_LENGTH_CLASS, m.length.bit_length())
+            classes.setdefault((rows, length_class), []).append(m)
     return list(classes.values())

@@ -40,11 +40,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build(config: WorkerConfig, *, lean: bool = False) -> Built:
-    """Load the model and make its cache. Raises InvalidArgumentError naming the field.
-
-    `lean` takes the short forward pass where there is one: for drafts, whose last bits do not matter.
-    """
+def build(config: WorkerConfig) -> Built:
+    """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
     if config.threads:
         torch.set_num_threads(config.threads)
     # Nobody looks at a hub or at telemetry while a request waits.
@@ -56,17 +53,17 @@ def build(config: WorkerConfig, *, lean: bool = False) -> Built:
         dtype=None if config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
     )
+    num_parameters = sum(p.numel() for p in loaded.model.parameters())
     max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     runner = make_runner(
         loaded,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_model_len=max_model_len,
-        lean=lean,
+        lean=True,
     )
     # A sequence can never be longer than the whole cache.
     max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
-    num_parameters = sum(p.numel() for p in loaded.model.parameters())
     log.info(
         "%s on %s: %d parameters, %d cache blocks of %d",
         config.model,

@@ -20,9 +20,10 @@ _MEMORY_SHARE: Final = {"cpu": 0.25, "cuda": 0.85}
 
 
 class PagedCache:
-    """Keys and values of every layer, [num_blocks * block_size, kv_heads, dim], and the pool of blocks.
+    """Entries of every layer, [num_blocks * block_size, width], and the pool of blocks.
 
-    Memory is not cleared: only slots that a table has committed (or writes in this pass) are ever read.
+    An entry is the keys of all heads, then their values: one write and one gather for both. Memory is not
+    cleared: only slots that a table has committed (or writes in this pass) are ever read.
     """
 
     def __init__(
@@ -39,17 +40,35 @@ class PagedCache:
         self.dtype = dtype
         self.device = torch.device(device)
         slots = num_blocks * block_size
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        for layer in self.layers:
-            shape = (slots, layer.num_kv_heads)
-            self.keys.append(torch.empty(*shape, layer.key_dim, dtype=dtype, device=self.device))
-            self.values.append(torch.empty(*shape, layer.value_dim, dtype=dtype, device=self.device))
-        # The same memory as attention wants to see it, [1, kv_heads, slots, dim].
-        self.keys_by_head = [tensor.transpose(0, 1).unsqueeze(0) for tensor in self.keys]
-        self.values_by_head = [tensor.transpose(0, 1).unsqueeze(0) for tensor in self.values]
+        alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) == 1
+        # Layers of one shape share a tensor [layers, slots, width], so that one call cuts all their views.
+        self._groups = [
+            torch.empty(len(group), slots, group[0].width, dtype=dtype, device=self.device)
+            for group in ([self.layers] if alike else [(layer,) for layer in self.layers])
+        ]
+        self.entries = [entries for group in self._groups for entries in group.unbind(0)]
+        """Of each layer, [slots, width]."""
+        parts = [layer.split(entries) for layer, entries in zip(self.layers, self.entries, strict=True)]
+        self.keys = [keys for keys, _ in parts]
+        """Of each layer, [slots, kv_heads, key_dim]: a view."""
+        self.values = [values for _, values in parts]
+        """Of each layer, [slots, kv_heads, value_dim]: a view."""
+        halves = [layer.split(group) for layer, group in zip(self.layers, self._groups, strict=False)]
+        self._by_head = [tuple(part.transpose(1, 2).unsqueeze(1) for part in pair) for pair in halves]
         self.windows = [layer.window for layer in self.layers]
         self.bytes_per_block = bytes_per_block(self.layers, block_size, dtype)
+
+    def slots(self, start: int, stop: int) -> list[Tensor]:
+        """The entries of consecutive slots in each layer, [stop - start, width]: views."""
+        return [view for group in self._groups for view in group.narrow(1, start, stop - start).unbind(0)]
+
+    def by_head(self, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        """The same as attention wants it: keys and values of each layer, [1, kv_heads, slots, dim]."""
+        views: list[tuple[Tensor, Tensor]] = []
+        for keys, values in self._by_head:
+            cut = (part.narrow(3, start, stop - start).unbind(0) for part in (keys, values))
+            views.extend(zip(*cut, strict=True))
+        return views
 
     @property
     def num_blocks(self) -> int:
@@ -67,8 +86,16 @@ class PagedCache:
         size = self.pool.block_size
         read = slice(source * size, (source + 1) * size)
         write = slice(destination * size, (destination + 1) * size)
-        for tensor in (*self.keys, *self.values):
-            tensor[write] = tensor[read]
+        for group in self._groups:
+            group[:, write] = group[:, read]
+
+    @torch.inference_mode()
+    def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy every layer's entries of single slots onto others; no slot may be on both sides."""
+        read = torch.tensor(sources, dtype=torch.int64, device=self.device)
+        write = torch.tensor(destinations, dtype=torch.int64, device=self.device)
+        for group in self._groups:
+            group.index_copy_(1, write, group.index_select(1, read))
 
     def apply(self, copies: Sequence[CopyBlock]) -> None:
         """Carry out the copies a block table asked for, in order."""
@@ -78,8 +105,7 @@ class PagedCache:
 
 def bytes_per_block(layers: Sequence[LayerLayout], block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers."""
-    entry = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-    return block_size * entry * dtype.itemsize
+    return block_size * sum(layer.width for layer in layers) * dtype.itemsize
 
 
 def num_blocks_for(

@@ -7,6 +7,7 @@ the last rows' logits are wanted. Prefill, decode and verification differ only i
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +43,8 @@ class Job:
     feed: list[int]
     rows: int
     arrived: float
+    scored: bool = False
+    """The logits of all other rows are wanted as well, as soon as they are there."""
     offset: int = 0
     started: float | None = None
     compute: float = 0.0
@@ -68,6 +71,15 @@ class Job:
         return Timings(started - self.arrived, self.compute, self.rows_in_pass, self.sequences_in_pass)
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Logits of a part of a scored feed: float [rows, vocabulary], the first after token `offset` of it."""
+
+    job: Job
+    offset: int
+    logits: torch.Tensor
+
+
 @dataclass(slots=True)
 class PassResult:
     """What one pass did: jobs whose wanted rows are there, and jobs that cannot go on."""
@@ -75,6 +87,7 @@ class PassResult:
     finished: list[Job] = field(default_factory=list)
     logits: torch.Tensor | None = None
     """[sum of the finished jobs' rows, vocabulary], in order."""
+    scored: list[Scored] = field(default_factory=list)
     failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
 
 
@@ -82,7 +95,7 @@ def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> 
     """Plan and run one pass over `jobs` (in order of arrival)."""
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
-    plan = plan_pass([Feed(job.sequence_id, job.remaining, job.rows) for job in jobs], budget)
+    plan = plan_pass([Feed(job.sequence_id, job.remaining, job.rows, job.scored) for job in jobs], budget)
     chunks = _with_room([(by_id[chunk.sequence_id], chunk) for chunk in plan], result)
     if not chunks:
         return result
@@ -91,7 +104,7 @@ def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> 
         if job.started is None:
             job.started = begun
     try:
-        result.logits = _forward(chunks, runner)
+        result.logits = _forward(chunks, runner, result)
         done = chunks
     except Exception:
         log.exception("a pass over %d sequences failed; running them one by one", len(chunks))
@@ -124,16 +137,35 @@ def _with_room(chunks: list[tuple[Job, Chunk]], result: PassResult) -> list[tupl
     return fitting
 
 
-def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner) -> torch.Tensor:
+def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult) -> torch.Tensor:
+    """The logits of the final chunks' rows; those of scored rows go to `result`."""
     inputs = []
     for job, chunk in chunks:
         token_ids = job.feed[job.offset : job.offset + chunk.count]
-        inputs.append(SequenceInput(job.held.table, token_ids, job.rows if chunk.final else 0))
+        wanted = chunk.count if job.scored else job.rows if chunk.final else 0
+        inputs.append(SequenceInput(job.held.table, token_ids, wanted))
     logits = runner.forward(inputs)
+    if any(job.scored for job, _ in chunks):
+        logits = _without_scored(chunks, inputs, logits, result)
     for (job, chunk), fed in zip(chunks, inputs, strict=True):
         job.offset += chunk.count
         job.held.fed(list(fed.token_ids))
     return logits
+
+
+def _without_scored(
+    chunks: list[tuple[Job, Chunk]], inputs: list[SequenceInput], logits: torch.Tensor, result: PassResult
+) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    row = 0
+    for (job, chunk), item in zip(chunks, inputs, strict=True):
+        end = row + item.num_logits
+        first = end - (job.rows if chunk.final else 0)
+        kept.append(logits[first:end])
+        if first > row:
+            result.scored.append(Scored(job, job.offset, logits[row:first]))
+        row = end
+    return torch.cat(kept)
 
 
 def _forward_one_by_one(
@@ -146,7 +178,7 @@ def _forward_one_by_one(
         # A pass that failed half-way may have committed nothing: only whole passes count.
         job.held.cut_to(len(job.held.session.cached))
         try:
-            part = _forward([(job, chunk)], runner)
+            part = _forward([(job, chunk)], runner, result)
         except Exception as error:
             log.exception("the pass of one sequence failed")
             known = error if isinstance(error, PacelineError) else InternalError("the model failed")
@@ -160,7 +192,7 @@ def _forward_one_by_one(
 
 def broken_rows(logits: torch.Tensor) -> list[bool]:
     """Which rows hold NaN, or infinities that leave no distribution. logits: [R, V]."""
-    if torch.isfinite(logits.sum()).item():
+    if math.isfinite(logits.sum().item()):
         return [False] * len(logits)
     peak = logits.amax(dim=-1)
     usable = torch.isfinite(peak) & ~torch.isnan(logits.sum(dim=-1))

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 
 PREFILL_SHARE = 4
 """While a prefill waits, one row in so many is kept for it."""
+SCORED_ROWS = 256
+"""Rows a pass at most, over all feeds that are scored: each takes a vocabulary's width of memory, and more
+while its log-probabilities are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """`remaining` tokens to feed for one sequence; logits are wanted of the last `rows` of them."""
+    """`remaining` tokens to feed for one sequence; logits are wanted of the last `rows` of them.
+
+    With `scored` those of all other rows are wanted as well, chunk by chunk.
+    """
 
     sequence_id: str
     remaining: int
     rows: int
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ def plan_pass(feeds: Sequence[Feed], budget: int) -> list[Chunk]:
     always gets on.
     """
     chunks: list[Chunk] = []
-    left = budget
+    left, scored_left = budget, SCORED_ROWS
     kept = budget // PREFILL_SHARE if any(feed.remaining != feed.rows for feed in feeds) else 0
     for i, feed in enumerate(feeds):
         if feed.remaining == feed.rows and feed.rows <= left - (kept if i else 0):
@@ -48,12 +55,11 @@ def plan_pass(feeds: Sequence[Feed], budget: int) -> list[Chunk]:
     for feed in feeds:
         if feed.remaining == feed.rows:
             continue
-        if feed.remaining <= left:
-            chunks.append(Chunk(feed.sequence_id, feed.remaining, final=True))
-            left -= feed.remaining
-        else:
-            count = min(left, feed.remaining - feed.rows)
-            if count > 0:
-                chunks.append(Chunk(feed.sequence_id, count, final=False))
-                left -= count
+        room = min(left, scored_left) if feed.scored else left
+        final = feed.remaining <= room
+        count = feed.remaining if final else min(room, feed.remaining - feed.rows)
+        if count > 0:
+            chunks.append(Chunk(feed.sequence_id, count, final))
+            left -= count
+            scored_left -= count if feed.scored else 0
     return chunks

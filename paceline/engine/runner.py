@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.engine import branches
 from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
 from paceline.engine.lean import LeanForward
-from paceline.kv import BlockTable
+from paceline.kv import BlockTable, Branch
 
 
 class ModelRunner:
@@ -104,12 +106,6 @@ class ModelRunner:
         """An empty sequence."""
         return BlockTable(self._cache.pool)
 
-    def fork(self, table: BlockTable) -> BlockTable:
-        """A second sequence with the same entries; full blocks are shared, the partial one is copied."""
-        other, copies = table.fork()
-        self._cache.apply(copies)
-        return other
-
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Feed every sequence its tokens in one pass; returns float32 [sum of num_logits, vocab_size].
 
@@ -133,6 +129,32 @@ class ModelRunner:
         for item in inputs:
             item.table.commit(len(item.token_ids))
         return logits
+
+    def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
+        """Feed every branch one token in one pass; returns float32 [len(inputs), vocab_size].
+
+        Branches of one sequence must stand together. Every branch has one entry more afterwards, unless an
+        error is raised: ResourceExhaustedError when a region is full.
+        """
+        places = [item.branch.of.take(1)[0] for item in inputs]
+        logits = self._run(branches.build(inputs, places, self._cache))
+        for item, place in zip(inputs, places, strict=True):
+            item.branch.own.append(place)
+        return logits
+
+    def adopt(self, branch: Branch) -> None:
+        """Make the branch's entries those of its table. The other branches must not be used after that.
+
+        Raises ResourceExhaustedError; the table then ends where the branch began.
+        """
+        table = branch.of.trunk
+        table.truncate_to(branch.kept)
+        if not branch.own:
+            return
+        self._cache.apply(table.reserve(len(branch.own)))
+        targets = table.slots(branch.kept, branch.length)
+        self._cache.copy_slots([branch.of.slots[place] for place in branch.own], targets)
+        table.commit(len(branch.own))
 
     @torch.inference_mode()
     def _run(self, batch: RaggedBatch) -> Tensor:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    StableLmConfig,
+)
 
+from paceline.engine import lean, linear
 from paceline.engine.batch import SequenceInput
-from paceline.engine.lean import LeanLlama, lean_forward
+from paceline.engine.lean import lean_forward
 from paceline.engine.loading import make_runner, random_model
 
 SHAPE: dict[str, Any] = {
@@ -30,23 +39,50 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+LAYER_TYPES = ["full_attention", "sliding_attention"]
+COVERED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama, grouped": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2),
+    "llama, tied": lambda: LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=True),
+    "llama, wide heads": lambda: LlamaConfig(**SHAPE, num_key_value_heads=1, head_dim=16),
+    "llama, biases": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2, attention_bias=True, mlp_bias=True),
+    "llama, llama3 rope": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE),
+    "llama, yarn rope": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=YARN_ROPE),
+    "mistral": lambda: MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=7),
+    "qwen2": lambda: Qwen2Config(**SHAPE, num_key_value_heads=2),
+    "qwen2, a window in one layer": lambda: Qwen2Config(
+        **SHAPE, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, layer_types=LAYER_TYPES
+    ),
+    "qwen3": lambda: Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16),
+}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"num_key_value_heads": 2},
-        {"num_key_value_heads": 4, "tie_word_embeddings": True},
-        {"num_key_value_heads": 1, "head_dim": 16},
-        {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE},
-    ],
-    ids=["grouped", "tied", "wide heads", "llama3 rope"],
-)
-def test_equals_transformers_modules_on_ragged_batches(more: dict[str, Any]) -> None:
+def with_random_norms_and_biases(config: PreTrainedConfig) -> Any:
+    """Fresh models have gains of one and biases of zero, which no pass could confuse."""
+    model = random_model(config)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture(params=["packed", "plain"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With oneDNN's packed weights and, as on other devices, without."""
+    if request.param == "plain":
+        for module in (lean, linear):
+            monkeypatch.setattr(module, "can_pack", lambda _: False)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("name", COVERED)
+def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
-    config = LlamaConfig(**SHAPE, **more)
-    plain = make_runner(random_model(config), num_blocks=64, block_size=4)
-    short = make_runner(random_model(config), num_blocks=64, block_size=4, lean=True)
+    config = COVERED[name]()
+    plain = make_runner(with_random_norms_and_biases(config), num_blocks=64, block_size=4)
+    short = make_runner(with_random_norms_and_biases(config), num_blocks=64, block_size=4, lean=True)
     assert short._lean is not None
     rng = random.Random(5)
     tables = {runner: [runner.new_table() for _ in range(3)] for runner in (plain, short)}
@@ -65,43 +101,74 @@ def test_equals_transformers_modules_on_ragged_batches(more: dict[str, Any]) -> 
             table.truncate_to(max(0, table.length - 2))
 
 
-def test_holds_no_weight_twice() -> None:
-    """The modules' projections become views of the joined weights."""
-    model = random_model(LlamaConfig(**SHAPE, num_key_value_heads=2))
+def test_joined_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpacked, the modules' projections become views of the joined weights and still run."""
+    monkeypatch.setattr(lean, "can_pack", lambda _: False)
+    model = random_model(COVERED["llama, grouped"]())
     before = model.model.layers[0].self_attn.k_proj.weight.clone()
-    lean = LeanLlama(model, 128)
-    key = model.model.layers[0].self_attn.k_proj.weight
-    assert torch.equal(key, before)
-    assert key.untyped_storage().data_ptr() == lean._layers[0].qkv.untyped_storage().data_ptr()
+    make_runner(model, num_blocks=8, lean=True)
+    attention = model.model.layers[0].self_attn
+    assert torch.equal(attention.k_proj.weight, before)
+    storages = {p.weight.untyped_storage().data_ptr() for p in (attention.q_proj, attention.v_proj)}
+    assert storages == {attention.k_proj.weight.untyped_storage().data_ptr()}
+
+
+@pytest.mark.parametrize("name", ["llama, grouped", "llama, tied"])
+def test_packed_weights_take_the_place_of_the_models(name: str) -> None:
+    """The embedding stays, whoever else uses it."""
+    model = random_model(COVERED[name]())
+    make_runner(model, num_blocks=8, lean=True)
+    layer = model.model.layers[1]
+    projections = (*layer.self_attn.children(), *layer.mlp.children())
+    assert all(p.weight.numel() == 0 for p in projections if hasattr(p, "weight"))
+    assert model.model.embed_tokens.weight.shape == (97, 32)
+    assert (model.lm_head.weight.numel() > 0) == ("tied" in name)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(**SHAPE, num_key_value_heads=2, attention_bias=True),
         LlamaConfig(**SHAPE, num_key_value_heads=2, hidden_act="gelu"),
         LlamaConfig(
             **SHAPE,
             num_key_value_heads=2,
             rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
         ),
-        Qwen2Config(**SHAPE, num_key_value_heads=2),
+        StableLmConfig(**SHAPE, num_key_value_heads=2),
     ],
-    ids=["bias", "gelu", "dynamic rope", "another family"],
+    ids=["gelu", "dynamic rope", "another family"],
 )
 def test_leaves_other_models_to_their_modules(config: Any) -> None:
     """What it does not cover exactly it does not touch."""
     assert lean_forward(random_model(config), 128) is None
 
 
-def test_a_wrong_short_pass_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the rotary tables lack the sign of half their entries."""
-    original = LeanLlama.__init__
+def test_a_layer_of_another_type_is_left_to_the_modules() -> None:
+    """A quantised or adapted projection."""
 
-    def without_sign(self: LeanLlama, model: Any, max_model_len: int) -> None:
-        original(self, model, max_model_len)
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model = random_model(COVERED["llama, grouped"]())
+    model.model.layers[1].mlp.up_proj = Adapted(32, 48, bias=False)
+    assert lean_forward(model, 128) is None
+
+
+def test_a_wrong_short_pass_is_left_out_at_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: the rotary tables lack the sign of half their entries. The modules serve, unharmed."""
+    original = lean._Halves.__init__
+
+    def without_sign(self: Any, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        original(self, cos, sin)
         self._sin = self._sin.abs()
 
-    monkeypatch.setattr(LeanLlama, "__init__", without_sign)
-    with pytest.raises(ValueError, match="model"):
-        make_runner(random_model(LlamaConfig(**SHAPE, num_key_value_heads=2)), num_blocks=8, lean=True)
+    config = COVERED["llama, grouped"]()
+    expected = make_runner(random_model(config), num_blocks=8)
+    monkeypatch.setattr(lean._Halves, "__init__", without_sign)
+    runner = make_runner(random_model(config), num_blocks=8, lean=True)
+    assert runner._lean is None
+    assert "goes through its modules" in caplog.text
+    logits = [r.forward([SequenceInput(r.new_table(), [1, 2, 3], 3)]) for r in (expected, runner)]
+    torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5)

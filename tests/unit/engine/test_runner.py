@@ -225,26 +225,6 @@ def test_rollback_then_another_continuation_equals_a_fresh_run(
     assert_close(feed(runner, table, right), reference(name, right))
 
 
-def test_fork_shares_blocks_and_the_two_go_separate_ways(models: Models, reference: Reference) -> None:
-    runner = make_runner(models("llama"), num_blocks=16)
-    prefix, left, right = tokens_of(21), tokens_of(8, seed=1), tokens_of(8, seed=2)
-    table = runner.new_table()
-    feed(runner, table, prefix, want=0)
-    other = runner.fork(table)
-    assert runner.cache.pool.used_blocks == 3  # one shared, a partial one each
-    logits = runner.forward([SequenceInput(table, left, 8), SequenceInput(other, right, 8)])
-    assert_close(logits, torch.cat([reference("llama", prefix + s)[21:] for s in (left, right)]))
-    # Back into the shared block: each one writes a copy of its own.
-    table.truncate_to(5)
-    other.truncate_to(9)
-    logits = runner.forward([SequenceInput(table, left, 8), SequenceInput(other, right, 8)])
-    expected = [reference("llama", prefix[:5] + left)[5:], reference("llama", prefix[:9] + right)[9:]]
-    assert_close(logits, torch.cat(expected))
-    table.free()
-    other.free()
-    assert runner.cache.pool.used_blocks == 0
-
-
 def test_capacity_exhaustion_touches_nothing(models: Models) -> None:
     runner = make_runner(models("llama"), num_blocks=5)
     first, second = runner.new_table(), runner.new_table()

@@ -102,34 +102,88 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
     assert (hits > 0) == (steps != 0), "branches exist once dK was fed"
 
 
-def test_finished_branches_are_pushed_and_are_what_the_next_round_gives() -> None:
-    worker = Worker(6)
-    worker.open()
+def pushed(events: list[Any]) -> dict[tuple[int, int], Proposal]:
+    """All continuations among the events; what is sent again is longer and begins with what was sent."""
+    proposals: dict[tuple[int, int], Proposal] = {}
+    for event in events:
+        if isinstance(event, Continuations):
+            for outcome, proposal in event.proposals.items():
+                before = proposals.get(outcome, Proposal()).token_ids
+                assert len(proposal.token_ids) > len(before)
+                assert proposal.token_ids[: len(before)] == before
+            proposals.update(event.proposals)
+    return proposals
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_finished_branches_are_pushed_and_are_what_the_next_round_gives(sampling: SamplingParams) -> None:
+    worker = Worker(3)
+    worker.open(sampling)
     first = worker.first_round()
-    (pushed,) = worker.run()
-    assert isinstance(pushed, Continuations)
-    assert (pushed.round, pushed.base_length, len(pushed.proposals)) == (1, 3, 6)
-    for (accepted, token), proposal in pushed.proposals.items():
+    events = worker.run()
+    assert len(events) > 1, "pushed as they are finished, not when all are"
+    assert {(e.round, e.base_length) for e in events} == {(1, 3)}
+    foreseen = pushed(events)
+    assert len(foreseen) > 3, "finished ones make room for others"
+    assert {K} < {accepted for accepted, _ in foreseen}
+    for (accepted, token), proposal in foreseen.items():
         fresh = Worker(0)
-        fresh.open()
+        fresh.open(sampling)
         assert fresh.first_round() == first
         tail = (*first.token_ids[:accepted], token)
         assert answer(fresh.ask(2, 3 + len(tail), tail) + fresh.run()) == proposal
+
+
+def test_never_more_branches_in_progress_than_the_setting_says() -> None:
+    worker = Worker(3)
+    worker.open()
+    worker.first_round()
+    before = len(worker.runner.passes)
+    worker.run()
+    ahead = worker.runner.passes[before:]
+    assert max(ahead) == 3
+    assert min(ahead) >= 1
+
+
+def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
+    fan_out = FanOut()
+    order = fan_out.ranked(K)
+    assert order[0] == (K, 0), "the bonus, as the draft foresees it, at the acceptance of a middling pair"
+    assert all(order.index((a, 0)) < order.index((a, 1)) for a in range(K + 1))
+    for _ in range(200):
+        fan_out.observe(4, 4, 0)
+    assert fan_out.acceptance > 0.95
+    assert fan_out.ranked(4)[0] == (4, 0)
+    assert {a for a, _ in fan_out.ranked(4)} == {4}
+    for _ in range(400):
+        fan_out.observe(0, 4, 0)
+    assert fan_out.acceptance < 0.25
+    assert fan_out.ranked(4)[0] == (0, 0)
+    assert max(rank for _, rank in fan_out.ranked(4)) < MAX_RANK
+
+
+def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
+    worker = Worker(2)
+    worker.open(name="a")
+    worker.ask(1, 3, name="a")
+    worker.run(K)
+    for name in "bc":
+        worker.open(name=name)
+    before = len(worker.runner.passes)
+    worker.run()
+    assert worker.runner.passes[before:] == [1], "the entry of dK, and no branch"
 
 
 def test_a_hit_is_answered_at_once_and_looked_ahead_of_again() -> None:
     worker = Worker(6)
     worker.open()
     first = worker.first_round()
-    (pushed,) = worker.run()
-    accepted, token = next(iter(pushed.proposals))
+    accepted, token = next(iter(pushed(worker.run())))
     tail = (*first.token_ids[:accepted], token)
     (event,) = worker.ask(2, 3 + len(tail), tail)
     assert isinstance(event, DraftProposal)
     assert event.num_computed_tokens == event.base_length + K - 1
-    (again,) = worker.run()
-    assert isinstance(again, Continuations)
-    assert again.round == 2
+    assert {again.round for again in worker.run()} == {2}
 
 
 def test_proposals_with_distributions_stay_here() -> None:
@@ -203,18 +257,3 @@ def test_no_branch_reaches_beyond_the_models_length() -> None:
     worker.open()
     worker.first_round()
     assert not worker.it.has_work
-
-
-def test_the_fan_out_spends_its_budget_on_the_likeliest_outcomes() -> None:
-    fan_out = FanOut()
-    for budget in (0, 1, 5, 12):
-        assert sum(fan_out.allocate(4, budget)) == budget
-    for _ in range(200):
-        fan_out.observe(4, 4, 0)
-    assert fan_out.acceptance > 0.95
-    assert fan_out.allocate(4, 3) == [0, 0, 0, 0, 3]
-    for _ in range(400):
-        fan_out.observe(0, 4, 0)
-    assert fan_out.acceptance < 0.25
-    assert fan_out.allocate(4, 3)[0] >= 2
-    assert max(fan_out.allocate(4, 40)) <= MAX_RANK

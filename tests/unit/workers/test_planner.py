@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.planner import PREFILL_SHARE, Chunk, Feed, plan_pass
+from paceline.engine.planner import PREFILL_SHARE, SCORED_ROWS, Chunk, Feed, plan_pass
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
@@ -20,7 +21,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Feed], int]:
     for i in range(draw(st.integers(0, 8))):
         rows = draw(st.integers(1, budget))
         longer = draw(st.sampled_from([0, 0, 1, 3, 50]))
-        feeds.append(Feed(f"s{i}", rows + longer, rows))
+        feeds.append(Feed(f"s{i}", rows + longer, rows, scored=draw(st.booleans())))
     return feeds, budget
 
 
@@ -54,7 +55,7 @@ def test_the_oldest_feed_always_gets_on(workload: tuple[list[Feed], int]) -> Non
 def advance(feeds: list[Feed], chunks: list[Chunk]) -> list[Feed]:
     """What is left after a pass, in the same order."""
     counts = {chunk.sequence_id: chunk.count for chunk in chunks}
-    left = [Feed(f.sequence_id, f.remaining - counts.get(f.sequence_id, 0), f.rows) for f in feeds]
+    left = [replace(f, remaining=f.remaining - counts.get(f.sequence_id, 0)) for f in feeds]
     return [feed for feed in left if feed.remaining]
 
 
@@ -65,6 +66,28 @@ def test_everything_is_fed_in_the_end(workload: tuple[list[Feed], int]) -> None:
     for _ in range(len(feeds) + sum(feed.remaining for feed in feeds)):
         feeds = advance(feeds, plan_pass(feeds, budget))
     assert feeds == []
+
+
+def test_scored_feeds_share_their_own_budget() -> None:
+    """Each of their rows takes a vocabulary's width of memory."""
+    feeds = [
+        Feed("a", 300, 1, scored=True),
+        Feed("b", 900, 1, scored=True),
+        Feed("c", 3, 3),
+        Feed("d", 900, 1),
+    ]
+    passes = []
+    while feeds:
+        passes.append(plan_pass(feeds, 1000))
+        feeds = advance(feeds, passes[-1])
+    assert passes[0] == [
+        Chunk("c", 3, final=True),
+        Chunk("a", SCORED_ROWS, final=False),
+        Chunk("d", 997 - SCORED_ROWS, final=False),
+    ]
+    scored = [sum(chunk.count for chunk in chunks if chunk.sequence_id in "ab") for chunks in passes]
+    assert max(scored) == SCORED_ROWS
+    assert sum(scored) == 1200
 
 
 def test_short_feeds_go_before_prefill_chunks() -> None:

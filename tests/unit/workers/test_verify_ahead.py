@@ -1,0 +1,114 @@
+"""A target worker that knows what comes next begins it without being asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead
+from paceline.core.types import Proposal, SparseDistribution
+from tests.unit.workers.test_verifier import PROMPT, VOCAB, Worker, right
+
+N = len(PROMPT)
+
+
+def foresee(
+    worker: Worker, proposals: dict[tuple[int, int], Proposal], epoch: int = 1, number: int = 1, base: int = N
+) -> list[Any]:
+    return list(worker.it.handle(VerifyAhead("s", epoch, number, base, proposals), 0.0))
+
+
+def asked(proposal: tuple[int, ...]) -> Worker:
+    worker = Worker()
+    worker.open()
+    worker.ask(proposal)
+    return worker
+
+
+def verdicts(events: list[Any]) -> list[Any]:
+    assert all(isinstance(event, RoundVerdict) for event in events)
+    return [event.verdict for event in events]
+
+
+def test_the_next_round_runs_without_a_message_and_as_if_there_had_been_one() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    assert foresee(worker, {(2, best[2]): Proposal(best[3:5]), (0, 5): Proposal((0,))}) == []
+    first, second = worker.run()
+    assert (first.round, second.round) == (1, 2)
+    assert (first.verdict.went_on_with, second.verdict.went_on_with) == (2, 0)
+    assert first.verdict.token_ids + second.verdict.token_ids == best[:6]
+    assert worker.length() == N + 5
+    # The coordinator's own message for the same round, had it been sent, changes nothing.
+    assert verdicts(worker.ask(best[3:5], number=2, base=N + 3)) == [second.verdict]
+    assert not worker.it.has_work
+
+
+def test_an_outcome_that_was_not_foreseen_waits_for_its_round() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    foresee(worker, {(1, best[2]): Proposal(best[3:5])})
+    (verdict,) = verdicts(worker.run())
+    assert not verdict.went_on_with
+    worker.ask(best[3:5], number=2, base=N + 3)
+    assert verdicts(worker.run())[0].token_ids == best[3:6]
+
+
+def test_later_continuations_add_to_the_earlier_ones() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    foresee(worker, {(0, 1): Proposal((1,))})
+    foresee(worker, {(2, best[2]): Proposal(best[3:5])})
+    assert len(worker.run()) == 2
+
+
+@pytest.mark.parametrize("place", [{"epoch": 2}, {"number": 2}, {"number": 0}, {"base": N + 1}])
+def test_what_belongs_to_another_round_is_dropped(place: dict[str, int]) -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}, **place) == []
+    assert len(worker.run()) == 1
+
+
+def test_what_comes_after_the_verdict_is_dropped() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    worker.run()
+    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}) == []
+    assert not worker.it.has_work
+
+
+def test_a_closed_sequence_goes_on_no_further() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    foresee(worker, {(2, best[2]): Proposal(best[3:5])})
+    worker.it.step()
+    assert worker.it.has_work
+    worker.it.handle(CloseSequence("s", 1), 0.0)
+    assert not worker.it.has_work
+    assert worker.runner.pool.used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("proposal", "field"),
+    [
+        (Proposal((VOCAB,)), "proposal.token_ids"),
+        (Proposal((1, 1), parents=(-1, 0)), "proposal.parents"),
+        (Proposal((1,), distributions=(SparseDistribution(b"\1\0\0\0", b"\0\0\x80\x3f"),)), "proposal.distr"),
+        (Proposal((1,) * 60), "proposal.token_ids"),
+    ],
+    ids=["outside the vocabulary", "a tree", "with distributions", "beyond the model's length"],
+)
+def test_a_continuation_that_cannot_be_judged_is_refused_and_the_round_goes_on(
+    proposal: Proposal, field: str
+) -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    (failed,) = foresee(worker, {(2, best[2]): proposal})
+    assert isinstance(failed, SequenceFailed)
+    assert isinstance(failed.error, InvalidArgumentError)
+    assert failed.error.field.startswith(field)
+    (verdict,) = verdicts(worker.run())
+    assert not verdict.went_on_with
