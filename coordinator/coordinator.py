@@ -12,8 +12,13 @@ from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Deadlines
 from coordinator.ledger import Commit, Ledger
 from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.pair import Pair
+from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.round import RoundMachine
+from coordinator.together import together
 from coordinator.vocabulary import Vocabulary
+from paceline.core import limits
+from paceline.core.checks import AUTO
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
@@ -24,23 +29,36 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.types import SequenceParams
-from paceline.rpc.codec import PROTOCOL_VERSION, GenerateCall, check_against_model
+from paceline.rpc.codec import (
+    PROTOCOL_VERSION,
+    GenerateCall,
+    check_against_model,
+    check_choices_remain,
+    check_token_ids,
+)
 from paceline.rpc.info import check_compatible
 from paceline.v1 import common_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request that was accepted, and how it will be run."""
+    """One request that was accepted, and how it will be run: a sequence for each of its choices."""
 
     request_id: str
-    params: SequenceParams
-    running: Running
+    prompt: Sequence[int]
+    prompt_text: str
+    """What `echo` puts in front of the text; empty without it."""
+    choices: Sequence[Running]
 
     @property
-    def machine(self) -> RoundMachine:
-        """Its round machine: ledger, counts and times."""
-        return self.running.machine
+    def machines(self) -> list[RoundMachine]:
+        """Each choice's round machine: parameters, ledger, counts and times."""
+        return [running.machine for running in self.choices]
+
+    @property
+    def params(self) -> SequenceParams:
+        """Those of the first choice; the others differ in their seeds."""
+        return self.choices[0].machine.params
 
 
 class Coordinator:
@@ -51,6 +69,7 @@ class Coordinator:
         self.vocabulary = vocabulary
         self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
         self._clock = clock
+        self._pair = Pair(config.max_num_speculative_tokens)
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
@@ -98,6 +117,24 @@ class Coordinator:
         """What clients call the model."""
         return self.config.model_name or self.target_info().model
 
+    @property
+    def accepting(self) -> bool:
+        """True while a new request would be served."""
+        return self.serving and not self._draining
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids. Raises InvalidArgumentError naming `text`."""
+        if len(text) > limits.MAX_PROMPT_CHARACTERS:
+            raise InvalidArgumentError("text", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
+        return await self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Ids to text, special tokens left out. Raises InvalidArgumentError naming `token_ids`."""
+        if len(token_ids) > limits.MAX_PROMPT_TOKENS:
+            raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
+        check_token_ids("token_ids", token_ids, self.vocabulary.size)
+        return self.vocabulary.decode(token_ids)
+
     @contextlib.asynccontextmanager
     async def generating(self, call: GenerateCall) -> AsyncIterator[Generation]:
         """Take a request on; however the block is left, the request has ended by then.
@@ -116,15 +153,20 @@ class Coordinator:
         request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
         if request_id in self._request_ids:
             raise InvalidArgumentError("request_id", "is running already")
-        machine = self._machine(call, prompt, info)
-        running = self.dispatcher.submit(machine)
+        params = self._params(call, len(prompt))
+        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
+        choices: list[Running] = []
         self._request_ids.add(request_id)
         try:
-            yield Generation(request_id, machine.params, running)
+            for choice in range(params.sampling.n):
+                running = self.dispatcher.submit(self._machine(call, params, choice, prompt, info))
+                choices.append(running)
+            yield Generation(request_id, prompt, self._echoed(call, prompt), choices)
         finally:
             self._request_ids.discard(request_id)
             self._request_ended.set()
-            self.dispatcher.cancel(running)
+            for running in choices:
+                self.dispatcher.cancel(running)
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
@@ -141,38 +183,65 @@ class Coordinator:
         except TimeoutError:
             self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
 
-    def _machine(
-        self, call: GenerateCall, prompt: Sequence[int], info: common_pb2.WorkerInfo
-    ) -> RoundMachine:
-        config = self.config
+    def _params(self, call: GenerateCall, prompt_length: int) -> SequenceParams:
+        """Of the request; each choice's follow from it."""
         sampling = call.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(64))
-        params = SequenceParams(sampling, call.speculation.mode or config.acceptance, len(prompt))
+        mode = call.speculation.mode or self.config.acceptance
+        return SequenceParams(sampling, mode, prompt_length, self.vocabulary.bad_words(sampling.bad_words))
+
+    def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
+        if not call.sampling.echo:
+            return ""
+        return call.prompt if isinstance(call.prompt, str) else self.vocabulary.decode(prompt)
+
+    def _machine(
+        self,
+        call: GenerateCall,
+        request: SequenceParams,
+        choice: int,
+        prompt: Sequence[int],
+        info: common_pb2.WorkerInfo,
+    ) -> RoundMachine:
+        config = self.config
+        params = replace(request, sampling=request.sampling.of_choice(choice))
         wanted = call.speculation.num_speculative_tokens
+        k = config.num_speculative_tokens if wanted is None else wanted
+        policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
         ledger = Ledger(
             prompt,
-            sampling,
+            params.sampling,
             detokenizer=self.vocabulary.detokenizer(prompt),
             eos_token_ids=frozenset(info.eos_token_ids),
             max_model_len=info.max_model_len,
+            choice=choice,
         )
         return RoundMachine(
             # Unlike the request id it is never used twice, whatever clients choose.
             sequence_id=secrets.token_hex(12),
             ledger=ledger,
             params=params,
-            num_speculative_tokens=config.num_speculative_tokens if wanted is None else wanted,
+            num_speculative_tokens=self._pair.max_draft if k == AUTO else k,
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
             deadline=self._clock() + config.recovery_timeout,
+            policy=policy,
         )
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
-        """The commits of a request in order. Raises PacelineError."""
+        """The commits of a request, those of each choice in order. Raises PacelineError."""
+        if generation.prompt_text:
+            for choice in range(len(generation.choices)):
+                yield Commit(0, (), (), generation.prompt_text, choice=choice)
+        streams = [self._parts_of(running) for running in generation.choices]
+        async for part in streams[0] if len(streams) == 1 else together(streams):
+            yield part
+
+    async def _parts_of(self, running: Running) -> AsyncIterator[Commit]:
         while True:
-            part = await self.dispatcher.next_part(generation.running)
+            part = await self.dispatcher.next_part(running)
             if isinstance(part, PacelineError):
                 raise part
             yield part

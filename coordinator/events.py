@@ -11,6 +11,7 @@ from paceline.core.messages import (
     Continuations,
     DraftCommand,
     DraftProposal,
+    PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
     TargetCommand,
@@ -100,7 +101,7 @@ class FromTarget:
     failure: SequenceFailed
 
 
-Event = Signal | DraftProposal | Continuations | RoundVerdict | FromDraft | FromTarget
+Event = Signal | DraftProposal | Continuations | RoundVerdict | PromptLogprobs | FromDraft | FromTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.detokenize import Detokenizer, StopSearch
-from paceline.core.types import FinishReason, SamplingParams, TokenOrigin
+from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,22 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one verdict added: `index` is the first token's among the generated ones."""
+    """What one verdict added: `index` is the first token's among the generated ones.
+
+    One without tokens reports a part of the prompt: its text, or log-probabilities.
+    """
 
     index: int
     token_ids: tuple[int, ...]
     origins: tuple[TokenOrigin, ...]
     text: str
     finish: Finish | None = None
+    choice: int = 0
+    """Which of the request's completions this is of."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One each token, where the request asks for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the next tokens of the prompt, in order; its first token has none."""
 
 
 class Ledger:
@@ -44,10 +53,13 @@ class Ledger:
         detokenizer: Detokenizer,
         eos_token_ids: frozenset[int],
         max_model_len: int,
+        choice: int = 0,
     ) -> None:
+        self.choice = choice
         self.token_ids: list[int] = list(prompt)
         self.prompt_length = len(prompt)
         self.finish: Finish | None = None
+        self._prompt_logprobs_due = self.prompt_length - 1 if sampling.prompt_logprobs is not None else 0
         self._sampling = sampling
         self._detokenizer = detokenizer
         self._search = StopSearch(sampling.stop)
@@ -74,8 +86,33 @@ class Ledger:
         """Tokens that may still be committed."""
         return self._max_tokens - self.num_generated
 
-    def commit(self, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
-        """Take a verdict in, whole or clipped at the first condition that ends the sequence."""
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """True while log-probabilities of the prompt were asked for and are not all there."""
+        return self._prompt_logprobs_due > 0
+
+    def report_prompt(self, start: int, logprobs: Sequence[TokenLogprobs]) -> Commit | None:
+        """Take in log-probabilities of the prompt's tokens from position `start` on; a repetition adds none.
+
+        None if they leave a gap, are not of these tokens, or were not asked for.
+        """
+        due = self.prompt_length - self._prompt_logprobs_due
+        told = self.token_ids[start : min(start + len(logprobs), self.prompt_length)]
+        if self._sampling.prompt_logprobs is None or not 1 <= start <= due:
+            return None
+        if [entry.token_id for entry in logprobs] != told:
+            return None
+        new = tuple(logprobs[due - start :])
+        self._prompt_logprobs_due -= len(new)
+        return Commit(0, (), (), "", choice=self.choice, prompt_logprobs=new)
+
+    def commit(
+        self, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> Commit:
+        """Take a verdict in, whole or clipped at the first condition that ends the sequence.
+
+        `logprobs` are one each token, or none at all, and are clipped as the tokens are.
+        """
         self._refuse_if_ended()
         index = self.num_generated
         text: list[str] = []
@@ -93,6 +130,8 @@ class Ledger:
             tuple(origin for _, origin in kept),
             "".join(text),
             finish,
+            self.choice,
+            tuple(logprobs[: len(kept)]),
         )
 
     def _refuse_if_ended(self) -> None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from coordinator.coordinator import Coordinator, Generation
 from coordinator.ledger import Commit
 from coordinator.links import Link, LinkState
-from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError, PacelineError
+from coordinator.vocabulary import Vocabulary
+from paceline.core.checks import AUTO
+from paceline.core.errors import PacelineError
+from paceline.core.types import TokenLogprobs
 from paceline.rpc import codec
 from paceline.rpc.server import Server
 from paceline.rpc.status import abort
 from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
+
+if TYPE_CHECKING:
+    from coordinator.http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +43,10 @@ _STATES = {
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """What the SDK talks to."""
 
-    def __init__(self, coordinator: Coordinator, server: Server) -> None:
+    def __init__(self, coordinator: Coordinator, server: Server, http: HttpServer | None = None) -> None:
         self._coordinator = coordinator
         self._server = server
+        self._http = http
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
@@ -50,7 +57,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             async with self._coordinator.generating(call) as generation:
                 yield _started(generation)
                 async for commit in self._coordinator.parts(generation):
-                    yield _chunk(commit)
+                    yield _chunk(commit, self._coordinator.vocabulary)
                     if commit.finish is not None:
                         yield _finished(generation, commit)
         except PacelineError as error:
@@ -77,9 +84,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return await _or_abort(context, self._tokenize(request))
 
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        if len(request.text) > limits.MAX_PROMPT_CHARACTERS:
-            raise InvalidArgumentError("text", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
-        ids = await self._coordinator.vocabulary.encode(request.text)
+        ids = await self._coordinator.tokenize(request.text)
         return pb.TokenizeResponse(token_ids=ids, max_model_len=self._coordinator.target_info().max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
@@ -87,11 +92,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return await _or_abort(context, self._detokenize(request))
 
     async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        vocabulary = self._coordinator.vocabulary
-        if len(request.token_ids) > limits.MAX_PROMPT_TOKENS:
-            raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
-        codec.check_token_ids("token_ids", request.token_ids, vocabulary.size)
-        return pb.DetokenizeResponse(text=vocabulary.decode(request.token_ids))
+        return pb.DetokenizeResponse(text=self._coordinator.detokenize(request.token_ids))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """The coordinator and its workers, as they are now."""
@@ -99,15 +100,19 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _status(self) -> pb.GetStatusResponse:
         coordinator, dispatcher = self._coordinator, self._coordinator.dispatcher
+        k = coordinator.config.num_speculative_tokens
         status = pb.CoordinatorStatus(
             address=self._server.address,
             process_id=os.getpid(),
             running=dispatcher.running,
             waiting=dispatcher.waiting,
-            num_speculative_tokens=coordinator.config.num_speculative_tokens,
+            num_speculative_tokens=0 if k == AUTO else k,
+            auto_num_speculative_tokens=k == AUTO,
+            max_num_speculative_tokens=coordinator.config.max_num_speculative_tokens,
             acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
+            http_address=self._http.address if self._http is not None else "",
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)
@@ -141,26 +146,47 @@ def _started(generation: Generation) -> pb.GenerateResponse:
         seed=generation.params.sampling.seed or 0,
         num_prompt_tokens=generation.params.prompt_length,
         acceptance_mode=codec.mode_to_proto(generation.params.mode),
+        seeds=[machine.params.sampling.seed or 0 for machine in generation.machines],
     )
+    sampling = generation.params.sampling
+    if sampling.echo or sampling.prompt_logprobs is not None:
+        started.prompt_token_ids.extend(generation.prompt)
     return pb.GenerateResponse(started=started)
 
 
-def _chunk(commit: Commit) -> pb.GenerateResponse:
+def _chunk(commit: Commit, vocabulary: Vocabulary) -> pb.GenerateResponse:
     chunk = pb.GenerateChunk(
         index=commit.index,
         token_ids=commit.token_ids,
         text=commit.text,
         origins=[codec.origin_to_proto(origin) for origin in commit.origins],
+        choice=commit.choice,
+        logprobs=[_position(entry, vocabulary) for entry in commit.logprobs],
+        prompt_logprobs=[_position(entry, vocabulary) for entry in commit.prompt_logprobs],
     )
     return pb.GenerateResponse(chunk=chunk)
 
 
+def _position(entry: TokenLogprobs, vocabulary: Vocabulary) -> pb.PositionLogprobs:
+    ranked = zip(entry.top_token_ids, entry.top_logprobs, itertools.count(1))
+    tokens = [(entry.token_id, entry.logprob, entry.rank), *ranked]
+    return pb.PositionLogprobs(
+        tokens=[
+            pb.Logprob(
+                token_id=token_id, logprob=logprob, rank=rank, decoded_token=vocabulary.token_text(token_id)
+            )
+            for token_id, logprob, rank in tokens
+        ]
+    )
+
+
 def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
-    machine, finish = generation.machine, commit.finish
+    machine, finish = generation.machines[commit.choice], commit.finish
     assert finish is not None
     stats, times = machine.stats, machine.times
     generated, prompt = machine.ledger.num_generated, machine.ledger.prompt_length
     finished = pb.GenerateFinished(
+        choice=commit.choice,
         finish_reason=codec.finish_reason_to_proto(finish.reason),
         usage=pb.Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated),
         speculative_decoding=pb.SpeculativeDecoding(

@@ -76,8 +76,12 @@ class RoundTimes:
         self._rest(elapsed, timings)
 
     def target_answered(self, elapsed: float, timings: Timings) -> None:
-        """Split the time between a VerifyRound and its answer."""
-        self.target += timings.compute
+        """Split the time between a VerifyRound and its answer.
+
+        A round the target began by itself was under way before the last verdict came: only what was
+        waited for counts.
+        """
+        self.target += min(timings.compute, elapsed)
         self._rest(elapsed, timings)
 
     def _rest(self, elapsed: float, timings: Timings) -> None:

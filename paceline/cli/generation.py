@@ -15,6 +15,7 @@ from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.serving import DEFAULT_PORT
 from paceline.client import AsyncClient, Client
 from paceline.client.server_status import ServerStatus, WorkerStatus
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams
 
 Address = Annotated[str, option("address", "host:port of the coordinator.")]
@@ -39,21 +40,25 @@ def generate(
     no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
     timeout: Annotated[float | None, option("timeout", "Seconds for the whole generation.")] = None,
 ) -> None:
-    """Continue a prompt; the text streams to standard output."""
+    """Continue a prompt; the text streams to standard output, that of several completions comes whole."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise InvalidArgumentError(name, "are printed with --json only")
+    streams = not (as_json or no_stream or sampling.n > 1)
     text = sys.stdin.read() if prompt == "-" else prompt
 
     async def run() -> None:
         async with AsyncClient(address) as client:
             stream = client.stream(text, sampling, speculation=speculation, timeout=timeout)
             async for chunk in stream:
-                if not (as_json or no_stream):
+                if streams:
                     print(chunk.text, end="", flush=True)
         result = stream.result
         assert result is not None
         if as_json:
             print(json.dumps(result.to_dict(), ensure_ascii=False))
         else:
-            print(result.text if no_stream else "")
+            print("" if streams else "\n\n".join(output.text for output in result.outputs))
 
     # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
     asyncio.run(run())
@@ -95,10 +100,11 @@ def status_table(answer: ServerStatus) -> Table:
 def _summary(answer: ServerStatus) -> str:
     mine = answer.coordinator
     mode = mine.acceptance_mode.value if mine.acceptance_mode else "unknown"
+    http = f"\nHTTP at http://{mine.http_address}/v1" if mine.http_address else ""
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}; "
         f"{mine.running} running, {mine.waiting} waiting, "
-        f"{mine.finished_requests} finished, {mine.failed_requests} failed"
+        f"{mine.finished_requests} finished, {mine.failed_requests} failed{http}"
     )
 
 

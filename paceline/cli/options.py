@@ -14,10 +14,11 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.supervisor.arguments import flag, negative_flag, variable
 
 _HELP = {
@@ -40,7 +41,7 @@ _HELP = {
     "max_running": "The most requests that generate at a time.",
     "max_waiting": "The most requests that wait for one of those places.",
     "support_bound": "The most tokens of that distribution (draft only).",
-    "num_speculative_tokens": "Draft tokens a round (K); 0 switches drafting off.",
+    "num_speculative_tokens": "Draft tokens a round (K); 0 switches drafting off, auto chooses.",
     "acceptance": "How the target decides on draft tokens; none changes its distribution.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
     "exit_with_parent": "Stop when standard input closes.",
@@ -59,6 +60,17 @@ _HELP = {
     "ignore_eos": "Go on after the end-of-sequence token.",
     "include_stop_str_in_output": "Keep the stop text at the end.",
 }
+
+
+def _draft_tokens(text: str | int) -> DraftTokens:
+    try:
+        return AUTO if text == AUTO else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither an integer nor {AUTO!r}") from None
+
+
+DRAFT_TOKENS: Mapping[str, Any] = {"parser": _draft_tokens, "metavar": f"INTEGER|{AUTO}"}
+"""Settings of an option that is K or `auto`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +123,13 @@ def _parameters(cls: type[Any], defaults: Mapping[str, Any]) -> list[inspect.Par
         if kind is None:
             continue
         names = f"{flag(f.name)}/{negative_flag(f.name)}" if f.default is True else flag(f.name)
+        settings = DRAFT_TOKENS if AUTO in _literals(hints[f.name]) else {}
         described = typer.Option(
-            names, envvar=variable(f.name), help=docs.get(f.name, _HELP.get(f.name)), show_choices=True
+            names,
+            envvar=variable(f.name),
+            help=docs.get(f.name, _HELP.get(f.name)),
+            show_choices=True,
+            **settings,
         )
         result.append(
             inspect.Parameter(
@@ -136,7 +153,8 @@ def _option_type(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
         named = [m for m in members if isinstance(m, type) and issubclass(m, enum.Enum)]
-        return (named or members)[0] | None
+        member = (named or members)[0]
+        return _option_type(member) if get_origin(member) in (tuple, Sequence) else member | None
     if get_origin(hint) in (tuple, Sequence):
         return list[get_args(hint)[0]]  # type: ignore[misc]
     if get_origin(hint) is Mapping:
@@ -144,6 +162,15 @@ def _option_type(hint: Any) -> Any:
     if isinstance(hint, type):
         return hint
     raise TypeError(f"no option can hold a {hint}")
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    """The values that the hint names one by one."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(value for member in get_args(hint) for value in _literals(member))
+    return ()
 
 
 def _restore(value: Any) -> Any:

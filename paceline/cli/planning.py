@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.options import option
+from paceline.cli.options import DRAFT_TOKENS, option
 from paceline.core.types import AcceptanceMode
 from paceline.demo import DemoConfig, run_demo
 from paceline.plan import Plan, make_plan
@@ -56,7 +56,7 @@ def demo(
     target_model: Annotated[str, option("target_model", "The large model.")] = DEMO.stack.target_model,
     draft_model: Annotated[str, option("draft_model", "The small model.")] = str(DEMO.stack.draft_model),
     num_speculative_tokens: Annotated[
-        int, option("num_speculative_tokens", "Draft tokens a round (K).")
+        Any, option("num_speculative_tokens", "Draft tokens a round (K), or auto.", **DRAFT_TOKENS)
     ] = DEMO.stack.num_speculative_tokens,
     acceptance: Annotated[
         AcceptanceMode, option("acceptance", "How the target decides on draft tokens.")

@@ -15,6 +15,7 @@ from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import Stack, StackConfig, serve_stack, sigterm_as_interrupt
 
 DEFAULT_PORT = 50151
+DEFAULT_HTTP_PORT = 8000
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 @options_from_fields
 def serve(
-    config: Annotated[StackConfig, Defaults({"port": DEFAULT_PORT})],
+    config: Annotated[StackConfig, Defaults({"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT})],
     device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
     dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
     threads: Annotated[
@@ -59,7 +60,10 @@ def _announce(stack: Stack) -> None:
     models = {"target": stack.config.target_model, "draft": stack.config.draft_model}
     for role in stack.config.worker_roles:
         print(f"{role} worker: {models[role]} at {stack.address_of(role)}")
-    print(f"Paceline listens on {stack.supervisor.status('coordinator').address}", flush=True)
+    coordinator = stack.supervisor.status("coordinator")
+    if coordinator.http_address:
+        print(f"OpenAI-compatible HTTP at http://{coordinator.http_address}/v1")
+    print(f"Paceline listens on {coordinator.address}", flush=True)
 
 
 @options_from_fields

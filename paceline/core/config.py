@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core import limits
+from paceline.core.checks import AUTO, DraftTokens, draft_tokens
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
 
@@ -92,7 +93,15 @@ class CoordinatorConfig:
     """What clients see; empty takes the target's."""
     host: str = "127.0.0.1"
     port: int = 0
-    num_speculative_tokens: int = 4
+    http: bool = True
+    """Serve the OpenAI-compatible HTTP face."""
+    http_port: int = 0
+    """Port of the HTTP face, on the same host; 0 takes a free one."""
+    chat_template: str = ""
+    """A file with a Jinja chat template; empty takes the tokenizer's own."""
+    num_speculative_tokens: DraftTokens = AUTO
+    max_num_speculative_tokens: int = 8
+    """The most draft tokens of a round where K is `auto`."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     draft_timeout: float = 5.0
     """Seconds after which a round goes on without its proposal."""
@@ -107,11 +116,14 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
         _check(bool(self.targets), "targets", "at least one target worker is required")
-        _check(0 <= self.port < 65536, "port", f"must be in [0, 65535], got {self.port}")
+        for name in ("port", "http_port"):
+            value = getattr(self, name)
+            _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")
+        draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         _check(
-            0 <= self.num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,
-            "num_speculative_tokens",
-            f"must be between 0 and {limits.MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}",
+            1 <= self.max_num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,
+            "max_num_speculative_tokens",
+            f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
         for name in ("draft_timeout", "target_timeout", "recovery_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")

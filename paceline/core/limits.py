@@ -29,6 +29,18 @@ MAX_STOP_STRING_CHARACTERS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_LOGIT_BIAS_ENTRIES: Final = 1024
 MAX_LOGIT_BIAS: Final = 100.0
+MAX_BAD_WORDS: Final = 128
+MAX_BAD_WORD_CHARACTERS: Final = 256
+MAX_BAD_WORD_TOKENS: Final = 256
+"""One bad word, tokenised."""
+MAX_ALLOWED_TOKEN_IDS: Final = 32_768
+
+MAX_N: Final = 128
+"""Completions of one request."""
+MAX_LOGPROBS: Final = 20
+"""Likeliest tokens reported a position, by `logprobs` and `prompt_logprobs`."""
+MAX_PROMPT_LOGPROBS: Final = 2**20
+"""Log-probabilities of one prompt: its tokens times one more than `prompt_logprobs`."""
 
 MAX_TEMPERATURE: Final = 100.0
 MIN_TEMPERATURE: Final = 1e-4
@@ -45,3 +57,12 @@ MAX_UNREAD_TOKENS: Final = 1024
 """A stream whose client has this many unread tokens pauses until it reads."""
 
 MAX_COMMANDS_PER_FRAME: Final = 4096
+
+MAX_CHOICES: Final = 256
+"""Prompts times `n` of one HTTP request."""
+
+MAX_HTTP_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers."""
+
+MAX_HTTP_CONNECTIONS: Final = 8192
+"""Clients of the HTTP port; one more is refused with 503."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.errors import PacelineError
-from paceline.core.types import Proposal, SequenceParams, Timings, Verdict
+from paceline.core.types import Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,20 @@ class VerifyRound:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyAhead:
+    """What to judge next if the verdict on `round` is one of these outcomes: (accepted, next token).
+
+    The target then begins round + 1 by itself, as if a VerifyRound with that proposal had come.
+    """
+
+    sequence_id: str
+    epoch: int
+    round: int
+    base_length: int
+    proposals: Mapping[tuple[int, int], Proposal]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRound:
     """Propose `num_draft_tokens` tokens after a ledger of `base_length` tokens."""
 
@@ -46,6 +60,8 @@ class DraftRound:
     base_length: int
     committed_tail: tuple[int, ...]
     num_draft_tokens: int
+    num_lookahead_tokens: int = 0
+    """Draft tokens of each continuation; 0: as many as `num_draft_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,21 @@ class SequenceFailed:
     error: PacelineError
 
 
-TargetCommand = OpenSequence | VerifyRound | CloseSequence
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt's tokens from absolute position `start` on, as its prefill goes on.
+
+    All of them precede the first verdict. Repeating a part is harmless.
+    """
+
+    sequence_id: str
+    epoch: int
+    round: int
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+TargetCommand = OpenSequence | VerifyRound | VerifyAhead | CloseSequence
 DraftCommand = OpenSequence | DraftRound | CloseSequence
-TargetEvent = RoundVerdict | SequenceFailed
+TargetEvent = RoundVerdict | PromptLogprobs | SequenceFailed
 DraftEvent = DraftProposal | Continuations | SequenceFailed

@@ -7,13 +7,26 @@ the field's name, so a value that exists is a value that can be honoured.
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.checks import DraftTokens, draft_tokens, from_mapping, require
+from paceline.core.sampling import SamplingParams
+
+__all__ = [
+    "AcceptanceMode",
+    "FinishReason",
+    "Proposal",
+    "SamplingParams",
+    "SequenceParams",
+    "SparseDistribution",
+    "SpeculationParams",
+    "Timings",
+    "TokenLogprobs",
+    "TokenOrigin",
+    "Verdict",
+]
 
 
 class AcceptanceMode(enum.Enum):
@@ -44,188 +57,28 @@ class TokenOrigin(enum.Enum):
     """Plain decoding: the round had no proposal."""
 
 
-def _require(condition: bool, name: str, message: str) -> None:
-    if not condition:
-        raise InvalidArgumentError(name, message)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidArgumentError(name, f"must be a number, got {type(value).__name__}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    _require(math.isfinite(number), name, "must be finite")
-    return number
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(name, f"must be an integer, got {type(value).__name__}")
-    return value
-
-
-def _items(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(name, f"must be a list, got {type(value).__name__}")
-    return tuple(value)
-
-
-def _from_mapping(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    known = {f.name for f in fields(cls)}
-    for name in values:
-        _require(name in known, name, f"unknown parameter; known are {', '.join(sorted(known))}")
-    return cls(**values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """What to sample, with the names and meanings vLLM users know.
-
-    `temperature` 0 is greedy. `top_k` 0 (or -1) and `top_p` 1 switch those filters off. `seed` None
-    lets the server draw one and report it. `max_tokens` None means up to the model's length.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: Sequence[str] = ()
-    """Strings that end the text; one string stands for itself."""
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-
-    def __post_init__(self) -> None:
-        """Normalise the convenient spellings, then refuse what cannot be honoured."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, _items(name, getattr(self, name)))
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            _require(isinstance(getattr(self, name), bool), name, "must be true or false")
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        self._check_distribution()
-        self._check_length()
-        self._check_stop()
-
-    def _check_distribution(self) -> None:
-        temperature = _number("temperature", self.temperature)
-        _require(
-            temperature == 0 or limits.MIN_TEMPERATURE <= temperature <= limits.MAX_TEMPERATURE,
-            "temperature",
-            f"must be 0 or in [{limits.MIN_TEMPERATURE}, {limits.MAX_TEMPERATURE}], got {temperature}",
-        )
-        _require(0 < _number("top_p", self.top_p) <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
-        _require(_integer("top_k", self.top_k) >= 0, "top_k", f"must be at least 0, got {self.top_k}")
-        _require(0 <= _number("min_p", self.min_p) <= 1, "min_p", f"must be in [0, 1], got {self.min_p}")
-        penalty = _number("repetition_penalty", self.repetition_penalty)
-        _require(0 < penalty <= 100, "repetition_penalty", f"must be in (0, 100], got {penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = _number(name, getattr(self, name))
-            _require(-2 <= value <= 2, name, f"must be in [-2, 2], got {value}")
-        _require(isinstance(self.logit_bias, Mapping), "logit_bias", "must map token ids to numbers")
-        _require(
-            len(self.logit_bias) <= limits.MAX_LOGIT_BIAS_ENTRIES,
-            "logit_bias",
-            f"at most {limits.MAX_LOGIT_BIAS_ENTRIES} entries, got {len(self.logit_bias)}",
-        )
-        for token_id, bias in self.logit_bias.items():
-            _require(_integer("logit_bias", token_id) >= 0, "logit_bias", f"token id {token_id} is negative")
-            _require(
-                abs(_number("logit_bias", bias)) <= limits.MAX_LOGIT_BIAS,
-                "logit_bias",
-                f"must be within ±{limits.MAX_LOGIT_BIAS}, got {bias}",
-            )
-        if self.seed is not None:
-            _require(0 <= _integer("seed", self.seed) <= limits.MAX_SEED, "seed", "must be in [0, 2^64)")
-
-    def _check_length(self) -> None:
-        if self.max_tokens is not None:
-            value = _integer("max_tokens", self.max_tokens)
-            _require(
-                1 <= value <= limits.MAX_TOKENS,
-                "max_tokens",
-                f"must be in [1, {limits.MAX_TOKENS}], got {value}",
-            )
-        value = _integer("min_tokens", self.min_tokens)
-        _require(
-            0 <= value <= limits.MAX_TOKENS, "min_tokens", f"must be in [0, {limits.MAX_TOKENS}], got {value}"
-        )
-        if self.max_tokens is not None:
-            _require(value <= self.max_tokens, "min_tokens", "must not be greater than max_tokens")
-
-    def _check_stop(self) -> None:
-        _require(
-            len(self.stop) <= limits.MAX_STOP_STRINGS, "stop", f"at most {limits.MAX_STOP_STRINGS} strings"
-        )
-        for text in self.stop:
-            _require(isinstance(text, str) and bool(text), "stop", "must be non-empty strings")
-            _require(
-                len(text) <= limits.MAX_STOP_STRING_CHARACTERS,
-                "stop",
-                f"at most {limits.MAX_STOP_STRING_CHARACTERS} characters each",
-            )
-        _require(
-            len(self.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS,
-            "stop_token_ids",
-            f"at most {limits.MAX_STOP_TOKEN_IDS} ids",
-        )
-        for token_id in self.stop_token_ids:
-            _require(_integer("stop_token_ids", token_id) >= 0, "stop_token_ids", "must not be negative")
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from a dictionary; an unknown name is refused, not ignored."""
-        result: Self = _from_mapping(cls, values)
-        return result
-
-    @property
-    def greedy(self) -> bool:
-        """True when every draw is an argmax."""
-        return self.temperature == 0
-
-    @property
-    def has_penalties(self) -> bool:
-        """True when the distribution depends on which tokens came before."""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
     """How to speculate for one request.
 
-    `num_speculative_tokens` None takes the server's setting; 0 switches drafting off. `acceptance`
-    None takes the server's default mode.
+    `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to a bound of its
+    own, and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the
+    server's default mode.
     """
 
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: DraftTokens | None = None
     acceptance: AcceptanceMode | str | None = None
 
     def __post_init__(self) -> None:
         """Accept the mode by name, refuse K outside the bound."""
         if self.num_speculative_tokens is not None:
-            k = _integer("num_speculative_tokens", self.num_speculative_tokens)
-            _require(
-                0 <= k <= limits.MAX_SPECULATIVE_TOKENS,
-                "num_speculative_tokens",
-                f"must be between 0 and {limits.MAX_SPECULATIVE_TOKENS}, got {k}",
-            )
+            draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         if isinstance(self.acceptance, str):
             names = [mode.value for mode in AcceptanceMode]
-            _require(self.acceptance in names, "acceptance", f"must be one of {', '.join(names)}")
+            require(self.acceptance in names, "acceptance", f"must be one of {', '.join(names)}")
             object.__setattr__(self, "acceptance", AcceptanceMode(self.acceptance))
         known = self.acceptance is None or isinstance(self.acceptance, AcceptanceMode)
-        _require(known, "acceptance", "must be an acceptance mode or its name")
+        require(known, "acceptance", "must be an acceptance mode or its name")
 
     @property
     def mode(self) -> AcceptanceMode | None:
@@ -236,7 +89,7 @@ class SpeculationParams:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from a dictionary; an unknown name is refused, not ignored."""
-        result: Self = _from_mapping(cls, values)
+        result: Self = from_mapping(cls, values)
         return result
 
 
@@ -247,6 +100,8 @@ class SequenceParams:
     sampling: SamplingParams
     mode: AcceptanceMode
     prompt_length: int
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """`sampling.bad_words` as the target's tokenizer has them: no sequence of these may be completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +152,22 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the target's own distribution: before any transform.
+
+    `top_token_ids` are the likeliest tokens, best first, as many as were asked for; the token itself need
+    not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 + the number of tokens that are likelier."""
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's answer to one round: the accepted draft tokens and the next token."""
 
@@ -306,3 +177,7 @@ class Verdict:
     num_computed_tokens: int
     """Entries in the target's cache after it truncated: always ledger length - 1."""
     timings: Timings = field(default_factory=Timings)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One each of `token_ids` where the request asks for them."""
+    went_on_with: int = 0
+    """The next round has begun, with so many tokens of the proposal a VerifyAhead gave for this outcome."""

@@ -6,7 +6,7 @@ handled. That keeps one sequence's bad input from ending the stream that all of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -18,12 +18,15 @@ from paceline.core.messages import (
     DraftProposal,
     DraftRound,
     OpenSequence,
+    PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
     TargetCommand,
     TargetEvent,
+    VerifyAhead,
     VerifyRound,
 )
+from paceline.core.types import Proposal
 from paceline.rpc import codec
 from paceline.rpc.status import from_status, to_status
 from paceline.v1 import common_pb2, draft_pb2, target_pb2
@@ -69,6 +72,16 @@ def verify_request(commands: Iterable[TargetCommand]) -> target_pb2.VerifyReques
                 )
             case VerifyRound():
                 _fill_verify_round(slot.verify_round, command)
+            case VerifyAhead():
+                slot.verify_ahead.CopyFrom(
+                    target_pb2.VerifyAhead(
+                        sequence_id=command.sequence_id,
+                        epoch=command.epoch,
+                        round=command.round,
+                        base_length=command.base_length,
+                        continuations=_continuations(command.proposals),
+                    )
+                )
             case CloseSequence():
                 slot.close_sequence.CopyFrom(_close(command))
     return frame
@@ -113,6 +126,7 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
                         base_length=command.base_length,
                         committed_tail=command.committed_tail,
                         num_draft_tokens=command.num_draft_tokens,
+                        num_lookahead_tokens=command.num_lookahead_tokens,
                     )
                 )
             case CloseSequence():
@@ -137,6 +151,8 @@ def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | Seq
                 commands.append(_open(slot.open_sequence))
             case "verify_round":
                 commands.append(_verify_round(slot.verify_round))
+            case "verify_ahead":
+                commands.append(_verify_ahead(slot.verify_ahead))
             case "close_sequence":
                 commands.append(CloseSequence(slot.close_sequence.sequence_id, slot.close_sequence.epoch))
             case _:
@@ -187,17 +203,26 @@ def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFail
     )
 
 
-def _check_num_draft_tokens(k: int) -> None:
+def _verify_ahead(message: target_pb2.VerifyAhead) -> VerifyAhead | SequenceFailed:
+    try:
+        codec.refuse_unknown_fields(message, "verify_ahead")
+        proposals = _proposals_by_outcome(message.continuations)
+    except InvalidArgumentError as error:
+        return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
+    return VerifyAhead(message.sequence_id, message.epoch, message.round, message.base_length, proposals)
+
+
+def _check_num_draft_tokens(name: str, k: int) -> None:
     if not 1 <= k <= limits.MAX_SPECULATIVE_TOKENS:
-        raise InvalidArgumentError(
-            "num_draft_tokens", f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}"
-        )
+        raise InvalidArgumentError(name, f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}")
 
 
 def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
     try:
         codec.refuse_unknown_fields(message, "draft_round")
-        _check_num_draft_tokens(message.num_draft_tokens)
+        _check_num_draft_tokens("num_draft_tokens", message.num_draft_tokens)
+        if message.num_lookahead_tokens:
+            _check_num_draft_tokens("num_lookahead_tokens", message.num_lookahead_tokens)
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
     return DraftRound(
@@ -207,6 +232,7 @@ def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
         message.base_length,
         tuple(message.committed_tail),
         message.num_draft_tokens,
+        message.num_lookahead_tokens,
     )
 
 
@@ -215,12 +241,15 @@ def verify_response(events: Sequence[TargetEvent]) -> target_pb2.VerifyResponse:
     frame = target_pb2.VerifyResponse()
     for event in events:
         slot = frame.events.add()
-        if isinstance(event, RoundVerdict):
-            slot.verdict.CopyFrom(
-                codec.verdict_to_proto(event.sequence_id, event.epoch, event.round, event.verdict)
-            )
-        else:
-            slot.error.CopyFrom(_failure_to_proto(event))
+        match event:
+            case RoundVerdict():
+                slot.verdict.CopyFrom(
+                    codec.verdict_to_proto(event.sequence_id, event.epoch, event.round, event.verdict)
+                )
+            case PromptLogprobs():
+                slot.prompt_logprobs.CopyFrom(codec.prompt_logprobs_to_proto(event))
+            case SequenceFailed():
+                slot.error.CopyFrom(_failure_to_proto(event))
     return frame
 
 
@@ -255,13 +284,25 @@ def _continuations_to_proto(event: Continuations) -> draft_pb2.Continuations:
         epoch=event.epoch,
         round=event.round,
         base_length=event.base_length,
-        continuations=[
-            draft_pb2.Continuation(
-                num_accepted=accepted, next_token=token, proposal=codec.proposal_to_proto(proposal)
-            )
-            for (accepted, token), proposal in event.proposals.items()
-        ],
+        continuations=_continuations(event.proposals),
     )
+
+
+def _continuations(proposals: Mapping[tuple[int, int], Proposal]) -> list[common_pb2.Continuation]:
+    return [
+        common_pb2.Continuation(
+            num_accepted=accepted, next_token=token, proposal=codec.proposal_to_proto(proposal)
+        )
+        for (accepted, token), proposal in proposals.items()
+    ]
+
+
+def _proposals_by_outcome(
+    continuations: Sequence[common_pb2.Continuation],
+) -> dict[tuple[int, int], Proposal]:
+    if len(continuations) > limits.MAX_CONTINUATIONS:
+        raise InvalidArgumentError("continuations", f"at most {limits.MAX_CONTINUATIONS}")
+    return {(c.num_accepted, c.next_token): codec.proposal_from_proto(c.proposal) for c in continuations}
 
 
 def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
@@ -271,10 +312,13 @@ def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
         if slot.HasField("error"):
             events.append(_failure_from_proto(slot.error))
             continue
-        message = slot.verdict
+        message = slot.prompt_logprobs if slot.HasField("prompt_logprobs") else slot.verdict
         address = (message.sequence_id, message.epoch, message.round)
         try:
-            events.append(RoundVerdict(*address, codec.verdict_from_proto(message)))
+            if isinstance(message, target_pb2.PromptLogprobs):
+                events.append(codec.prompt_logprobs_from_proto(message))
+            else:
+                events.append(RoundVerdict(*address, codec.verdict_from_proto(message)))
         except InvalidArgumentError as error:
             events.append(SequenceFailed(*address, error))
     return events
@@ -311,15 +355,10 @@ def _proposal_event(message: draft_pb2.DraftProposal) -> DraftProposal:
 
 
 def _continuations_event(message: draft_pb2.Continuations) -> Continuations:
-    if len(message.continuations) > limits.MAX_CONTINUATIONS:
-        raise InvalidArgumentError("continuations", f"at most {limits.MAX_CONTINUATIONS}")
     return Continuations(
         message.sequence_id,
         message.epoch,
         message.round,
         message.base_length,
-        {
-            (c.num_accepted, c.next_token): codec.proposal_from_proto(c.proposal)
-            for c in message.continuations
-        },
+        _proposals_by_outcome(message.continuations),
     )

@@ -115,9 +115,9 @@ class Server:
         for service in ("", *services):
             await self._health.set(service, status)
 
-    def announce(self) -> None:
+    def announce(self, **more: str) -> None:
         """One JSON line on standard output: whoever started this process may use it now."""
-        line = {"event": "ready", "role": self.role, "address": self.address, "pid": os.getpid()}
+        line = {"event": "ready", "role": self.role, "address": self.address, "pid": os.getpid(), **more}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

@@ -7,7 +7,13 @@ from dataclasses import MISSING, fields
 
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 
-_REPEATABLE = {"targets": "target", "drafts": "draft", "stop_token_ids": "stop_token_id"}
+_REPEATABLE = {
+    "targets": "target",
+    "drafts": "draft",
+    "stop_token_ids": "stop_token_id",
+    "bad_words": "bad_word",
+    "allowed_token_ids": "allowed_token_id",
+}
 
 Config = WorkerConfig | CoordinatorConfig
 

@@ -1,9 +1,10 @@
 """Child processes that are kept alive: start, watch, restart, stop, and never leave an orphan.
 
 A child announces itself with one JSON line on standard output,
-`{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`; everything else it writes is a log.
+`{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`, and `http_address` if it serves HTTP;
+everything else it writes is a log.
 
-starting ──ready──▶ ready ──exit──▶ waiting ──backoff──▶ starting      (a restart keeps the reported port)
+starting ──ready──▶ ready ──exit──▶ waiting ──backoff──▶ starting      (a restart keeps the reported ports)
     └──exit before its first announcement──▶ failed, and everything with it
 
 Its standard input is a pipe that only the supervisor holds: when the supervisor goes, however it goes,
@@ -51,7 +52,10 @@ class ChildFailedError(PacelineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to run. `--port N` is added to `command`: `port` at first, the announced one after a restart."""
+    """What to run. `--port N` is added to `command`: `port` at first, the announced one after a restart.
+
+    So is `--http-port N` after a restart, if a port for HTTP was announced.
+    """
 
     role: str
     command: tuple[str, ...]
@@ -88,6 +92,8 @@ class ChildStatus:
     address: str
     ready: bool
     starts: int
+    http_address: str = ""
+    """Where it serves HTTP, if it does."""
 
 
 def log_to_stderr(line: str) -> None:
@@ -108,17 +114,20 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def announced_address(line: str) -> str | None:
-    """The address in a ready line; None for any other line."""
+def announced_addresses(line: str) -> tuple[str, str] | None:
+    """The address in a ready line, and that of HTTP or an empty string; None for any other line."""
     try:
         event = json.loads(line)
         if event["event"] != "ready":
             return None
         address: str = event["address"]
+        http_address: str = event.get("http_address", "")
         split_address(address)
+        if http_address:
+            split_address(http_address)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return address
+    return address, http_address
 
 
 @contextlib.contextmanager
@@ -167,6 +176,7 @@ class _Child(threading.Thread):
         self._process: subprocess.Popen[str] | None = None
         self._port = spec.port
         self._address = ""
+        self._http_address = ""
         self._ready_since: float | None = None
         self._starts = 0
         self.failure: ChildFailedError | None = None
@@ -175,7 +185,8 @@ class _Child(threading.Thread):
     def status(self) -> ChildStatus:
         """To be read with `changed` held."""
         pid = self._process.pid if self._process else None
-        return ChildStatus(self.spec.role, pid, self._address, self._ready_since is not None, self._starts)
+        ready = self._ready_since is not None
+        return ChildStatus(self.spec.role, pid, self._address, ready, self._starts, self._http_address)
 
     def signal(self, *numbers: signal.Signals) -> None:
         """Signal the present process, if there is one."""
@@ -215,7 +226,7 @@ class _Child(threading.Thread):
             if self._stopping.is_set():
                 return 0, "", 0.0
             process = subprocess.Popen(
-                [*self.spec.command, "--port", str(self._port)],
+                [*self.spec.command, *self._ports()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -244,17 +255,25 @@ class _Child(threading.Thread):
         ready_seconds = 0.0 if since is None else self._clock() - since
         return _shell_code(exit_code), _last_words(exit_code, tail), ready_seconds
 
+    def _ports(self) -> list[str]:
+        """A restart keeps every port that was announced."""
+        ports = ["--port", str(self._port)]
+        if self._http_address:
+            ports += ["--http-port", str(split_address(self._http_address)[1])]
+        return ports
+
     def _read_output(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
         with process.stdout:
             for line in process.stdout:
-                address = announced_address(line)
-                if address is None:
+                addresses = announced_addresses(line)
+                if addresses is None:
                     self._sink(f"[{self.spec.role}] {line.rstrip()}")
                     continue
                 with self._changed:
                     if self._process is process:
-                        self._address, self._port = address, split_address(address)[1]
+                        self._address, self._http_address = addresses
+                        self._port = split_address(self._address)[1]
                         self._ready_since = self._clock()
                         self._changed.notify_all()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline import assets
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
@@ -44,9 +45,17 @@ class StackConfig:
     """`none` on the command line, None here: no draft worker, plain decoding."""
     host: str = "127.0.0.1"
     port: int = 0
+    http: bool = True
+    """Serve the OpenAI-compatible HTTP face."""
+    http_port: int = 0
+    """Port of the HTTP face, on the same host; 0 takes a free one."""
+    chat_template: str = ""
+    """A file with a Jinja chat template; empty takes the tokenizer's own."""
     target_port: int = 0
     draft_port: int = 0
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: DraftTokens = AUTO
+    max_num_speculative_tokens: int = 8
+    """The most draft tokens of a round where K is `auto`."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     target_device: str = "auto"
     draft_device: str = "auto"
@@ -103,7 +112,11 @@ class StackConfig:
             "tokenizer": self.target_model,
             "host": self.host,
             "port": self.port,
+            "http": self.http,
+            "http_port": self.http_port,
+            "chat_template": self.chat_template,
             "num_speculative_tokens": self.num_speculative_tokens,
+            "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
         }
         return _build(
@@ -177,8 +190,13 @@ class Stack:
 
     def address_of(self, role: str) -> str:
         """Where a process listens; it stays the same across restarts."""
-        host, port = split_address(self.supervisor.status(role).address)
-        return f"{_ANY_HOST.get(host, host)}:{port}"
+        return _reachable(self.supervisor.status(role).address)
+
+    @property
+    def http_address(self) -> str:
+        """Where clients on this machine reach the HTTP face; empty without it."""
+        address = self.supervisor.status("coordinator").http_address
+        return _reachable(address) if address else ""
 
     def pid(self, role: str) -> int:
         """The present process. Raises DeadlineExceededError if none comes up within half a minute."""
@@ -199,9 +217,24 @@ class Stack:
             return self.supervisor.wait_until(role, lambda s: s.ready and s.starts > 1, timeout)
         return self.supervisor.wait_until(role, lambda s: s.ready and s.pid != after, timeout)
 
+    def add(self, role: str, command: str, config: Config) -> ChildStatus:
+        """Start one more process and wait until it is ready; it is stopped before those there already.
+
+        `role` names it and must be new, `command` is its `paceline` command. Raises ChildFailedError.
+        """
+        process = _process(role, command, config, _environment(self.config.environment))
+        (status,) = self.supervisor.start([process], self.config.start_timeout)
+        return status
+
     def wait(self) -> None:
         """Block until a signal raises in the main thread."""
         self.supervisor.wait()
+
+
+def _reachable(address: str) -> str:
+    """An address that was bound, as a client on this machine writes it."""
+    host, port = split_address(address)
+    return f"{_ANY_HOST.get(host, host)}:{port}"
 
 
 @contextlib.contextmanager
@@ -216,28 +249,31 @@ def serve_stack(
         check_tokenizers(config.target_model, config.draft_model)
     environment = _environment(config.environment)
     with Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor:
-
-        def spec(role: str, command: str, child: Config) -> ChildSpec:
-            prefix = (sys.executable, "-P", "-m", "paceline", command)
-            return ChildSpec(
-                role=role,
-                command=(*prefix, *arguments(replace(child, port=0))),
-                port=child.port,
-                environment=environment,
-            )
-
         workers = supervisor.start(
-            [spec(role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles],
+            [
+                _process(role, f"{role}-worker", config.worker_config(role), environment)
+                for role in config.worker_roles
+            ],
             config.start_timeout,
         )
         targets, drafts = (
             tuple(w.address for w in workers if w.role == role) for role in ("target", "draft")
         )
         supervisor.start(
-            [spec("coordinator", "coordinator", config.coordinator_config(targets, drafts))],
+            [_process("coordinator", "coordinator", config.coordinator_config(targets, drafts), environment)],
             config.start_timeout,
         )
         yield Stack(config, supervisor)
+
+
+def _process(role: str, command: str, config: Config, environment: Mapping[str, str]) -> ChildSpec:
+    prefix = (sys.executable, "-P", "-m", "paceline", command)
+    return ChildSpec(
+        role=role,
+        command=(*prefix, *arguments(replace(config, port=0))),
+        port=config.port,
+        environment=environment,
+    )
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

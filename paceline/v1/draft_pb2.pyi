@@ -151,12 +151,15 @@ class DraftRound(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     COMMITTED_TAIL_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
     base_length: _builtins.int
     """Tokens in the ledger."""
     num_draft_tokens: _builtins.int
+    num_lookahead_tokens: _builtins.int
+    """Draft tokens of each continuation of this round; 0: as many as `num_draft_tokens`."""
     @_builtins.property
     def committed_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ledger's last tokens, as many as the sender believes the worker lacks."""
@@ -170,10 +173,11 @@ class DraftRound(_message.Message):
         base_length: _builtins.int = ...,
         committed_tail: _abc.Iterable[_builtins.int] | None = ...,
         num_draft_tokens: _builtins.int = ...,
+        num_lookahead_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "num_draft_tokens", b"num_draft_tokens", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,7 +296,7 @@ class Continuations(_message.Message):
     base_length: _builtins.int
     """Tokens in the ledger of that round."""
     @_builtins.property
-    def continuations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Continuation]: ...
+    def continuations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Continuation]: ...
     def __init__(
         self,
         *,
@@ -300,7 +304,7 @@ class Continuations(_message.Message):
         epoch: _builtins.int = ...,
         round: _builtins.int = ...,
         base_length: _builtins.int = ...,
-        continuations: _abc.Iterable[Global___Continuation] | None = ...,
+        continuations: _abc.Iterable[_common_pb2.Continuation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -309,31 +313,3 @@ class Continuations(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Continuations: _TypeAlias = Continuations  # noqa: Y015
-
-@_typing.final
-class Continuation(_message.Message):
-    """What to propose next if the verdict is this one."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
-    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
-    PROPOSAL_FIELD_NUMBER: _builtins.int
-    num_accepted: _builtins.int
-    next_token: _builtins.int
-    @_builtins.property
-    def proposal(self) -> _common_pb2.Proposal: ...
-    def __init__(
-        self,
-        *,
-        num_accepted: _builtins.int = ...,
-        next_token: _builtins.int = ...,
-        proposal: _common_pb2.Proposal | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_token", b"next_token", "num_accepted", b"num_accepted", "proposal", b"proposal"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Continuation: _TypeAlias = Continuation  # noqa: Y015

@@ -112,19 +112,23 @@ class SpeculationParams(_message.Message):
 
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
+    AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     num_speculative_tokens: _builtins.int
     """Unset: the server's setting. 0 switches drafting off."""
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
     """Unspecified: the server's default."""
+    auto_num_speculative_tokens: _builtins.bool
+    """The server chooses for every round; num_speculative_tokens is unset then."""
     def __init__(
         self,
         *,
         num_speculative_tokens: _builtins.int | None = ...,
         acceptance_mode: _common_pb2.AcceptanceMode.ValueType = ...,
+        auto_num_speculative_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "acceptance_mode", b"acceptance_mode", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
@@ -209,10 +213,20 @@ class GenerateStarted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
+    SEEDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     seed: _builtins.int
     num_prompt_tokens: _builtins.int
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
+    @_builtins.property
+    def seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One each choice; the first is `seed`."""
+
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where the request asks for `echo` or `prompt_logprobs`."""
+
     def __init__(
         self,
         *,
@@ -220,14 +234,69 @@ class GenerateStarted(_message.Message):
         seed: _builtins.int = ...,
         num_prompt_tokens: _builtins.int = ...,
         acceptance_mode: _common_pb2.AcceptanceMode.ValueType = ...,
+        seeds: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "num_prompt_tokens", b"num_prompt_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "seeds", b"seeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateStarted: _TypeAlias = GenerateStarted  # noqa: Y015
+
+@_typing.final
+class Logprob(_message.Message):
+    """One token at one position. `decoded_token` is its text alone; bytes that are no character show as U+FFFD."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    DECODED_TOKEN_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    logprob: _builtins.float
+    rank: _builtins.int
+    """1 + the number of tokens that are likelier."""
+    decoded_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        decoded_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoded_token", b"decoded_token", "logprob", b"logprob", "rank", b"rank", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
+
+@_typing.final
+class PositionLogprobs(_message.Message):
+    """One position: the token that is there, then the likeliest ones, best first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Logprob]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___Logprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
 class GenerateChunk(_message.Message):
@@ -239,14 +308,27 @@ class GenerateChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index of the first of `token_ids` among the generated tokens."""
     text: _builtins.str
+    choice: _builtins.int
+    """Which of the request's `n` completions this belongs to."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
         """One each token."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """One each token where the request asks for them."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """The next positions of the prompt, the first of all being its second token."""
 
     def __init__(
         self,
@@ -255,10 +337,13 @@ class GenerateChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
+        choice: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "origins", b"origins", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "index", b"index", "logprobs", b"logprobs", "origins", b"origins", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -275,11 +360,13 @@ class GenerateFinished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATIVE_DECODING_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
     stop_token_id: _builtins.int
     text: _builtins.str
     """Text that was held back until now."""
+    choice: _builtins.int
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -296,10 +383,11 @@ class GenerateFinished(_message.Message):
         usage: Global___Usage | None = ...,
         speculative_decoding: Global___SpeculativeDecoding | None = ...,
         timings: Global___RoundTimings | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["speculative_decoding", b"speculative_decoding", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "speculative_decoding", b"speculative_decoding", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "speculative_decoding", b"speculative_decoding", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
@@ -309,6 +397,8 @@ Global___GenerateFinished: _TypeAlias = GenerateFinished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """Of one choice."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -629,6 +719,9 @@ class CoordinatorStatus(_message.Message):
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
     FINISHED_REQUESTS_FIELD_NUMBER: _builtins.int
     FAILED_REQUESTS_FIELD_NUMBER: _builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
+    AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -637,6 +730,12 @@ class CoordinatorStatus(_message.Message):
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
     finished_requests: _builtins.int
     failed_requests: _builtins.int
+    http_address: _builtins.str
+    """Empty where HTTP is not served."""
+    auto_num_speculative_tokens: _builtins.bool
+    """It chooses for every round, where a request does not say; num_speculative_tokens is 0 then."""
+    max_num_speculative_tokens: _builtins.int
+    """The most it chooses."""
     def __init__(
         self,
         *,
@@ -648,10 +747,13 @@ class CoordinatorStatus(_message.Message):
         acceptance_mode: _common_pb2.AcceptanceMode.ValueType = ...,
         finished_requests: _builtins.int = ...,
         failed_requests: _builtins.int = ...,
+        http_address: _builtins.str = ...,
+        auto_num_speculative_tokens: _builtins.bool = ...,
+        max_num_speculative_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

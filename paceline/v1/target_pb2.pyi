@@ -83,24 +83,28 @@ class TargetCommand(_message.Message):
     OPEN_SEQUENCE_FIELD_NUMBER: _builtins.int
     VERIFY_ROUND_FIELD_NUMBER: _builtins.int
     CLOSE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    VERIFY_AHEAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open_sequence(self) -> Global___OpenTargetSequence: ...
     @_builtins.property
     def verify_round(self) -> Global___VerifyRound: ...
     @_builtins.property
     def close_sequence(self) -> Global___CloseSequence: ...
+    @_builtins.property
+    def verify_ahead(self) -> Global___VerifyAhead: ...
     def __init__(
         self,
         *,
         open_sequence: Global___OpenTargetSequence | None = ...,
         verify_round: Global___VerifyRound | None = ...,
         close_sequence: Global___CloseSequence | None = ...,
+        verify_ahead: Global___VerifyAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_sequence", b"close_sequence", "command", b"command", "open_sequence", b"open_sequence", "verify_round", b"verify_round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_sequence", b"close_sequence", "command", b"command", "open_sequence", b"open_sequence", "verify_ahead", b"verify_ahead", "verify_round", b"verify_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_sequence", b"close_sequence", "command", b"command", "open_sequence", b"open_sequence", "verify_round", b"verify_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_sequence", b"close_sequence", "command", b"command", "open_sequence", b"open_sequence", "verify_ahead", b"verify_ahead", "verify_round", b"verify_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["open_sequence", "verify_round", "close_sequence"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["open_sequence", "verify_round", "close_sequence", "verify_ahead"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -182,6 +186,44 @@ class VerifyRound(_message.Message):
 Global___VerifyRound: _TypeAlias = VerifyRound  # noqa: Y015
 
 @_typing.final
+class VerifyAhead(_message.Message):
+    """What to verify next if the verdict on `round` is one of these outcomes. The worker then begins round + 1
+    with that proposal by itself, and says so in its verdict. What comes too late is dropped.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    BASE_LENGTH_FIELD_NUMBER: _builtins.int
+    CONTINUATIONS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    epoch: _builtins.int
+    round: _builtins.int
+    """The round in progress."""
+    base_length: _builtins.int
+    """Tokens in the ledger of that round."""
+    @_builtins.property
+    def continuations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Continuation]: ...
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
+        base_length: _builtins.int = ...,
+        continuations: _abc.Iterable[_common_pb2.Continuation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "continuations", b"continuations", "epoch", b"epoch", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAhead: _TypeAlias = VerifyAhead  # noqa: Y015
+
+@_typing.final
 class CloseSequence(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,25 +273,64 @@ class TargetEvent(_message.Message):
 
     VERDICT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___Verdict: ...
     @_builtins.property
     def error(self) -> _common_pb2.SequenceError: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     def __init__(
         self,
         *,
         verdict: Global___Verdict | None = ...,
         error: _common_pb2.SequenceError | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "prompt_logprobs", b"prompt_logprobs", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "event", b"event", "prompt_logprobs", b"prompt_logprobs", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["verdict", "error"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["verdict", "error", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___TargetEvent: _TypeAlias = TargetEvent  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of a part of the prompt, as its prefill goes on. All parts precede the first verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    epoch: _builtins.int
+    round: _builtins.int
+    start: _builtins.int
+    """Absolute position of the first token told of; never 0, since nothing precedes that token."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]: ...
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
+        start: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "logprobs", b"logprobs", "round", b"round", "sequence_id", b"sequence_id", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):
@@ -264,18 +345,26 @@ class Verdict(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    WENT_ON_WITH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
     num_accepted: _builtins.int
     num_computed_tokens: _builtins.int
     """Cache entries after the worker truncated its own cache."""
+    went_on_with: _builtins.int
+    """Round + 1 has begun, with so many tokens of the proposal that a VerifyAhead gave for this outcome."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens, then the correction or bonus."""
 
     @_builtins.property
     def timings(self) -> _common_pb2.Timings: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """One each of `token_ids` where the request asks for them."""
+
     def __init__(
         self,
         *,
@@ -286,10 +375,12 @@ class Verdict(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_computed_tokens: _builtins.int = ...,
         timings: _common_pb2.Timings | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        went_on_with: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from harness.oracle import Oracle
@@ -66,11 +67,12 @@ def test_greedy_parity_on_cuda(gpu_stack: RunningStack, pair_paths: Pair, k: int
         {"temperature": 1.0},
         {"temperature": 0.8, "top_p": 0.9},
         {"temperature": 0.9, "repetition_penalty": 1.2},
+        {"bad_words": ["self", "energy", "return"], "allowed_token_ids": list(range(2000))},
     ],
-    ids=["temperature", "top_p", "penalty"],
+    ids=["temperature", "top_p", "penalty", "masks"],
 )
 def test_coupled_invariance_on_cuda(
-    gpu_stack: RunningStack, oracle: Oracle, sampling: dict[str, float]
+    gpu_stack: RunningStack, oracle: Oracle, sampling: dict[str, Any]
 ) -> None:
     prompt = oracle.encode(SOURCE)[:37]
 
@@ -82,3 +84,20 @@ def test_coupled_invariance_on_cuda(
     alone = [run(k) for k in (0, 2, 5)]
     assert alone == [alone[0]] * 3
     assert together([lambda k=k: run(k) for k in (0, 2, 5) * 5], at_once=15) == [alone[0]] * 15
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_log_probabilities_on_cuda(gpu_stack: RunningStack, oracle: Oracle, k: int) -> None:
+    """Of the prompt, over several scored chunks, and of the output."""
+    prompt = oracle.encode(SOURCE)[:450]
+    parameters = {"max_tokens": 24, "seed": 5, "logprobs": 5, "prompt_logprobs": 0}
+    speculation = {"num_speculative_tokens": k}
+    result = gpu_stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG)
+    assert result.logprobs is not None
+    assert result.prompt_logprobs is not None
+    told = [*result.prompt_logprobs[1:], *result.logprobs]
+    tokens = [*prompt[1:], *result.token_ids]
+    rows = oracle.logits(prompt[:1], tokens[:-1]).double().log_softmax(-1)
+    for row, position, token in zip(rows, told, tokens, strict=True):
+        assert position is not None
+        assert position[token].logprob == pytest.approx(float(row[token]), abs=1e-3)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from harness.stacks import RunningStack
+    from harness.web import Http
 
 
 @dataclass(frozen=True)
@@ -14,6 +20,14 @@ class Pair:
 
     target: Path
     draft: Path
+
+
+@pytest.fixture(scope="session")
+def http(stack: RunningStack) -> Iterator[Http]:
+    """The HTTP face of the shared stack."""
+    from harness.web import connect
+
+    yield from connect(stack.stack.http_address)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,10 @@ BAD_SAMPLING: dict[str, tuple[str, dict[str, Any]]] = {
     "max_tokens beyond the model": ("max_tokens", {"max_tokens": 1_000_000}),
     "min_tokens negative": ("min_tokens", {"min_tokens": -1}),
     "min_tokens above max_tokens": ("min_tokens", {"min_tokens": 4}),
+    "n zero": ("n", {"n": 0}),
+    "n too large": ("n", {"n": limits.MAX_N + 1}),
+    "logprobs too large": ("logprobs", {"logprobs": limits.MAX_LOGPROBS + 1}),
+    "prompt_logprobs too large": ("prompt_logprobs", {"prompt_logprobs": limits.MAX_LOGPROBS + 1}),
 }
 
 
@@ -149,6 +153,13 @@ BAD_REQUESTS: dict[str, tuple[str, Callable[[], pb.GenerateRequest | bytes]]] = 
         "stop_token_ids",
         lambda: with_sampling_list("stop_token_ids", [2**31]),
     ),
+    "empty bad word": ("bad_words", lambda: with_sampling_list("bad_words", [""])),
+    "too many bad words": ("bad_words", lambda: with_sampling_list("bad_words", ["x"] * 129)),
+    "a bad word of too many tokens": ("bad_words", lambda: with_sampling_list("bad_words", ["\u2603" * 256])),
+    "allowed token outside the vocabulary": (
+        "allowed_token_ids",
+        lambda: with_sampling_list("allowed_token_ids", [1, 2**31]),
+    ),
     "long request id": (
         "request_id",
         lambda: pb.GenerateRequest(request_id="x" * 129, text="x"),
@@ -183,6 +194,13 @@ def test_bad_requests(stack: RunningStack, name: str) -> None:
         ("prompt", [5] * 5000, {}, None),
         ("max_tokens", "x", {"max_tokens": 1_000_000}, None),
         ("stop_token_ids", "x", {"stop_token_ids": [4_000_000_000]}, None),
+        ("bad_words", "x", {"bad_words": [5]}, None),
+        ("allowed_token_ids", "x", {"allowed_token_ids": []}, None),
+        ("allowed_token_ids", "x", {"allowed_token_ids": [4_000_000_000]}, None),
+        ("n", "x", {"n": 0}, None),
+        ("logprobs", "x", {"logprobs": 21}, None),
+        ("prompt_logprobs", "x", {"prompt_logprobs": True}, None),
+        ("echo", "x", {"echo": "yes"}, None),
     ],
 )
 def test_the_sdk_names_the_field(
@@ -191,6 +209,18 @@ def test_the_sdk_names_the_field(
     with pytest.raises(InvalidArgumentError) as failure:
         stack.client.generate(prompt, sampling, speculation=speculation, timeout=HANG)
     assert failure.value.field == field
+    stack.good_request()
+
+
+def test_masks_that_leave_no_token_are_refused(stack: RunningStack) -> None:
+    (word,) = (ids for ids in [stack.client.tokenize("x")] if len(ids) == 1)
+    for sampling in (
+        {"allowed_token_ids": word, "bad_words": ["x"]},
+        {"allowed_token_ids": word, "stop_token_ids": word, "min_tokens": 1},
+    ):
+        with pytest.raises(InvalidArgumentError) as failure:
+            stack.client.generate("y", sampling, timeout=HANG)
+        assert failure.value.field == "allowed_token_ids"
     stack.good_request()
 
 

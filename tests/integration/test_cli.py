@@ -63,7 +63,8 @@ def ended(pids: list[int]) -> bool:
 
 @pytest.fixture(scope="module")
 def served(tiny_pair: Pair) -> Iterator[Served]:
-    options = [*models(tiny_pair), "--port", "0", "--num-blocks", "64", "--threads", "1"]
+    ports = ["--port", "0", "--http-port", "0"]
+    options = [*models(tiny_pair), *ports, "--num-blocks", "64", "--threads", "1"]
     with subprocess.Popen(
         [*PACELINE, "serve", *options],
         stdout=subprocess.PIPE,
@@ -125,6 +126,24 @@ def test_a_stop_text_ends_the_generation(served: Served) -> None:
     assert result["finish_reason"] == "stop"
     assert result["stop_reason"] == stop
     assert result["text"] == text[: text.index(stop)]
+
+
+def test_reports_and_masks_are_asked_for_by_options(served: Served) -> None:
+    words = ("generate", "ab", "--max-tokens", "8", "--seed", "3", "--ignore-eos")
+    masks = ("--bad-word", "q", "--bad-word", "z", "--allowed-token-id", "65", "--allowed-token-id", "66")
+    reports = ("--n", "2", "--logprobs", "2", "--prompt-logprobs", "0", "--echo")
+    result = json.loads(served.paceline(*words, *masks, *reports, "--json").stdout)
+    assert len(result["outputs"]) == 2
+    for output in result["outputs"]:
+        assert set(output["token_ids"]) <= {65, 66}
+        assert output["text"].startswith("ab")
+        assert [len(position) in (2, 3) for position in output["logprobs"]] == [True] * 8
+    assert [position is None for position in result["prompt_logprobs"]] == [True, False]
+    printed = served.paceline(*words, *masks, "--n", "2").stdout
+    assert printed == "\n\n".join(o["text"].removeprefix("ab") for o in result["outputs"]) + "\n"
+    refused = served.paceline(*words, "--prompt-logprobs", "1")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: prompt_logprobs: ")
 
 
 def test_the_server_s_refusal_is_one_line(served: Served) -> None:

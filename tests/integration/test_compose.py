@@ -120,7 +120,8 @@ def test_the_coordinator_waits_for_healthy_workers_and_alone_is_published() -> N
             f"target-worker{suffix}": {"condition": "service_healthy"},
             f"draft-worker{suffix}": {"condition": "service_healthy"},
         }
-        assert coordinator["ports"] == ["127.0.0.1:50151:50151"]
+        assert coordinator["ports"] == ["127.0.0.1:50151:50151", "127.0.0.1:8000:8000"]
+        assert settings(coordinator)["http-port"] == "8000"
         for role in ("target-worker", "draft-worker"):
             assert "ports" not in services[role + suffix]
 
@@ -188,7 +189,7 @@ def test_the_services_work_together_as_the_file_wires_them(
             role = name.removesuffix("-cpu")
             port = settings(service)["port"]
             words = [
-                word.replace("0.0.0.0", "127.0.0.1")
+                word.replace("0.0.0.0", "127.0.0.1").replace("--http-port=8000", "--http-port=0")
                 for word in service["command"]
                 if not word.startswith("--port=")  # the supervisor adds --port 0
             ]

@@ -22,7 +22,7 @@ from paceline.supervisor.children import (
     ChildFailedError,
     ChildSpec,
     Supervisor,
-    announced_address,
+    announced_addresses,
     sigterm_as_interrupt,
     split_address,
 )
@@ -278,13 +278,19 @@ def test_backoff_grows_to_its_bound_and_forgets() -> None:
     assert backoff.count(4, ready_seconds=30) == 1
 
 
+HERE = "127.0.0.1:4312"
+
+
 @pytest.mark.parametrize(
-    ("line", "address"),
+    ("line", "addresses"),
     [
-        ('{"event": "ready", "role": "draft", "address": "127.0.0.1:4312", "pid": 1}', "127.0.0.1:4312"),
-        ('{"event": "ready", "address": "[::1]:4312"}', "[::1]:4312"),
+        ('{"event": "ready", "role": "draft", "address": "127.0.0.1:4312", "pid": 1}', (HERE, "")),
+        ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": "[::1]:80"}', (HERE, "[::1]:80")),
+        ('{"event": "ready", "address": "[::1]:4312"}', ("[::1]:4312", "")),
         ('{"event": "ready", "address": "127.0.0.1:0"}', None),
         ('{"event": "ready", "address": 4312}', None),
+        ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": "127.0.0.1:0"}', None),
+        ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": 80}', None),
         ('{"event": "ready"}', None),
         ('{"event": "started", "address": "127.0.0.1:4312"}', None),
         ('["event"]', None),
@@ -294,8 +300,8 @@ def test_backoff_grows_to_its_bound_and_forgets() -> None:
         ("", None),
     ],
 )
-def test_only_a_ready_line_is_an_announcement(line: str, address: str | None) -> None:
-    assert announced_address(line) == address
+def test_only_a_ready_line_is_an_announcement(line: str, addresses: tuple[str, str] | None) -> None:
+    assert announced_addresses(line) == addresses
 
 
 def test_a_sigterm_within_asyncio_cancels_the_main_task() -> None:

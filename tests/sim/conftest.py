@@ -1,4 +1,4 @@
-"""Planted crashes are many and their tracebacks tell nothing."""
+"""Planted crashes are many, and their tracebacks tell nothing; prompts are short."""
 
 from __future__ import annotations
 
@@ -10,3 +10,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="paceline.engine.passes")
+
+
+@pytest.fixture(autouse=True)
+def prompts_are_scored_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a fault never strikes between two parts of one prompt's log-probabilities."""
+    monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", 3)

@@ -16,7 +16,7 @@ from paceline.core.types import (
     SparseDistribution,
 )
 from paceline.decoding.noise import Purpose, uniforms
-from tests.sim.toys import ToyModel, own_choice, softmax
+from tests.sim.toys import ToyModel, forbidden, own_choice, softmax
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def plain_decoding(
     *,
     eos: Sequence[int] = (),
     max_model_len: int = 10**6,
+    bad_words: Sequence[tuple[int, ...]] = (),
 ) -> Expected:
     """Token by token, without draft, cache, rounds or processes. Greedy and coupled modes."""
     tokens = list(prompt)
@@ -68,7 +69,7 @@ def plain_decoding(
     if sampling.max_tokens is not None:
         limit = min(limit, sampling.max_tokens)
     while True:
-        token = own_choice(model, tokens, sampling, len(prompt), eos)
+        token = own_choice(model, tokens, sampling, len(prompt), eos, bad_words)
         tokens.append(token)
         generated = tuple(tokens[len(prompt) :])
         if token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos):
@@ -106,11 +107,11 @@ def invert(weights: np.ndarray, u: float) -> int:
 def masked_probabilities(
     model: ToyModel, prefix: Sequence[int], params: SequenceParams, eos: Sequence[int]
 ) -> np.ndarray:
-    """float64 [V] at the request's temperature, ends masked before min_tokens."""
+    """float64 [V] at the request's temperature, what may not come next masked."""
     sampling = params.sampling
     logits = model.logits(prefix).astype(np.float64) / sampling.temperature
-    if len(prefix) - params.prompt_length < sampling.min_tokens:
-        logits[sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)})] = -np.inf
+    words = params.bad_words_token_ids
+    logits[forbidden(model.vocab_size, prefix, sampling, params.prompt_length, eos, words)] = -np.inf
     return softmax(logits)
 
 
@@ -125,7 +126,8 @@ def slow_verdict(
     draft, sampling = proposal.token_ids, params.sampling
     if sampling.greedy or params.mode is AcceptanceMode.COUPLED:
         for i in range(len(draft) + 1):
-            own = own_choice(model, [*ledger, *draft[:i]], sampling, params.prompt_length, eos)
+            prefix = [*ledger, *draft[:i]]
+            own = own_choice(model, prefix, sampling, params.prompt_length, eos, params.bad_words_token_ids)
             if i == len(draft) or own != draft[i]:
                 return i, own
     assert sampling.seed is not None
@@ -178,7 +180,8 @@ def check_slow_proposal(
     for i, token in enumerate(proposal.token_ids):
         prefix = [*ledger, *proposal.token_ids[:i]]
         if choosing:
-            assert token == own_choice(model, prefix, sampling, params.prompt_length, eos)
+            words = params.bad_words_token_ids
+            assert token == own_choice(model, prefix, sampling, params.prompt_length, eos, words)
             continue
         assert sampling.seed is not None
         sent = proposal.distributions[i]

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline.core.types import AcceptanceMode, SamplingParams
+import numpy as np
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
+from paceline.rpc.codec import check_choices_remain
 from tests.sim.reference import Expected, letter, plain_decoding
 from tests.sim.toys import ToyModel
 from tests.sim.world import Client, Faults, Request, SimulationError, World
@@ -45,17 +51,56 @@ def random_request(rng: random.Random, name: str, *, choosing: bool) -> Request:
         include_stop_str_in_output=rng.random() < 0.5,
     )
     slow = rng.random() < 0.2
+    sampling, bad_words = with_masks_and_reports(sampling)
     return Request(
         name,
         prompt,
         sampling,
         mode,
+        bad_words,
         k=rng.choice((0, 1, 2, 3, 5)),
         arrives=rng.uniform(0, 0.05),
         reads_every=rng.uniform(0.01, 0.05) if slow else 0.001,
         reads_at_once=1 if slow else 100,
         leaves_at=rng.uniform(0, 0.15) if rng.random() < 0.15 else None,
     )
+
+
+def with_masks_and_reports(sampling: SamplingParams) -> tuple[SamplingParams, tuple[tuple[int, ...], ...]]:
+    """Half of all requests forbid or report something; drawn from the request's own seed."""
+    rng = random.Random(sampling.seed)
+    if rng.random() < 0.5:
+        return sampling, ()
+    reports = replace(
+        sampling,
+        logprobs=rng.choice((None, 0, 3, 20)),
+        prompt_logprobs=rng.choice((None, None, 0, 2)),
+    )
+    allowed = rng.choice((None, tuple(rng.sample(range(VOCAB), rng.randint(3, VOCAB)))))
+    words = tuple(tuple(rng.choices(range(VOCAB), k=rng.randint(1, 3))) for _ in range(rng.randint(0, 3)))
+    masked = replace(reports, allowed_token_ids=allowed)
+    try:
+        check_choices_remain(SequenceParams(masked, AcceptanceMode.COUPLED, 0, words), VOCAB, EOS)
+    except InvalidArgumentError:
+        return reports, ()
+    return masked, words
+
+
+def foreseeing_world(seed: int) -> World:
+    """Long streams, a slow target and room for branches: most verdicts are foreseen. Up to 3 faults."""
+    rng = random.Random(f"foreseeing {seed}")
+    faults = Faults(
+        duplicates=rng.choice((0.0, 0.3)),
+        slowest=rng.choice((0.0005, 0.002, 0.01)),
+        events=[(rng.uniform(0, 0.4), rng.choice(FAULTS)) for _ in range(rng.randint(0, 3))],
+    )
+    world = World(seed, target=TARGET, draft=DRAFT, max_model_len=MAX_MODEL_LEN, eos=EOS, faults=faults)
+    world.target_slowness = 12.0
+    for i in range(rng.choice((1, 2))):
+        request = random_request(rng, f"s{i}", choosing=True)
+        sampling = replace(request.sampling, max_tokens=None, ignore_eos=True, stop=(), stop_token_ids=())
+        world.submit(replace(request, sampling=sampling, k=rng.choice((2, 3, 4))))
+    return world
 
 
 def random_world(seed: int, *, choosing: bool = True) -> World:
@@ -92,13 +137,46 @@ def random_world(seed: int, *, choosing: bool = True) -> World:
 
 def expected(request: Request) -> Expected:
     """What the client of a greedy or coupled request must see, whatever happens."""
-    return plain_decoding(TARGET, request.prompt, request.sampling, eos=EOS, max_model_len=MAX_MODEL_LEN)
+    return plain_decoding(
+        TARGET,
+        request.prompt,
+        request.sampling,
+        eos=EOS,
+        max_model_len=MAX_MODEL_LEN,
+        bad_words=request.bad_words,
+    )
+
+
+def check_reports(client: Client) -> None:
+    """Log-probabilities are there for every token, once, and are the target's own."""
+    sampling, prompt = client.request.sampling, client.request.prompt
+    of_tokens = client.token_ids if sampling.logprobs is not None else []
+    check_logprobs(prompt, of_tokens, client.logprobs, sampling.logprobs or 0)
+    if client.token_ids:
+        of_prompt = prompt[1:] if sampling.prompt_logprobs is not None else ()
+        check_logprobs(prompt[:1], of_prompt, client.prompt_logprobs, sampling.prompt_logprobs or 0)
+
+
+def check_logprobs(
+    before: Sequence[int], tokens: Sequence[int], told: Sequence[TokenLogprobs], count: int
+) -> None:
+    """`told` are those of `tokens` after `before`."""
+    if [entry.token_id for entry in told] != list(tokens):
+        raise SimulationError(f"log-probabilities of {told}, not of {tokens}")
+    for i, entry in enumerate(told):
+        row = np.log(TARGET.probabilities([*before, *tokens[:i]]))
+        best = sorted(range(VOCAB), key=lambda token: -row[token])
+        same = list(entry.top_token_ids) == best[:count] and entry.rank == best.index(entry.token_id) + 1
+        values = [entry.logprob, *entry.top_logprobs]
+        if not same or not np.allclose(values, row[[entry.token_id, *entry.top_token_ids]], atol=1e-5):
+            raise SimulationError(f"{entry} of token {i}, where {row} was due")
 
 
 def check_equal(client: Client) -> None:
     """Invariant 4, for one client; one that left early has a prefix."""
     want = expected(client.request)
     got = tuple(client.token_ids)
+    check_reports(client)
     name = client.request.sequence_id
     if client.left:
         if got != want.token_ids[: len(got)]:

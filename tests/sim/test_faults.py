@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.scenarios import check_equal, random_world
+from tests.sim.scenarios import check_equal, foreseeing_world, random_world
 from tests.sim.world import SimulationError, World, chosen_seeds
 
 
-@pytest.mark.parametrize("seed", chosen_seeds(300))
-def test_faults_change_no_token(seed: int) -> None:
-    world = random_world(seed)
+def run_and_check(world: World, seed: int) -> None:
     world.run()
     for client in world.clients:
         try:
@@ -21,6 +19,26 @@ def test_faults_change_no_token(seed: int) -> None:
         except SimulationError as error:
             trace = "\n".join(world.trace)
             raise SimulationError(f"{error}\nreplay with PACELINE_SIM_SEEDS={seed}\n{trace}") from None
+
+
+@pytest.mark.parametrize("seed", chosen_seeds(300))
+def test_faults_change_no_token(seed: int) -> None:
+    run_and_check(random_world(seed), seed)
+
+
+@pytest.mark.parametrize("seed", chosen_seeds(60))
+def test_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
+    run_and_check(foreseeing_world(seed), seed)
+
+
+def test_rounds_do_begin_ahead_of_the_verdict() -> None:
+    rounds = ahead = 0
+    for seed in range(12):
+        world = foreseeing_world(seed)
+        world.run()
+        ahead += world.went_on
+        rounds += sum(c.running.machine.stats.num_rounds for c in world.clients if c.running is not None)
+    assert ahead > rounds / 5
 
 
 @pytest.mark.parametrize("seed", [3, 8, 21])

@@ -128,7 +128,7 @@ def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
 
     def choosy(self: RoundMachine, event: Any, now: float) -> Any:
         disliked = event.verdict.num_accepted == 0 and self._proposal.num_draft_tokens
-        if disliked and self._is_current(event, self._target):
+        if disliked and self._target.answers(event, self.round):
             self._target.open = False
             return self._verify(Proposal(), now)
         return real(self, event, now)

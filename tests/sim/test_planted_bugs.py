@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Action, Emit, Fail
 from coordinator.ledger import Commit, Ledger
+from coordinator.peer import Peer
 from coordinator.round import RoundMachine
 from draft_worker.drafter import Drafter
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
-from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict
+from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict, VerifyAhead
 from paceline.core.types import TokenOrigin, Verdict
+from paceline.decoding.bad_words import WordTable
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.loop import EngineThread
 from paceline.engine.session import Disposition, Session
@@ -27,16 +30,16 @@ from tests.property.workers.test_drafter import SETTINGS as DRAFTER_SETTINGS
 from tests.property.workers.test_drafter import DrafterMachine
 from tests.property.workers.test_verifier import SETTINGS as VERIFIER_SETTINGS
 from tests.property.workers.test_verifier import VerifierMachine
-from tests.sim.scenarios import check_equal, random_world
-from tests.sim.world import SimulationError
+from tests.sim.scenarios import check_equal, foreseeing_world, random_world
+from tests.sim.world import SimulationError, World
 
 FAULTS: tuple[type[BaseException], ...] = (AssertionError, ValueError, StopIteration, IndexError, KeyError)
 
 
-def simulation_catches(seeds: range = range(60)) -> str:
+def simulation_catches(seeds: range = range(60), make_world: Callable[[int], World] = random_world) -> str:
     """What the first failing seed says."""
     for seed in seeds:
-        world = random_world(seed)
+        world = make_world(seed)
         try:
             world.run()
             for client in world.clients:
@@ -57,14 +60,14 @@ def machine_catches(machine: type, base: settings) -> None:
 
 
 def settle_off_by(entries: int) -> Callable[..., Verdict]:
-    def settle(self: Verifier, r: Any, num_accepted: int, next_token: int) -> Verdict:
+    def settle(self: Verifier, r: Any, num_accepted: int, next_token: int, logprobs: Any) -> Verdict:
         held, command = r.job.held, r.command
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         right = command.base_length + num_accepted
         held.cut_to(min(right + entries, held.table.length))
         # The lie that only a look into the cache discovers.
-        verdict = Verdict(num_accepted, tokens, right, r.job.timings())
+        verdict = Verdict(num_accepted, tokens, right, r.job.timings(), logprobs)
         held.session.finish(verdict)
         return verdict
 
@@ -107,6 +110,20 @@ def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -
     machine_catches(DrafterMachine, DRAFTER_SETTINGS)
 
 
+# ---- rounds that begin ahead of the verdict --------------------------------------------------------
+
+
+def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Verifier._foresee
+
+    def foresee(self: Verifier, command: VerifyAhead) -> None:
+        shuffled = dict(zip(command.proposals, reversed(command.proposals.values()), strict=True))
+        real(self, replace(command, proposals=shuffled))
+
+    monkeypatch.setattr(Verifier, "_foresee", foresee)
+    simulation_catches(make_world=foreseeing_world)
+
+
 # ---- the ledger ------------------------------------------------------------------------------------
 
 
@@ -114,26 +131,27 @@ def test_a_commit_after_the_emit(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
     late: dict[int, Any] = {}
 
-    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
+    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
         if id(self) in late:
             real(self, late.pop(id(self)))
         twin = copy.deepcopy(self)
         late[id(self)] = list(tokens)
-        return real(twin, tokens)
+        return real(twin, tokens, logprobs)
 
     monkeypatch.setattr(Ledger, "commit", commit)
     assert "invariant 2" in simulation_catches()
 
 
 def test_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]]) -> Commit:
+    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
         index = self.num_generated
         text = ""
         for token_id, _ in tokens:
             self.token_ids.append(token_id)
             text += self._take(token_id) if not self.ended else ""
         ids, origins = zip(*tokens, strict=True)
-        return Commit(index, ids, origins, text + (self._flush() if self.ended else ""), self.finish)
+        text += self._flush() if self.ended else ""
+        return Commit(index, ids, origins, text, self.finish, logprobs=tuple(logprobs))
 
     monkeypatch.setattr(Ledger, "commit", commit)
     assert "invariant 4" in simulation_catches()
@@ -141,8 +159,43 @@ def test_a_commit_without_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_half_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.commit
-    monkeypatch.setattr(Ledger, "commit", lambda self, tokens: real(self, tokens[:1]))
+    monkeypatch.setattr(Ledger, "commit", lambda self, tokens, logprobs: real(self, tokens[:1], logprobs))
     assert "invariant 3" in simulation_catches()
+
+
+def test_log_probabilities_that_are_not_clipped_with_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ledger.commit
+
+    def commit(self: Ledger, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Any) -> Commit:
+        return replace(real(self, tokens), logprobs=tuple(logprobs))
+
+    monkeypatch.setattr(Ledger, "commit", commit)
+    assert "log-probabilities of" in simulation_catches()
+
+
+def test_a_prompt_reported_again_after_a_new_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is lost while it scores a prompt begins again, and so would the client's list."""
+
+    def report(self: Ledger, start: int, logprobs: Any) -> Commit:
+        self._prompt_logprobs_due = self.prompt_length - start - len(logprobs)
+        return Commit(0, (), (), "", prompt_logprobs=tuple(logprobs))
+
+    monkeypatch.setattr(Ledger, "report_prompt", report)
+    assert "log-probabilities of" in simulation_catches()
+
+
+# ---- masks -----------------------------------------------------------------------------------------
+
+
+def test_bad_words_that_look_at_the_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their context must grow along the proposal."""
+    real = WordTable.completed_by
+
+    def completed(self: WordTable, ledger: Any, drafts: Any, depths: Any, paths: Any) -> Any:
+        return real(self, ledger, drafts, depths * 0, paths)
+
+    monkeypatch.setattr(WordTable, "completed_by", completed)
+    assert "invariant 4" in simulation_catches()
 
 
 def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +219,9 @@ def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("believes", [False, True])
 def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
     """`believes`: without the check that a verdict fits its round, too."""
-    monkeypatch.setattr(RoundMachine, "_is_current", lambda self, event, peer: True)
+    monkeypatch.setattr(Peer, "answers", lambda self, event, round_number: True)
     if believes:
-        monkeypatch.setattr(RoundMachine, "_is_valid", lambda self, verdict: True)
+        monkeypatch.setattr(RoundMachine, "_fits", lambda self, verdict: True)
     assert "invariant" in simulation_catches()
 
 

@@ -15,7 +15,8 @@ from paceline.core.config import WorkerConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
 from paceline.engine.batch import SequenceInput
-from paceline.kv import BlockPool, BlockTable, CopyBlock
+from paceline.engine.branches import BranchInput
+from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
 
@@ -75,10 +76,28 @@ class ToyRunner:
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
 
-    def fork(self, table: BlockTable) -> BlockTable:
-        other, copies = table.fork()
-        self._apply(copies)
-        return other
+    def forward_branches(self, inputs: Sequence[BranchInput]) -> torch.Tensor:
+        rows = []
+        for item in inputs:
+            self._maybe_crash([item.token_id])
+            (place,) = item.branch.of.take(1)
+            self.memory[item.branch.of.slots[place]] = item.token_id
+            item.branch.own.append(place)
+            prefix = [self.memory[slot] for slot in item.branch.slots()]
+            row = self.model.rows(prefix, 1).copy()
+            if self.spoil(prefix):
+                row[:] = np.nan
+            rows.append(row)
+        self.passes.append(len(inputs))
+        return torch.from_numpy(np.concatenate(rows))
+
+    def adopt(self, branch: Branch) -> None:
+        table, tokens = branch.of.trunk, [self.memory[slot] for slot in branch.slots()]
+        table.truncate_to(branch.kept)
+        self._apply(table.reserve(len(branch.own)))
+        for position in range(branch.kept, branch.length):
+            self.memory[table.slots(position, position + 1)[0]] = tokens[position]
+        table.commit(len(branch.own))
 
     def _apply(self, copies: Sequence[CopyBlock]) -> None:
         size = self.pool.block_size
@@ -136,18 +155,34 @@ def worker_config(**changes: object) -> WorkerConfig:
     return WorkerConfig(**values | changes)  # type: ignore[arg-type]
 
 
+def forbidden(
+    vocab_size: int,
+    prefix: Sequence[int],
+    sampling: SamplingParams,
+    prompt_length: int,
+    eos: Sequence[int] = (),
+    bad_words: Sequence[tuple[int, ...]] = (),
+) -> list[int]:
+    """The tokens that may not come next: early ends, those not allowed, and what would end a bad word."""
+    tokens = {word[-1] for word in bad_words if (*word[:-1],) == (*prefix[len(prefix) - len(word) + 1 :],)}
+    if len(prefix) - prompt_length < sampling.min_tokens:
+        tokens.update(sampling.stop_token_ids, () if sampling.ignore_eos else eos)
+    if sampling.allowed_token_ids is not None:
+        tokens.update(set(range(vocab_size)) - set(sampling.allowed_token_ids))
+    return sorted(tokens)
+
+
 def own_choice(
     model: ToyModel,
     prefix: Sequence[int],
     sampling: SamplingParams,
     prompt_length: int,
     eos: Sequence[int] = (),
+    bad_words: Sequence[tuple[int, ...]] = (),
 ) -> int:
     """The token plain decoding takes next in greedy or coupled mode: argmax of log p + Gumbel noise."""
     logits = model.logits(prefix).copy()
-    if len(prefix) - prompt_length < sampling.min_tokens:
-        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
-        logits[sorted(ends)] = -np.inf
+    logits[forbidden(model.vocab_size, prefix, sampling, prompt_length, eos, bad_words)] = -np.inf
     if sampling.greedy:
         return int(logits.argmax())
     assert sampling.seed is not None

@@ -27,8 +27,8 @@ from draft_worker.drafter import Drafter
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError
-from paceline.core.messages import DraftRound, RoundVerdict, VerifyRound
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.core.messages import DraftRound, RoundVerdict, VerifyAhead, VerifyRound
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
 from paceline.engine.loop import EngineThread
 from paceline.rpc import frames
 from target_worker.verifier import Verifier
@@ -106,7 +106,7 @@ class SimWorker:
         self.core: Any = core(
             self.runner,
             worker_config(
-                max_sequences=self.max_sequences, max_batch_tokens=self.world.batch, lookahead_branches=6
+                max_sequences=self.max_sequences, max_batch_tokens=self.world.batch, lookahead_branches=24
             ),
             vocabulary_size=self.model.vocab_size,
             max_model_len=self.max_model_len,
@@ -119,7 +119,8 @@ class SimWorker:
     def wake(self) -> None:
         if not self.stepping:
             self.stepping = True
-            self.world.after(self.world.rng.uniform(0.0002, 0.002), self._turn, self.engine)
+            slowness = self.world.target_slowness if self.role == "target" else 1.0
+            self.world.after(slowness * self.world.rng.uniform(0.0002, 0.002), self._turn, self.engine)
 
     def _turn(self, engine: SteppedEngine) -> None:
         if engine is not self.engine:
@@ -239,7 +240,7 @@ class SimLink:
         request = frames.verify_request if self.worker.role == "target" else frames.draft_request
         stream.later("up", stream.deliver, request(commands))
         if world.happens(world.faults.duplicates):
-            rounds = [c for c in commands if isinstance(c, VerifyRound | DraftRound)]
+            rounds = [c for c in commands if isinstance(c, VerifyRound | VerifyAhead | DraftRound)]
             stream.later("up", stream.deliver, request(rounds))
 
     def hang_up(self) -> None:
@@ -283,6 +284,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     mode: AcceptanceMode = AcceptanceMode.COUPLED
+    bad_words: tuple[tuple[int, ...], ...] = ()
     k: int = 3
     arrives: float = 0.0
     reads_every: float = 0.001
@@ -299,6 +301,8 @@ class Client:
     refused: PacelineError | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     error: PacelineError | None = None
     left: bool = False
@@ -316,8 +320,12 @@ class Client:
             return
         if part.index != len(self.token_ids):
             raise SimulationError(f"invariant 2: index {part.index} after {len(self.token_ids)} tokens")
-        if not part.token_ids or len(part.origins) != len(part.token_ids):
-            raise SimulationError("invariant 2: an empty part, or tokens without origins")
+        if len(part.origins) != len(part.token_ids):
+            raise SimulationError("invariant 2: tokens without origins")
+        if bool(part.token_ids) == bool(part.prompt_logprobs) or (self.token_ids and part.prompt_logprobs):
+            raise SimulationError("invariant 2: an empty part, or one of the prompt behind a token")
+        self.prompt_logprobs.extend(part.prompt_logprobs)
+        self.logprobs.extend(part.logprobs)
         self.token_ids.extend(part.token_ids)
         self.text += part.text
         self.finish = part.finish
@@ -373,6 +381,10 @@ class World:
         self.batch = batch
         self.checks = checks
         self.verdicts_checked = 0
+        self.went_on = 0
+        """Rounds that a target began by itself."""
+        self.target_slowness = random.Random(f"slowness {seed}").choice((1.0, 6.0, 12.0))
+        """A target's step over a draft's: the slower, the more is drafted ahead in time."""
         self.clipped = 0
         self.targets = [
             SimLink(
@@ -412,6 +424,7 @@ class World:
 
     def check_verdict(self, worker: SimWorker, event: RoundVerdict) -> None:
         """Invariant 1, as the worker answers."""
+        self.went_on += event.verdict.went_on_with > 0
         if not self.checks:
             return
         held = worker.core.holdings.find(event.sequence_id)
@@ -457,7 +470,7 @@ class World:
         return RoundMachine(
             request.sequence_id,
             ledger,
-            SequenceParams(request.sampling, request.mode, len(request.prompt)),
+            SequenceParams(request.sampling, request.mode, len(request.prompt), request.bad_words),
             request.k,
             DEADLINES,
             self.target_model.vocab_size,

@@ -17,6 +17,7 @@ from paceline.core.types import (
     SparseDistribution,
     SpeculationParams,
     Timings,
+    TokenLogprobs,
     Verdict,
 )
 from paceline.rpc import codec
@@ -24,6 +25,7 @@ from paceline.rpc import codec
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 uint32 = st.integers(0, 2**32 - 1)
 ids = st.lists(uint32, max_size=12).map(tuple)
+float32s = st.floats(width=32, allow_nan=False)
 penalties = st.floats(-2, 2)
 modes = st.sampled_from(AcceptanceMode)
 
@@ -47,6 +49,12 @@ def samplings(draw: Any, **fixed: Any) -> SamplingParams:
         "stop_token_ids": draw(ids),
         "ignore_eos": draw(st.booleans()),
         "include_stop_str_in_output": draw(st.booleans()),
+        "bad_words": draw(st.lists(texts.filter(bool), max_size=4).map(tuple)),
+        "allowed_token_ids": draw(st.none() | ids.filter(bool)),
+        "n": draw(st.integers(1, limits.MAX_N)),
+        "logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
+        "prompt_logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
+        "echo": draw(st.booleans()),
     }
     return SamplingParams(**(values | fixed))
 
@@ -71,6 +79,7 @@ def sequence_params(draw: Any) -> SequenceParams:
         sampling=draw(samplings(seed=draw(st.integers(0, limits.MAX_SEED)))),
         mode=draw(modes),
         prompt_length=draw(uint32),
+        bad_words_token_ids=draw(st.lists(ids.filter(bool), max_size=4).map(tuple)),
     )
 
 
@@ -100,9 +109,28 @@ timings = st.builds(Timings, queue=seconds, compute=seconds, rows=uint32, sequen
 
 
 @st.composite
+def token_logprobs(draw: Any, token_id: int | None = None) -> TokenLogprobs:
+    top = draw(st.lists(st.tuples(uint32, float32s), max_size=4))
+    return TokenLogprobs(
+        draw(uint32) if token_id is None else token_id,
+        draw(float32s),
+        draw(uint32),
+        tuple(token for token, _ in top),
+        tuple(value for _, value in top),
+    )
+
+
+@st.composite
 def verdicts(draw: Any) -> Verdict:
     token_ids = draw(st.lists(uint32, min_size=1, max_size=9).map(tuple))
-    return Verdict(len(token_ids) - 1, token_ids, draw(uint32), draw(timings))
+    reports = tuple(draw(token_logprobs(token_id)) for token_id in token_ids)
+    return Verdict(
+        len(token_ids) - 1,
+        token_ids,
+        draw(uint32),
+        draw(timings),
+        logprobs=reports if draw(st.booleans()) else (),
+    )
 
 
 addresses = {"sequence_id": texts, "epoch": uint32, "round": uint32}
@@ -119,6 +147,12 @@ draft_rounds = st.builds(
     base_length=uint32,
     committed_tail=ids,
     num_draft_tokens=st.integers(1, limits.MAX_SPECULATIVE_TOKENS),
+)
+prompt_logprobs = st.builds(
+    messages.PromptLogprobs,
+    **addresses,
+    start=uint32,
+    logprobs=st.lists(token_logprobs(), max_size=4).map(tuple),
 )
 round_verdicts = st.builds(messages.RoundVerdict, **addresses, verdict=verdicts())
 draft_proposals = st.builds(
@@ -162,7 +196,7 @@ def wire() -> SimpleNamespace:
         verdicts=verdicts(),
         target_commands=st.lists(opens | verify_rounds | closes, max_size=4),
         draft_commands=st.lists(opens | draft_rounds | closes, max_size=4),
-        target_events=st.lists(round_verdicts | failures, max_size=4),
+        target_events=st.lists(round_verdicts | prompt_logprobs | failures, max_size=4),
         draft_events=st.lists(draft_proposals | failures, max_size=4),
         errors=paceline_errors,
         same_error=same_error,

@@ -78,6 +78,7 @@ def result(
             num_lookahead_hits=0,
         ),
         timings=RoundTimings(draft=0.02, target=0.04, queue=0.01, wire=0.015, coordinator=0.005, total=total),
+        outputs=(),
     )
 
 

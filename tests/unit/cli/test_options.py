@@ -15,6 +15,7 @@ from paceline.cli.options import Defaults, field_docs, option, options_from_fiel
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import StackConfig, arguments, flag
+from paceline.supervisor.arguments import negative_flag
 
 _WORKER = WorkerConfig(
     model="a model",
@@ -49,6 +50,9 @@ _COORDINATOR = CoordinatorConfig(
     max_running=4,
     max_waiting=0,
     exit_with_parent=True,
+    http=False,
+    http_port=2,
+    chat_template="a/template.jinja",
 )
 
 
@@ -76,6 +80,13 @@ COORDINATOR = changed(_COORDINATOR)
 SWITCHES = {
     flag(f.name) for cls in (WorkerConfig, CoordinatorConfig) for f in fields(cls) if f.default is False
 }
+OFF = {
+    negative_flag(f.name): flag(f.name)
+    for cls in (WorkerConfig, CoordinatorConfig)
+    for f in fields(cls)
+    if f.default is True
+}
+"""What switches a field off, to what switches it on."""
 
 
 def parse(cls: type[Any], words: list[str], environment: Mapping[str, str] | None = None) -> Any:
@@ -108,7 +119,7 @@ def test_a_configuration_survives_its_command_line(config: WorkerConfig | Coordi
 
 @pytest.mark.parametrize("config", [WORKER, COORDINATOR])
 def test_the_example_sets_every_field(config: WorkerConfig | CoordinatorConfig) -> None:
-    written = {word for word in arguments(config) if word.startswith("--")}
+    written = {OFF.get(word, word) for word in arguments(config) if word.startswith("--")}
     assert written == {flag(f.name) for f in fields(config)}
 
 
@@ -121,8 +132,8 @@ def test_every_option_has_an_environment_variable(config: WorkerConfig | Coordin
     environment = {}
     words = iter(arguments(config))
     for word in words:
-        name = "PACELINE_" + word.removeprefix("--").replace("-", "_").upper()
-        value = "1" if word in SWITCHES else next(words).replace(" ", "_")
+        name = "PACELINE_" + OFF.get(word, word).removeprefix("--").replace("-", "_").upper()
+        value = "0" if word in OFF else "1" if word in SWITCHES else next(words).replace(" ", "_")
         environment[name] = f"{environment[name]} {value}" if name in environment else value
     read = parse(type(config), [], environment)
     assert arguments(read) == [word.replace(" ", "_") for word in arguments(config)]

@@ -6,23 +6,106 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Emit, FromDraft, Phase, Signal, ToDraft, ToTarget
-from paceline.core.errors import NotFoundError
+from coordinator.events import Emit, Fail, FromDraft, Phase, Signal, ToDraft, ToTarget
+from paceline.core.errors import InternalError, NotFoundError
 from paceline.core.messages import (
+    CloseSequence,
     Continuations,
     DraftProposal,
     DraftRound,
+    RoundVerdict,
     SequenceFailed,
+    VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, SparseDistribution
+from paceline.core.types import Proposal, SparseDistribution, Verdict
 from tests.unit.coordinator.test_round import Driver, sent, verifying
 
 
-def foresee(it: Driver, outcomes: dict[tuple[int, int], Proposal], **changes: Any) -> None:
+def foresee(it: Driver, outcomes: dict[tuple[int, int], Proposal], **changes: Any) -> list[Any]:
+    """Give the machine continuations; what it hands to the target."""
     address = {"epoch": 1, "round": it.machine.round, **changes}
-    event = Continuations("s", base_length=it.length, proposals=outcomes, **address)
-    assert it(event) == []
+    return sent(it(Continuations("s", base_length=it.length, proposals=outcomes, **address)))
+
+
+def judged(it: Driver, *token_ids: int, went_on_with: int = 0) -> list[Any]:
+    """The verdict of a target that goes on by itself."""
+    verdict = Verdict(
+        len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=went_on_with
+    )
+    return it(RoundVerdict("s", 1, it.machine.round, verdict))
+
+
+def test_the_target_is_told_what_to_judge_next() -> None:
+    it = verifying(7, 8, 9)
+    (command,) = foresee(it, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))})
+    assert command == VerifyAhead(
+        "s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))}
+    )
+
+
+def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    actions = judged(it, 7, 5, went_on_with=3)
+    assert isinstance(actions[0], Emit)
+    (draft,) = sent(actions)
+    assert draft == DraftRound("s", 1, 3, 6, (7, 5), 3, 3)
+    assert it.phase is Phase.VERIFYING
+    assert it.machine.stats.num_lookahead_hits == 1
+    it.judge(6, 6, 2)
+    assert it.generated == [4, 7, 5, 6, 6, 2]
+    assert it.machine.stats.num_draft_tokens == 6
+
+
+def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6))})
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    (draft,) = sent(judged(it, 7, 5, went_on_with=2))
+    assert (draft.num_draft_tokens, draft.num_lookahead_tokens) == (2, 3)
+    it.judge(6, 6, 2)
+    assert it.generated == [4, 7, 5, 6, 6, 2]
+
+
+def test_a_target_cannot_go_on_with_what_it_was_not_given() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    actions = judged(it, 7, 8, 5, went_on_with=1)
+    assert [type(a.error) for a in actions if isinstance(a, Fail)] == [InternalError]
+
+
+def test_what_a_target_began_is_closed_where_the_sequence_ends() -> None:
+    it = verifying(7, 8, 9, max_tokens=5)
+    (command,) = foresee(it, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))})
+    assert command.proposals == {(1, 5): Proposal((6,))}, "after the other one nothing may follow"
+    judged(it, 7, 5, went_on_with=1)
+    assert it.phase is Phase.VERIFYING
+    actions = judged(it, 6, 1)
+    assert [type(c) for c in sent(actions)] == [CloseSequence, CloseSequence]
+    assert it.generated == [4, 7, 5, 6, 1]
+
+
+def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    it(Signal.CLIENT_BEHIND)
+    judged(it, 7, 5, went_on_with=3)
+    assert it.phase is Phase.VERIFYING
+    assert foresee(it, {(0, 1): Proposal((1,))}) == [], "no further round is begun ahead"
+    judged(it, 1)
+    assert it.phase is Phase.PAUSED
+
+
+def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    judged(it, 7, 5, went_on_with=3)
+    it(Signal.DRAFT_LOST)
+    it(Signal.TARGET_LOST)
+    opening, verify = sent(it(Signal.TARGET_READY))
+    assert opening.token_ids[-2:] == (7, 5)
+    assert (verify.round, verify.base_length, verify.proposal) == (3, 6, Proposal((6, 6, 6)))
 
 
 def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coordinator.ledger import Commit, Finish, Ledger
-from paceline.core.types import FinishReason, SamplingParams, TokenOrigin
+from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 from tests.sim.reference import LetterDetokenizer, letter
 
 EOS = 25
@@ -60,6 +62,70 @@ def test_a_verdict_is_committed_whole() -> None:
     assert (second.index, second.token_ids, second.text) == (3, (3,), "d")
     assert it.token_ids == [*PROMPT, 0, 1, 2, 3]
     assert (len(it), it.num_generated, it.remaining, it.ended) == (6, 4, 96, False)
+
+
+def entry(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling"),
+    [("abcd", {}), ("abzd", {}), ("abcd", {"max_tokens": 2}), ("abcd", {"stop": ["bc"]})],
+)
+def test_log_probabilities_are_clipped_as_the_tokens_are(text: str, sampling: dict[str, Any]) -> None:
+    tokens = [(ord(c) - ord("a"), TokenOrigin.TARGET) for c in text]
+    part = ledger(logprobs=0, **sampling).commit(tokens, [entry(token) for token, _ in tokens])
+    assert [told.token_id for told in part.logprobs] == list(part.token_ids)
+
+
+LONG_PROMPT = (3, 4, 5, 6, 7)
+
+
+def reporting(**sampling: Any) -> Ledger:
+    """A ledger whose prompt's log-probabilities were asked for."""
+    return Ledger(
+        LONG_PROMPT,
+        SamplingParams(**{"prompt_logprobs": 0, **sampling}),
+        detokenizer=LetterDetokenizer(),
+        eos_token_ids=frozenset(),
+        max_model_len=100,
+        choice=2,
+    )
+
+
+def test_a_prompt_is_reported_once_whatever_is_repeated() -> None:
+    it = reporting()
+    told: list[int] = []
+    for start, end in ((1, 3), (1, 3), (2, 4), (1, 4), (4, 5), (1, 5)):
+        assert it.lacks_prompt_logprobs == (len(told) < 4)
+        part = it.report_prompt(start, [entry(token) for token in LONG_PROMPT[start:end]])
+        assert part is not None
+        assert (part.token_ids, part.text, part.choice) == ((), "", 2)
+        told += [each.token_id for each in part.prompt_logprobs]
+    assert told == list(LONG_PROMPT[1:])
+    assert not it.lacks_prompt_logprobs
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens"),
+    [
+        (2, LONG_PROMPT[2:]),
+        (0, LONG_PROMPT),
+        (1, (4, 9)),
+        (1, (*LONG_PROMPT[1:], 8)),
+    ],
+    ids=["a gap", "the first token", "another token", "beyond the prompt"],
+)
+def test_a_report_that_does_not_fit_the_prompt_is_refused(start: int, tokens: tuple[int, ...]) -> None:
+    it = reporting()
+    assert it.report_prompt(start, [entry(token) for token in tokens]) is None
+    assert it.lacks_prompt_logprobs
+
+
+def test_a_report_nobody_asked_for_is_refused() -> None:
+    it = reporting(prompt_logprobs=None)
+    assert not it.lacks_prompt_logprobs
+    assert it.report_prompt(1, [entry(4)]) is None
 
 
 def test_eos_ends_the_sequence_and_is_committed_without_text() -> None:

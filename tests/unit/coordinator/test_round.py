@@ -21,7 +21,8 @@ from coordinator.events import (
     WaitForBlocks,
 )
 from coordinator.ledger import Ledger
-from coordinator.round import MAX_ATTEMPTS, MAX_PAUSE_ROUNDS, RoundMachine
+from coordinator.peer import MAX_PAUSE_ROUNDS
+from coordinator.round import MAX_ATTEMPTS, RoundMachine
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,

@@ -71,8 +71,14 @@ def with_unknown_field(message: Message, number: int) -> Message:
         ({"stop": ["a"] * (limits.MAX_STOP_STRINGS + 1)}, "stop"),
         ({"stop": ["a" * (limits.MAX_STOP_STRING_CHARACTERS + 1)]}, "stop"),
         ({"stop_token_ids": list(range(limits.MAX_STOP_TOKEN_IDS + 1))}, "stop_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["a"] * (limits.MAX_BAD_WORDS + 1)}, "bad_words"),
+        ({"bad_words": ["a" * (limits.MAX_BAD_WORD_CHARACTERS + 1)]}, "bad_words"),
+        ({"allowed_token_ids": list(range(limits.MAX_ALLOWED_TOKEN_IDS + 1))}, "allowed_token_ids"),
+        *(({"n": bad}, "n") for bad in (0, limits.MAX_N + 1, 2**32 - 1)),
+        *(({name: limits.MAX_LOGPROBS + 1}, name) for name in ("logprobs", "prompt_logprobs")),
     ],
-    ids=repr,
+    ids=lambda value: repr(value)[:60],
 )
 def test_sampling_out_of_range_names_its_field(fields: dict[str, Any], name: str) -> None:
     for parse in (
@@ -115,6 +121,8 @@ def test_unlimited_max_tokens() -> None:
         ({"stop_token_ids": (2**32,)}, "stop_token_ids"),
         ({"logit_bias": {2**32: 1.0}}, "logit_bias"),
         ({"stop": ("\ud800",)}, "stop"),
+        ({"bad_words": ("\ud800",)}, "bad_words"),
+        ({"allowed_token_ids": (2**32,)}, "allowed_token_ids"),
     ],
 )
 def test_what_the_wire_cannot_hold_names_its_field(values: dict[str, Any], name: str) -> None:

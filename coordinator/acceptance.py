@@ -1,0 +1,69 @@
+"""How likely a draft token is accepted, by its position in the proposal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NEWCOMER = 0.7
+"""Acceptance of a pair of models that nothing is known of."""
+PRIOR_WEIGHT = 16.0
+"""Tokens that what is known beforehand counts for."""
+HIGHEST = 0.98
+"""No estimate is above this: nobody can have seen that a position never fails."""
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Of the draft tokens that are looked at, the share accepted at each position; newer ones count more."""
+
+    memory: float
+    """Rounds after which an old one has lost its say."""
+    prior: Acceptance | None = None
+    """What a position is like before it was seen here: all sequences of the pair, for one sequence."""
+    reached: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def observe(self, num_draft: int, num_accepted: int) -> None:
+        """Take in one verdict. Tokens after the first rejected one were not looked at."""
+        for counts in (self.reached, self.accepted):
+            counts.extend([0.0] * (num_draft - len(counts)))
+        keep = 1 - 1 / self.memory
+        for i in range(min(num_accepted + 1, num_draft)):
+            self.reached[i] = self.reached[i] * keep + 1
+            self.accepted[i] = self.accepted[i] * keep + (i < num_accepted)
+
+    def fade(self, weight: float) -> None:
+        """Let what was seen count for at most `weight` tokens a position: it is long ago."""
+        for i, reached in enumerate(self.reached):
+            if reached > weight:
+                self.accepted[i] *= weight / reached
+                self.reached[i] = weight
+
+    def rates(self, most: int) -> list[float]:
+        """Acceptance at positions 0 to `most` - 1, given that the position is reached.
+
+        A position that was seldom seen is like the prior's, as much better or worse as the one before it.
+        """
+        priors = self.prior.rates(most) if self.prior is not None else None
+        rates: list[float] = []
+        factor, before = 1.0, NEWCOMER
+        for i in range(most):
+            guess = priors[i] * factor if priors is not None else before
+            guess = min(guess, HIGHEST)
+            if i < len(self.reached):
+                guess = (PRIOR_WEIGHT * guess + self.accepted[i]) / (PRIOR_WEIGHT + self.reached[i])
+            before = min(guess, HIGHEST)
+            rates.append(before)
+            if priors is not None:
+                factor = before / priors[i] if priors[i] > 0 else 1.0
+        return rates
+
+
+def expected_tokens(rates: Sequence[float]) -> list[float]:
+    """Tokens of a round with 0 to len(rates) draft tokens: 1 + a1 + a1 a2 + ... (Leviathan et al., eq. 1)."""
+    expected, reach = [1.0], 1.0
+    for rate in rates:
+        reach *= rate
+        expected.append(expected[-1] + reach)
+    return expected

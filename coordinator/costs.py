@@ -1,0 +1,187 @@
+"""What a round takes, as measured: seconds over draft tokens, for every load. Pure.
+
+A round of one sequence takes the visible drafting (nothing when the verdict was foreseen) and the time
+from its VerifyRound to the verdict: wire, queue and the target's pass. Both depend on how many sequences
+run, since they share passes and often cores, so they are kept apart by load; and the second depends on
+what everybody else drafts, since their rows are in the same pass.
+
+Times are measured as the coordinator sees them. Whatever slows a round is in them, also what no model
+of the parts would know: cores that draft and target share, passes that split, a busy event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MEMORY = 80.0
+"""Measurements after which an old one has lost its say."""
+TRUST, TRUST_PLAIN = 8.0, 0.25
+"""Measurements at one K, and without draft tokens, that count as much as the line through the others."""
+PLAIN_WEIGHT = 1.0
+"""Of plain decoding in the line: without the draft's work beside it a pass is a little faster."""
+LEAST_SPREAD = 0.02
+"""Variance of the draft tokens below which nothing can be said of their cost."""
+ALMOST_NONE = 0.05
+"""Draft tokens a sequence up to which decoding is plain: one that drafts splits a pass of many."""
+SHORTEST = 1e-6
+"""Seconds that no round is faster than."""
+FADED = 4.0
+"""Measurements that all the old ones count for when new ones are on their way."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """Mean of the measurements around one whole number of draft tokens."""
+
+    weight: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def observe(self, tokens: float, seconds: float, weight: float) -> None:
+        """Take in one measurement."""
+        self.weight = min(self.weight + weight, MEMORY)
+        share = weight / self.weight
+        self.tokens += share * (tokens - self.tokens)
+        self.seconds += share * (seconds - self.seconds)
+
+
+@dataclass(slots=True)
+class Line:
+    """seconds = intercept + slope * tokens."""
+
+    intercept: float
+    slope: float
+
+    def at(self, tokens: float) -> float:
+        """Seconds."""
+        return self.intercept + self.slope * tokens
+
+
+@dataclass(slots=True)
+class Curve:
+    """Seconds over draft tokens a sequence, from measurements and a line through them."""
+
+    growth: float
+    """Share of the seconds without draft tokens that one draft token adds, while nothing better is known."""
+    outlier: float
+    """A time this many times the mean counts as that much: one stall says nothing of the next round."""
+    cells: dict[int, Cell] = field(default_factory=dict)
+
+    def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
+        """Take in one measurement; `weight` below 1 where several tell of the same pass."""
+        cell = self.cells.setdefault(0 if tokens < ALMOST_NONE else max(1, round(tokens)), Cell())
+        if cell.weight >= 1 and cell.seconds > 0:
+            seconds = min(seconds, self.outlier * cell.seconds)
+        cell.observe(tokens, seconds, weight)
+
+    def fade(self, tokens: int) -> None:
+        """Let what is known of so many draft tokens count for little: it is about to be measured again."""
+        if tokens in self.cells:
+            self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
+
+    def line(self, like: Line | None = None) -> Line | None:
+        """Least squares through the cells; `like` without any.
+
+        With one cell the line has the shape of `like`, else of `growth`.
+        """
+        cells = [(c.weight * (1.0 if k else PLAIN_WEIGHT), c) for k, c in self.cells.items()]
+        if not cells:
+            return like
+        total = sum(w for w, _ in cells)
+        x = sum(w * c.tokens for w, c in cells) / total
+        y = sum(w * c.seconds for w, c in cells) / total
+        spread = sum(w * (c.tokens - x) ** 2 for w, c in cells)
+        if spread > LEAST_SPREAD * total:
+            slope = sum(w * (c.tokens - x) * (c.seconds - y) for w, c in cells) / spread
+        elif like is not None and like.at(x) > 0:
+            slope = y * like.slope / like.at(x)
+        else:
+            slope = y * self.growth / (1 + self.growth * x)
+        # More draft tokens never take less time, and no draft tokens take some.
+        slope = max(min(slope, y / x if x > 0 else slope), 0.0)
+        return Line(y - slope * x, slope)
+
+    def seconds(self, most: int, like: Line | None = None) -> list[float] | None:
+        """Seconds for 0 to `most` draft tokens; None when nothing is known."""
+        line = self.line(like)
+        if line is None:
+            return None
+        result = []
+        for k in range(most + 1):
+            cell, guess = self.cells.get(k), line.at(k)
+            if cell is not None:
+                own = max(0.0, cell.seconds + line.slope * (k - cell.tokens))
+                trust = TRUST if k else TRUST_PLAIN
+                guess = (cell.weight * own + trust * guess) / (cell.weight + trust)
+            result.append(guess)
+        return rising(result)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest values (least squares) that never fall: drafting more never takes less time."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            other, others = pools.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Load:
+    """Costs while about so many sequences run."""
+
+    verdict: Curve = field(default_factory=lambda: Curve(growth=0.1, outlier=3.0))
+    """From VerifyRound to verdict, over the draft tokens that all sequences have on average."""
+    drafting: Curve = field(default_factory=lambda: Curve(growth=1.0, outlier=math.inf))
+    """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing."""
+
+
+@dataclass(slots=True)
+class Costs:
+    """Costs of a pair of workers at every load, doubling from one to the next."""
+
+    loads: dict[int, Load] = field(default_factory=dict)
+
+    def knows_drafting(self, sequences: int) -> bool:
+        """True once proposals were timed at this load or one next to it: from afar nothing can be said."""
+        here = bracket(sequences)
+        near = (self.loads.get(there) for there in (here - 1, here, here + 1))
+        return any(load is not None and load.drafting.cells for load in near)
+
+    def at(self, sequences: int) -> Load:
+        """The costs of this load, to add to."""
+        return self.loads.setdefault(bracket(sequences), Load())
+
+    def round_seconds(self, sequences: int, most: int) -> list[float] | None:
+        """Seconds of a round in which everybody drafts 0 to `most` tokens; None when nothing is known.
+
+        What was not measured at this load is taken from the nearest one that has it.
+        """
+        here = bracket(sequences)
+        verdict = drafting = None
+        # From far to near, so that every load shapes what the nearer ones do not know.
+        for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
+            load = self.loads[there]
+            verdict, drafting = load.verdict.line(verdict), load.drafting.line(drafting)
+        own = self.loads.get(here, Load())
+        verify = own.verdict.seconds(most, verdict)
+        draft = own.drafting.seconds(most, drafting)
+        if verify is None:
+            return None
+        waits = [0.0, *draft[1:]] if draft is not None else [0.0] * len(verify)
+        return [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
+
+
+def bracket(sequences: int) -> int:
+    """Loads that share measurements: 1, 2, 3 to 4, 5 to 8, 9 to 16 and so on."""
+    return (max(sequences, 1) - 1).bit_length()
+
+
+def weight(sequences: int) -> float:
+    """Of one measurement where so many share a pass: they tell nearly the same, and not quite."""
+    return 1 / math.sqrt(max(sequences, 1))

@@ -1,0 +1,107 @@
+"""One sequence's part in what its pair of workers shares: it reports what it sees, and what it does. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.acceptance import Acceptance, expected_tokens
+from coordinator.costs import weight
+from coordinator.pair import Pair
+from paceline.core.types import Timings
+
+MEMORY = 80.0
+"""Rounds after which a sequence's acceptance has forgotten one."""
+CATCH_UP = 16
+"""A draft that lacks more tokens than this is catching up: the time says little of drafting."""
+STEADY = 0.1
+"""Share by which the rows of all sequences may change during a round that is measured."""
+PREFILL = 5.0
+"""A pass of this many times the rows that verification needs was most of all somebody's prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How long a verdict took."""
+
+    seconds: float
+    """Since its round was sent."""
+    rows: int
+    """Of all sequences in the target's pass."""
+    sequences: int
+    """In that pass; at least 1."""
+
+    @classmethod
+    def of(cls, seconds: float, timings: Timings) -> Verification | None:
+        """None when the worker did not say what was in the pass."""
+        return cls(seconds, timings.rows, timings.sequences) if timings.sequences else None
+
+
+@dataclass(slots=True)
+class Member:
+    """A sequence that learns, and lets the others learn; it does not choose."""
+
+    pair: Pair
+    num_speculative_tokens: int
+    acceptance: Acceptance = field(init=False)
+    _joined: bool = False
+    _in_flight: int = 0
+    _yield: float = 0.0
+    _catching_up: bool = False
+    _mean_draft: float = 0.0
+    """Of all sequences, when the round was sent."""
+
+    def __post_init__(self) -> None:
+        """A new sequence is expected to be like those before it."""
+        self.acceptance = Acceptance(MEMORY, self.pair.acceptance)
+
+    def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
+        """Learn what drafting costs; from a draft that had to catch up, what that costs."""
+        pair = self.pair
+        drafting = pair.costs.at(pair.sequences).drafting
+        if num_draft == 0:
+            return
+        if lacking > CATCH_UP:
+            usual = drafting.seconds(num_draft)
+            pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)) / lacking)
+        elif pair.settled:
+            drafting.observe(num_draft, seconds, weight(pair.sequences))
+
+    def verifying(self, num_draft: int, *, prefills: bool) -> None:
+        """This sequence's share of the rows in flight."""
+        self._is_catching_up(prefills)
+        self._share(True, num_draft, expected_tokens(self.acceptance.rates(num_draft))[-1])
+        self._mean_draft = self.pair.mean_draft
+
+    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None) -> None:
+        """Learn what a verification takes, and what is accepted."""
+        pair = self.pair
+        self._is_catching_up(False)
+        mean = (self._mean_draft + pair.mean_draft) / 2
+        # While everybody changes K nobody knows what was in the pass.
+        steady = pair.settled and abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
+        if timing is not None and steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
+            pair.costs.at(pair.sequences).verdict.observe(mean, timing.seconds, weight(timing.sequences))
+        if num_draft:
+            self.acceptance.observe(num_draft, num_accepted)
+            pair.acceptance.observe(num_draft, num_accepted)
+
+    def leave(self) -> None:
+        """Give the share back."""
+        self._is_catching_up(False)
+        self._share(False, 0, 0.0)
+
+    def _asking(self, num_draft: int, lacking: int) -> int:
+        """`num_draft`, after noting what asking for it means for the draft worker."""
+        self._is_catching_up(num_draft > 0 and lacking > CATCH_UP)
+        return num_draft
+
+    def _is_catching_up(self, now: bool) -> None:
+        self.pair.catching_up += now - self._catching_up
+        self._catching_up = now
+
+    def _share(self, present: bool, in_flight: int, expected: float) -> None:
+        pair = self.pair
+        pair.sequences += present - self._joined
+        pair.drafting += in_flight - self._in_flight
+        pair.yields += expected - self._yield
+        self._joined, self._in_flight, self._yield = present, in_flight, expected

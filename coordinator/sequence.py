@@ -1,0 +1,85 @@
+"""One sequence as the coordinator holds it, and how it comes to its end. Pure; round.py moves it on."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+
+from coordinator.events import Action, Deadlines, Fail, Phase, ToDraft, ToTarget
+from coordinator.ledger import Ledger
+from coordinator.pair import Pair
+from coordinator.peer import DraftPeer, TargetPeer
+from coordinator.policy import Fixed, Policy
+from coordinator.stats import RoundTimes, SpeculationStats
+from paceline.core.errors import PacelineError
+from paceline.core.types import Proposal, SequenceParams
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sequence: its ledger, its workers, where it stands."""
+
+    sequence_id: str
+    ledger: Ledger
+    params: SequenceParams
+    num_speculative_tokens: int
+    """The most draft tokens of a round; 0 needs no draft worker."""
+    deadlines: Deadlines
+    vocabulary_size: int
+    target_max_len: int
+    draft_max_len: int = 0
+    phase: Phase = Phase.NEW
+    round: int = 0
+    deadline: float | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    times: RoundTimes = field(default_factory=RoundTimes)
+    policy: InitVar[Policy | None] = None
+    """Chooses K; None takes `num_speculative_tokens` in every round."""
+    _policy: Policy = field(init=False)
+    _target: TargetPeer = field(init=False)
+    _draft: DraftPeer = field(init=False)
+    _proposal: Proposal = field(default_factory=Proposal)
+    _foreseen: dict[tuple[int, int], Proposal] = field(default_factory=dict)
+    _wanted: int = 0
+    _planned: int | None = None
+    _chosen: int = 0
+    """K of the next round, when it had to be known before the present one's verdict."""
+    _lacked: int = 0
+    """Ledger tokens that the draft did not have when this round's proposal was asked for."""
+    _prefills: bool = False
+    """The target opens the sequence in this round."""
+    _client_behind: bool = False
+
+    def __post_init__(self, policy: Policy | None) -> None:
+        """Nothing is known of the workers."""
+        k = self.num_speculative_tokens
+        self._policy = policy if policy is not None else Fixed(Pair(k), k)
+        self._target, self._draft = TargetPeer(self.sequence_id), DraftPeer(self.sequence_id)
+
+    @property
+    def holds_target(self) -> bool:
+        """True while the sequence may hold blocks on its target worker."""
+        return self._target.open
+
+    def give_up(self, error: PacelineError) -> list[Action]:
+        """The shell knows that the sequence cannot go on."""
+        return [] if self.phase is Phase.DONE else self._fail(error)
+
+    def _stall(self, now: float) -> None:
+        """No target worker: keep everything, and wait for one up to the recovery deadline."""
+        self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
+
+    def _close_target(self) -> list[Action]:
+        return [ToTarget(command) for command in self._target.closing()]
+
+    def _close_draft(self) -> list[Action]:
+        return [ToDraft(command) for command in self._draft.closing()]
+
+    def _close(self) -> list[Action]:
+        """Both workers may forget the sequence."""
+        actions = [*self._close_target(), *self._close_draft()]
+        self.phase, self.deadline = Phase.DONE, None
+        self._policy.leave()
+        return actions
+
+    def _fail(self, error: PacelineError) -> list[Action]:
+        return [*self._close(), Fail(error)]

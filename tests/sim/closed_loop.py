@@ -1,0 +1,219 @@
+"""A pair of workers as a queueing model, and clients that ask again as soon as they are answered.
+
+For the policy alone: no tokens, no messages, only times and coin flips. Both workers serve in batches: the
+target one pass at a time over all rounds that wait, the draft one step at a time over all proposals in
+progress. Messages take a while, and the coordinator handles one at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.member import Verification
+from coordinator.pair import Pair
+from coordinator.policy import Fixed, Goodput, Policy
+
+MAX_K = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of everything. The defaults are a small pair on two cores."""
+
+    target_step: float = 6e-3
+    target_sequence: float = 3e-4
+    target_row: float = 3e-4
+    draft_step: float = 5e-4
+    draft_sequence: float = 5e-5
+    draft_token: float = 3e-5
+    """Of prefill and catching up."""
+    wire: float = 3e-4
+    message: float = 5e-5
+    contention: float = 1.0
+    """How much longer a pass of either worker takes while the other one is busy."""
+    noise: float = 0.1
+    hit_rate: float = 0.0
+    """Share of verdicts that the draft foresaw, with few sequences."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One sequence's place in the loop."""
+
+    policy: Policy
+    acceptance: Callable[[int], float]
+    """Of a draft token, by the number of tokens that its sequence has generated."""
+    remaining: int
+    length: int
+    drafted_to: int = 0
+    num_draft: int = 0
+    lacking: int = 0
+    sent_at: float = 0.0
+    first: bool = True
+    steps_left: int = 0
+    generated: int = 0
+
+
+@dataclass
+class ClosedLoop:
+    """`concurrency` clients for as long as asked."""
+
+    machine: Machine
+    concurrency: int
+    acceptance: Callable[[int, float], Callable[[int], float]]
+    """By the sequence's number and when it starts."""
+    num_draft: int | None = None
+    """None: the policy chooses."""
+    tokens: int = 96
+    prompt: int = 40
+    seed: int = 0
+    make: Callable[[Pair], Policy] | None = None
+    pair: Pair = field(default_factory=lambda: Pair(MAX_K))
+    now: float = 0.0
+    made: int = 0
+    drafted: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.calendar: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self.tie = itertools.count()
+        self.numbers = itertools.count()
+        self.verifying: list[Job] = []
+        self.drafting: list[Job] = []
+        self.target_busy = self.draft_busy = False
+        self.coordinator_free = 0.0
+
+    def after(self, seconds: float, call: Callable[..., None], *args: object) -> None:
+        heapq.heappush(self.calendar, (self.now + seconds, next(self.tie), call, args))
+
+    def run(self, seconds: float) -> float:
+        """Tokens per second from a cold start."""
+        for _ in range(self.concurrency):
+            self.start()
+        while self.calendar and self.now < seconds:
+            self.now, _, call, args = heapq.heappop(self.calendar)
+            call(*args)
+        return self.made / self.now
+
+    def start(self) -> None:
+        number = next(self.numbers)
+        if self.make is not None:
+            policy = self.make(self.pair)
+        elif self.num_draft is None:
+            policy = Goodput(self.pair, MAX_K)
+        else:
+            policy = Fixed(self.pair, self.num_draft)
+        length = self.prompt
+        # Lengths differ, so that sequences do not march in step.
+        tokens = self.rng.randint(self.tokens // 2, 3 * self.tokens // 2)
+        self.begin(Job(policy, self.acceptance(number, self.now), tokens, length))
+
+    def begin(self, job: Job) -> None:
+        if job.first:
+            k = 0
+        else:
+            lacking = job.length - job.drafted_to
+            k = job.policy.choose(min(MAX_K, job.remaining - 1), lacking, job.remaining)
+        job.num_draft = k
+        self.drafted += k
+        if k == 0:
+            self.verify(job)
+            return
+        job.lacking = job.length - job.drafted_to
+        job.drafted_to = job.length
+        idle = self.concurrency <= 4 and job.lacking <= MAX_K + 1
+        if idle and self.rng.random() < self.machine.hit_rate:
+            job.policy.proposed(k, 0.0, job.lacking)
+            self.verify(job)
+            return
+        job.sent_at, job.steps_left = self.now, k
+        self.hop(self.draft_arrives, job)
+
+    def hop(self, call: Callable[..., None], *args: object) -> None:
+        """Through the coordinator's event loop, then over the wire."""
+        self.coordinator_free = max(self.coordinator_free, self.now) + self.machine.message
+        self.after(self.coordinator_free - self.now + self.machine.wire, call, *args)
+
+    def noisy(self, seconds: float, other_busy: bool) -> float:
+        slower = self.machine.contention if other_busy else 1.0
+        return seconds * slower * self.rng.lognormvariate(0, self.machine.noise)
+
+    def draft_arrives(self, job: Job) -> None:
+        self.drafting.append(job)
+        if not self.draft_busy:
+            self.draft_pass()
+
+    def draft_pass(self) -> None:
+        m, batch = self.machine, list(self.drafting)
+        if not batch:
+            return
+        fed = sum(max(job.lacking - MAX_K - 1, 0) for job in batch)
+        for job in batch:
+            job.lacking = min(job.lacking, MAX_K + 1)
+        seconds = m.draft_step + m.draft_sequence * len(batch) + m.draft_token * fed
+        self.draft_busy = True
+        self.after(self.noisy(seconds, self.target_busy), self.draft_done, batch)
+
+    def draft_done(self, batch: list[Job]) -> None:
+        self.draft_busy = False
+        for job in batch:
+            job.steps_left -= 1
+            if job.steps_left == 0:
+                self.drafting.remove(job)
+                self.hop(self.proposal, job)
+        self.draft_pass()
+
+    def proposal(self, job: Job) -> None:
+        # What it lacked when it was asked: the draft has everything by now.
+        job.policy.proposed(job.num_draft, self.now - job.sent_at, job.lacking)
+        self.verify(job)
+
+    def verify(self, job: Job) -> None:
+        job.policy.verifying(job.num_draft, prefills=job.first)
+        job.sent_at = self.now
+        self.hop(self.target_arrives, job)
+
+    def target_arrives(self, job: Job) -> None:
+        self.verifying.append(job)
+        if not self.target_busy:
+            # What arrives in the same moment shares the pass.
+            self.target_busy = True
+            self.after(0.0, self.target_pass)
+
+    def target_pass(self) -> None:
+        m, batch = self.machine, self.verifying
+        self.verifying = []
+        self.target_busy = bool(batch)
+        if not batch:
+            return
+        rows = sum(job.length if job.first else job.num_draft + 1 for job in batch)
+        seconds = m.target_step + m.target_sequence * len(batch) + m.target_row * rows
+        self.after(self.noisy(seconds, self.draft_busy), self.target_done, batch, rows)
+
+    def target_done(self, batch: list[Job], rows: int) -> None:
+        for job in batch:
+            self.hop(self.verdict, job, rows, len(batch))
+        self.target_pass()
+
+    def verdict(self, job: Job, rows: int, sequences: int) -> None:
+        rate = job.acceptance(job.generated)
+        accepted = 0
+        while accepted < job.num_draft and self.rng.random() < rate:
+            accepted += 1
+        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences)
+        job.policy.judged(job.num_draft, accepted, timing)
+        job.first = False
+        made = min(accepted + 1, job.remaining)
+        self.made += made
+        job.generated += made
+        job.length += made
+        job.remaining -= made
+        if job.remaining:
+            self.begin(job)
+        else:
+            job.policy.leave()
+            self.start()

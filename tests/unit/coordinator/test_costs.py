@@ -1,0 +1,165 @@
+"""The measured costs of a round against closed forms and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, Line, bracket, rising, weight
+
+
+def curve(*points: tuple[float, float], times: int = 50) -> Curve:
+    """A curve that has seen every point often."""
+    result = Curve(growth=0.1, outlier=3.0)
+    for x, y in points:
+        for _ in range(times):
+            result.observe(x, y)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("sequences", "expected"),
+    [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (64, 6), (65, 7)],
+)
+def test_loads_double(sequences: int, expected: int) -> None:
+    assert bracket(sequences) == expected
+
+
+def test_a_cell_is_a_mean_that_forgets() -> None:
+    cell = Cell()
+    for i in range(10):
+        cell.observe(2.0, float(i), 1.0)
+    assert (cell.tokens, cell.seconds) == pytest.approx((2.0, 4.5))
+    for _ in range(1000):
+        cell.observe(2.0, 7.0, 1.0)
+    assert cell.weight == MEMORY
+    assert cell.seconds == pytest.approx(7.0)
+
+
+def test_a_straight_line_is_found() -> None:
+    points = [(k, 3.0 + 0.5 * k) for k in (0, 2, 4, 7)]
+    seconds = curve(*points).seconds(10)
+    assert seconds == pytest.approx([3.0 + 0.5 * k for k in range(11)])
+
+
+def test_what_was_measured_wins_over_the_line() -> None:
+    """A step at the first draft token, which no line can have."""
+    seconds = curve((0, 1.0), *((k, 2.0 + 0.1 * k) for k in (1, 2, 3, 4))).seconds(4)
+    assert seconds is not None
+    assert seconds[0] == pytest.approx(1.0, abs=0.05)
+    assert seconds[1:] == pytest.approx([2.0 + 0.1 * k for k in (1, 2, 3, 4)], rel=0.1)
+
+
+def test_one_point_has_the_shape_of_another_load_or_of_experience() -> None:
+    alone = curve((2, 6.0))
+    assert alone.line() == Line(pytest.approx(5.0), pytest.approx(0.5))
+    assert alone.line(like=Line(1.0, 1.0)) == Line(pytest.approx(2.0), pytest.approx(2.0))
+
+
+def test_drafting_more_never_takes_less_time_and_decoding_takes_some() -> None:
+    falling = curve((1, 5.0), (4, 1.0)).seconds(6)
+    assert falling == sorted(falling)  # type: ignore[type-var, arg-type]
+    steep = curve((4, 1.0), (5, 100.0)).line()
+    assert steep is not None
+    assert steep.at(0) >= 0
+
+
+def test_a_stall_is_not_believed() -> None:
+    seen = curve((1, 1.0))
+    seen.observe(1, 1000.0)
+    assert seen.cells[1].seconds < 1.1
+
+
+def test_a_wait_after_many_hits_is_believed() -> None:
+    """Drafting that was foreseen takes nothing, and nothing times three is nothing."""
+    drafting = Costs().at(1).drafting
+    for _ in range(50):
+        drafting.observe(2, 0.0)
+    for _ in range(50):
+        drafting.observe(2, 1.0)
+    assert drafting.cells[2].seconds == pytest.approx(0.5, abs=0.1)
+
+
+def test_one_sequence_that_drafts_is_not_plain_decoding() -> None:
+    """It splits the pass of the others, so that the time must not count as theirs without it."""
+    seen = curve((0, 1.0))
+    for _ in range(50):
+        seen.observe(0.2, 5.0)
+    assert seen.cells[0].seconds == 1.0
+
+
+def test_faded_measurements_give_way_to_new_ones() -> None:
+    seen = curve((0, 9.0))
+    seen.fade(0)
+    assert seen.cells[0].weight == FADED
+    for _ in range(12):
+        seen.observe(0, 1.0)
+    assert seen.cells[0].seconds == pytest.approx((FADED * 9 + 12) / (FADED + 12))
+
+
+@given(st.lists(st.integers(0, 20).map(float), min_size=1, max_size=7))
+def test_rising_is_the_nearest_that_never_falls(values: list[float]) -> None:
+    result = rising(values)
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(result))
+    best = math.inf
+    for cuts in itertools.product((True, False), repeat=len(values) - 1):
+        blocks, start = [], 0
+        for i, cut in enumerate((*cuts, True), 1):
+            if cut:
+                blocks.append(values[start:i])
+                start = i
+        means = [sum(block) / len(block) for block in blocks]
+        if all(a <= b + 1e-9 for a, b in itertools.pairwise(means)):
+            error = sum((v - m) ** 2 for block, m in zip(blocks, means, strict=True) for v in block)
+            best = min(best, error)
+    assert sum((v - r) ** 2 for v, r in zip(values, result, strict=True)) == pytest.approx(best)
+
+
+def test_nothing_is_known_at_first() -> None:
+    costs = Costs()
+    assert costs.round_seconds(1, 4) is None
+    assert not costs.knows_drafting(1)
+
+
+def test_a_round_is_the_wait_for_the_draft_and_the_verdict() -> None:
+    costs = Costs()
+    for k in range(5):
+        for _ in range(50):
+            costs.at(1).verdict.observe(k, 10.0 + k)
+            if k:
+                costs.at(1).drafting.observe(k, 2.0 + k)
+    seconds = costs.round_seconds(1, 4)
+    assert seconds is not None
+    assert seconds[0] == pytest.approx(10.0, rel=0.05)
+    assert seconds[1:] == pytest.approx([12.0 + 2 * k for k in range(1, 5)], rel=0.05)
+
+
+def test_a_load_that_was_not_measured_is_like_the_nearest() -> None:
+    costs = Costs()
+    for k in range(5):
+        for _ in range(50):
+            costs.at(4).verdict.observe(k, 10.0 + 5 * k)
+            costs.at(64).verdict.observe(k, 100.0)
+            costs.at(8).verdict.observe(0, 40.0)
+    seconds = costs.round_seconds(8, 4)
+    assert seconds is not None
+    assert seconds[4] / seconds[0] == pytest.approx(3.0, rel=0.05)
+
+
+def test_drafting_is_known_here_or_next_door() -> None:
+    costs = Costs()
+    costs.at(1).drafting.observe(2, 0.1)
+    assert costs.knows_drafting(1)
+    assert costs.knows_drafting(2)
+    assert not costs.knows_drafting(3)
+    assert not costs.knows_drafting(64)
+
+
+def test_sequences_of_one_pass_tell_nearly_the_same() -> None:
+    assert weight(1) == 1
+    assert weight(0) == 1
+    assert weight(64) * 64 == 8

@@ -1,0 +1,332 @@
+"""The choice of K against brute force, and what it may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from coordinator.acceptance import expected_tokens
+from coordinator.member import CATCH_UP, Verification
+from coordinator.pair import FIRST_TRIAL, PROBE_FIRST, TRIAL_AGAIN, TRIAL_PLAIN, Pair
+from coordinator.policy import ADVANTAGE, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from paceline.core.types import Timings
+
+MOST = 8
+FAR = 10**9
+
+
+def known_pair(verdict: Sequence[float], drafting: Sequence[float], sequences: int = 1) -> Pair:
+    """A pair that has measured every K at this load, and makes no trials for now."""
+    pair = Pair(MOST)
+    load = pair.costs.at(sequences)
+    for k in range(MOST + 1):
+        for _ in range(100):
+            load.verdict.observe(k, verdict[k])
+            if k:
+                load.drafting.observe(k, drafting[k])
+    return pair
+
+
+def without_trials(pair: Pair) -> None:
+    for trials in pair._trials.values():
+        trials.next = FAR
+
+
+def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:
+    """After many verdicts in which each draft token that was looked at had this acceptance."""
+    debt = 0.0
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < MOST:
+            debt += acceptance
+            if debt < 1:
+                break
+            debt -= 1
+            accepted += 1
+        one.acceptance.observe(MOST, accepted)
+    return one
+
+
+def settled(pair: Pair, acceptance: float) -> Goodput:
+    one = learned(Goodput(pair, MOST), acceptance)
+    one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    return one
+
+
+@pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("row", [0.0, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("step", [0.02, 0.3])
+def test_alone_it_maximises_tokens_over_seconds(acceptance: float, row: float, step: float) -> None:
+    verdict = [1 + row * k for k in range(MOST + 1)]
+    drafting = [0.1 + step * k for k in range(MOST + 1)]
+    pair = known_pair(verdict, drafting)
+    one = learned(Goodput(pair, MOST), acceptance)
+    expected = expected_tokens(one.acceptance.rates(MOST))
+    seconds = [verdict[0], *(verdict[k] + drafting[k] for k in range(1, MOST + 1))]
+    rates = [e / t for e, t in zip(expected, seconds, strict=True)]
+    chosen = one.choose(MOST, 0, 1000)
+    assert rates[chosen] >= max(rates) - 1.01 * ADVANTAGE * max(rates[0], rates[chosen])
+
+
+def test_where_rows_cost_as_much_as_rounds_nothing_is_drafted() -> None:
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    assert settled(pair, 0.9).choose(MOST, 0, 1000) == 0
+
+
+def test_nothing_is_drafted_before_the_target_was_timed() -> None:
+    assert Goodput(Pair(MOST), MOST).choose(MOST, 0, 1000) == 0
+
+
+def test_no_more_than_what_can_be_used() -> None:
+    pair = known_pair([1.0] * (MOST + 1), [0.01] * (MOST + 1))
+    one = settled(pair, 0.95)
+    assert one.choose(MOST, 0, 1000) == MOST
+    assert [one.choose(k, 0, k + 1) for k in (3, 1, 0)] == [3, 1, 0]
+    assert one.choose(MOST, 0, 1000) == MOST
+    small = learned(Goodput(pair, 3), 0.95)
+    assert small.choose(MOST, 0, 1000) == 3
+
+
+def test_fixed_is_fixed() -> None:
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [9.0] * (MOST + 1))
+    one = Fixed(pair, 5)
+    assert [one.choose(most, 10**6, 1) for most in (8, 5, 2, 0)] == [5, 5, 2, 0]
+
+
+def test_others_pay_for_the_rows_of_one() -> None:
+    """A second is worth more to a pair with a good sequence in it, so a poor one drafts less there."""
+    verdict, drafting = [1 + 0.1 * k for k in range(MOST + 1)], [0.05] * (MOST + 1)
+    alone = settled(known_pair(verdict, drafting), 0.75).choose(MOST, 0, 1000)
+    pair = known_pair(verdict, drafting, sequences=2)
+    good = learned(Goodput(pair, MOST), 0.95)
+    poor = learned(Goodput(pair, MOST), 0.75)
+    for one in (good, poor):
+        one.verifying(0, prefills=True)
+        one.judged(0, 0, None)
+    without_trials(pair)
+    for _ in range(4):
+        for one in (good, poor):
+            one.verifying(one.choose(MOST, 0, 1000), prefills=False)
+            without_trials(pair)
+    assert pair.sequences == 2
+    assert poor.choose(MOST, 0, 1000) < alone
+
+
+def test_noise_does_not_flip_it() -> None:
+    verdict, drafting = [1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1)
+    pair = known_pair(verdict, drafting)
+    one = settled(pair, 0.8)
+    chosen = one.choose(MOST, 0, 1000)
+    for i in range(60):
+        one.acceptance.observe(MOST, (0, MOST)[i % 2 == 0] if i % 7 == 0 else 3)
+        assert abs(one.choose(MOST, 0, 1000) - chosen) <= 1
+
+
+# ---- catching up -----------------------------------------------------------------------------------
+
+
+def test_catching_up_must_pay_for_itself() -> None:
+    pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.8)
+    pair.caught_up(0.01)  # seconds a token
+    assert one.choose(MOST, 100, 1000) > 0
+    assert one.choose(MOST, 100, 2) == 0  # it ends before
+    assert one.choose(MOST, 1_000_000, 10**6) == 0  # no number of rounds that is looked at makes it worth
+    assert one.choose(MOST, CATCH_UP, 2) > 0  # what every round lacks costs nothing more
+
+
+def test_the_time_of_catching_up_is_not_that_of_drafting() -> None:
+    pair = Pair(MOST)
+    one = Fixed(pair, 2)
+    one.choose(MOST, 0, 100)
+    pair._settled_at = 0
+    for _ in range(50):
+        one.proposed(2, 0.5, 3)
+    one.proposed(2, 10.5, 1000)
+    assert pair.catch_up == pytest.approx(0.01)
+    assert pair.costs.at(1).drafting.cells[2].seconds == pytest.approx(0.5)
+
+
+def test_nothing_is_measured_while_the_workers_read() -> None:
+    pair = Pair(MOST)
+    one, other = Fixed(pair, 2), Fixed(pair, 2)
+    other.verifying(0, prefills=False)
+    one.verifying(0, prefills=False)
+    other.choose(MOST, 500, 100)
+    one.judged(0, 0, Verification(1.0, 2, 2))
+    assert not pair.costs.at(2).verdict.cells
+    other.verifying(2, prefills=False)
+    assert pair.catching_up == 0
+
+
+def test_prefill_in_the_same_pass_is_not_the_price_of_a_round() -> None:
+    pair = Pair(MOST)
+    one = Fixed(pair, 2)
+    for rows in (500, 1):
+        one.verifying(0, prefills=False)
+        one.judged(0, 0, Verification(float(rows), rows, 1))
+    assert pair.costs.at(1).verdict.cells[0].seconds == 1.0
+
+
+def test_a_worker_that_says_nothing_of_its_pass_is_not_timed() -> None:
+    assert Verification.of(1.0, Timings()) is None
+    assert Verification.of(1.0, Timings(0.1, 0.2, 5, 2)) == Verification(1.0, 5, 2)
+
+
+# ---- trials ----------------------------------------------------------------------------------------
+
+
+def rounds(one: Goodput, count: int, verdict: float = 1.0) -> list[int]:
+    """K of so many rounds, all of whose draft tokens are rejected."""
+    chosen = []
+    for _ in range(count):
+        k = one.choose(MOST, 0, 1000)
+        if k:
+            one.proposed(k, 0.1, 0)
+        one.verifying(k, prefills=False)
+        one.judged(k, 0, Verification(verdict, k + 1, 1))
+        chosen.append(k)
+    return chosen
+
+
+def test_a_draft_that_was_never_tried_is_tried() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    ks = rounds(one, FIRST_TRIAL + 10)
+    assert ks[: FIRST_TRIAL - 1] == [0] * (FIRST_TRIAL - 1)
+    assert any(ks)
+
+
+def test_plain_decoding_is_tried_where_drafting_seemed_better() -> None:
+    pair = known_pair([1 + 0.3 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = learned(Goodput(pair, MOST), 0.8)
+    ks = [one.choose(MOST, 0, 1000) for _ in range(FIRST_TRIAL + TRIAL_PLAIN)]
+    assert 0 in ks
+    assert ks[0] > 0
+
+
+def test_trials_become_rare() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    ks = rounds(one, 4000)
+    drafted = [sum(k > 0 for k in ks[i : i + 1000]) for i in range(0, 4000, 1000)]
+    assert drafted[0] < 1000 * 0.12
+    assert drafted[-1] < 1000 * 0.02
+    assert TRIAL_AGAIN < 1000
+
+
+# ---- probes ----------------------------------------------------------------------------------------
+
+
+def off(pair: Pair) -> Goodput:
+    """A sequence whose draft tokens were all rejected."""
+    for _ in range(1000):
+        pair.acceptance.observe(MOST, 0)
+    one = settled(pair, 0.0)
+    assert one.choose(MOST, 0, 1000) == 0
+    return one
+
+
+CHEAP = ([1 + 0.05 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+
+
+def test_a_switched_off_draft_is_probed_at_doubling_intervals() -> None:
+    pair = known_pair(*CHEAP)
+    one = off(pair)
+    probes = []
+    for i in range(900):
+        k = one.choose(MOST, 0, 1000)
+        without_trials(pair)
+        if k:
+            assert k == PROBE_DRAFT
+            probes.append(i)
+            one.acceptance.observe(k, 0)
+    starts = [p for p in probes if p - 1 not in probes]
+    assert len(probes) == PROBE_ROUNDS * len(starts)
+    gaps = [b - a for a, b in pairwise(starts)]
+    assert len(gaps) >= 3
+    assert all(1.5 * a < b < 2.5 * a for a, b in pairwise(gaps[:3]))
+
+
+def test_a_probe_that_finds_something_switches_it_on() -> None:
+    pair = known_pair(*CHEAP)
+    one = off(pair)
+    for _ in range(PROBE_FIRST + 40):
+        k = one.choose(MOST, 0, 1000)
+        without_trials(pair)
+        if k:
+            one.acceptance.observe(k, k)
+    assert one.choose(MOST, 0, 1000) > 0
+    assert pair._probe_after == PROBE_FIRST
+
+
+def test_no_probe_where_the_best_draft_would_be_of_no_use() -> None:
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.9)
+    for _ in range(600):
+        assert one.choose(MOST, 0, 1000) == 0
+        without_trials(pair)
+
+
+def test_sequences_do_not_probe_together() -> None:
+    pair = known_pair(*CHEAP, sequences=30)
+    for _ in range(1000):
+        pair.acceptance.observe(MOST, 0)
+    many = [learned(Goodput(pair, MOST), 0.0) for _ in range(30)]
+    for one in many:
+        one.verifying(0, prefills=False)
+    most = 0
+    for _ in range(PROBE_FIRST + 10):
+        drafted = 0
+        for one in many:
+            k = one.choose(MOST, 0, 1000)
+            without_trials(pair)
+            drafted += k > 0
+            if k:
+                one.acceptance.observe(k, 0)
+            one.verifying(k, prefills=False)
+        most = max(most, drafted)
+    assert 0 < most <= PROBE_ROUNDS
+
+
+def test_no_probe_for_which_the_draft_must_read_too_much() -> None:
+    pair = known_pair(*CHEAP)
+    one = off(pair)
+    pair.caught_up(0.01)
+    for _ in range(600):
+        assert one.choose(MOST, 100_000, 10**6) == 0
+        without_trials(pair)
+
+
+# ---- shares ----------------------------------------------------------------------------------------
+
+
+def test_who_leaves_takes_its_share_with_it() -> None:
+    pair = Pair(MOST)
+    one, other = Fixed(pair, 4), Fixed(pair, 2)
+    one.verifying(4, prefills=False)
+    other.verifying(2, prefills=True)
+    assert (pair.sequences, pair.drafting, pair.catching_up) == (2, 6, 1)
+    assert pair.mean_draft == 3
+    one.leave()
+    one.leave()
+    other.leave()
+    assert (pair.sequences, pair.drafting, pair.catching_up) == (0, 0, 0)
+    assert pair.yields == pytest.approx(0)
+    Fixed(pair, 1).leave()
+    assert pair.sequences == 0
+
+
+def test_a_probe_that_is_cut_off_found_nothing() -> None:
+    pair = known_pair(*CHEAP)
+    one = off(pair)
+    while not one.choose(MOST, 0, 1000):
+        without_trials(pair)
+    before = pair._probe_after
+    one.leave()
+    assert pair._probe_after == 2 * before

@@ -1,0 +1,101 @@
+"""Log-probabilities in the round machine: they belong to a round, fit it, and travel with its commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.events import Action, Deadlines, Emit, Fail, Phase, Signal
+from coordinator.ledger import Ledger
+from coordinator.round import RoundMachine
+from paceline.core.errors import InternalError
+from paceline.core.messages import PromptLogprobs, RoundVerdict
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs, Verdict
+from tests.sim.reference import LetterDetokenizer
+
+PROMPT = (1, 2, 3)
+
+
+def entry(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -1.0, 1)
+
+
+def begun(**sampling: Any) -> RoundMachine:
+    """A machine whose first round is with the target."""
+    params = SamplingParams(**{"seed": 1, **sampling})
+    ledger = Ledger(
+        PROMPT, params, detokenizer=LetterDetokenizer(), eos_token_ids=frozenset(), max_model_len=100
+    )
+    machine = RoundMachine(
+        "s",
+        ledger,
+        SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
+        0,
+        Deadlines(draft=1.0, target=10.0, recovery=100.0),
+        20,
+        100,
+    )
+    machine.handle(Signal.TARGET_READY, 0.0)
+    assert machine.phase is Phase.VERIFYING
+    return machine
+
+
+def report(machine: RoundMachine, start: int, tokens: tuple[int, ...], **address: int) -> list[Action]:
+    where = {"epoch": 1, "round": 1, **address}
+    event = PromptLogprobs("s", **where, start=start, logprobs=tuple(entry(token) for token in tokens))
+    return machine.handle(event, 1.0)
+
+
+def judge(machine: RoundMachine, *logprobs: int) -> list[Action]:
+    told = tuple(entry(token) for token in logprobs)
+    verdict = Verdict(0, (7,), len(machine.ledger), logprobs=told)
+    return machine.handle(RoundVerdict("s", 1, machine.round, verdict), 2.0)
+
+
+def error_of(actions: list[Action]) -> Exception:
+    (failed,) = [action for action in actions if isinstance(action, Fail)]
+    return failed.error
+
+
+def test_a_commit_carries_its_tokens_log_probabilities() -> None:
+    (emit, *_) = judge(begun(logprobs=1), 7)
+    assert isinstance(emit, Emit)
+    assert emit.commit.logprobs == (entry(7),)
+
+
+def test_a_verdict_without_what_was_asked_for_ends_the_request() -> None:
+    assert isinstance(error_of(judge(begun(logprobs=1))), InternalError)
+    assert isinstance(error_of(judge(begun(), 7)), InternalError)
+
+
+def test_a_prompt_is_reported_while_its_prefill_goes_on() -> None:
+    machine = begun(prompt_logprobs=0)
+    (emit,) = report(machine, 1, (2,))
+    assert isinstance(emit, Emit)
+    assert emit.commit.prompt_logprobs == (entry(2),)
+    assert report(machine, 1, (2,)) == []
+    # It is progress: the target has its time for a round from here on.
+    assert machine.deadline == 11.0
+    assert len(report(machine, 2, (3,))) == 1
+    (emit, *_) = judge(machine)
+    assert isinstance(emit, Emit)
+    assert emit.commit.token_ids == (7,)
+
+
+def test_reports_of_another_round_or_owner_are_late() -> None:
+    machine = begun(prompt_logprobs=0)
+    assert report(machine, 1, (2, 3), epoch=2) == []
+    assert report(machine, 1, (2, 3), round=2) == []
+    assert machine.ledger.lacks_prompt_logprobs
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(2, (3,)), (1, (9,)), (0, (1, 2, 3))])
+def test_a_report_that_does_not_fit_ends_the_request(start: int, tokens: tuple[int, ...]) -> None:
+    assert isinstance(error_of(report(begun(prompt_logprobs=0), start, tokens)), InternalError)
+
+
+def test_a_verdict_before_the_whole_prompt_was_reported_ends_the_request() -> None:
+    machine = begun(prompt_logprobs=0)
+    report(machine, 1, (2,))
+    assert isinstance(error_of(judge(machine)), InternalError)

@@ -1,0 +1,91 @@
+"""What may be asked of sampling, and reported of it, as far as the wire and the vocabulary decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams
+from paceline.rpc import codec
+from paceline.v1 import common_pb2, target_pb2
+
+
+@pytest.mark.parametrize(
+    "bad_words",
+    [
+        [[]],
+        [[1] * (limits.MAX_BAD_WORD_TOKENS + 1)],
+        [[1]] * (2 * limits.MAX_BAD_WORDS + 1),
+    ],
+    ids=["empty", "long", "many"],
+)
+def test_tokenised_bad_words_have_bounds(bad_words: list[list[int]]) -> None:
+    message = common_pb2.SequenceParams(
+        sampling=common_pb2.SamplingParams(seed=1),
+        acceptance_mode=common_pb2.ACCEPTANCE_MODE_BLOCK,
+        bad_words_token_ids=[common_pb2.TokenSequence(token_ids=ids) for ids in bad_words],
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.sequence_params_from_proto(message)
+    assert caught.value.field == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "bad_words", "field"),
+    [
+        ({}, (), None),
+        ({"allowed_token_ids": [1, 2]}, ((5, 1),), None),
+        ({"allowed_token_ids": [1, 2]}, ((5, 1), (2,)), "allowed_token_ids"),
+        ({"allowed_token_ids": [9], "min_tokens": 1}, (), "allowed_token_ids"),
+        ({"allowed_token_ids": [9]}, (), None),
+        ({"allowed_token_ids": [9], "min_tokens": 1, "ignore_eos": True}, (), None),
+        ({"allowed_token_ids": [3], "min_tokens": 1, "stop_token_ids": [3]}, (), "allowed_token_ids"),
+        ({}, tuple((token,) for token in range(9)), None),
+        ({}, tuple((token,) for token in range(10)), "bad_words"),
+        ({"min_tokens": 1}, tuple((token,) for token in range(9)), "bad_words"),
+        ({"min_tokens": 1, "stop_token_ids": range(9)}, (), "min_tokens"),
+    ],
+)
+def test_masks_must_leave_a_choice(
+    sampling: dict[str, Any], bad_words: tuple[tuple[int, ...], ...], field: str | None
+) -> None:
+    params = SequenceParams(SamplingParams(**sampling), AcceptanceMode.COUPLED, 1, bad_words)
+    if field is None:
+        codec.check_choices_remain(params, 10, [9])
+        return
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.check_choices_remain(params, 10, [9])
+    assert caught.value.field == field
+
+
+def test_log_probabilities_must_be_of_the_verdicts_tokens() -> None:
+    entries = [common_pb2.TokenLogprobs(token_id=token, rank=1) for token in (5, 6)]
+    good = target_pb2.Verdict(num_accepted=1, token_ids=[5, 6], logprobs=entries)
+    assert [entry.token_id for entry in codec.verdict_from_proto(good).logprobs] == [5, 6]
+    for bad in (entries[:1], entries[::-1]):
+        message = target_pb2.Verdict(num_accepted=1, token_ids=[5, 6], logprobs=bad)
+        with pytest.raises(InvalidArgumentError, match=r"verdict\.logprobs"):
+            codec.verdict_from_proto(message)
+    uneven = common_pb2.TokenLogprobs(token_id=5, top_token_ids=[1], top_logprobs=[])
+    with pytest.raises(InvalidArgumentError, match="as many ids"):
+        codec.prompt_logprobs_from_proto(target_pb2.PromptLogprobs(logprobs=[uneven]))
+
+
+def test_a_prompts_log_probabilities_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 30)
+    call = codec.GenerateCall("", (1,) * 10, SamplingParams(prompt_logprobs=2), SpeculationParams())
+    codec.check_against_model(call, 10, vocabulary_size=10, max_model_len=100)
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.check_against_model(call, 11, vocabulary_size=10, max_model_len=100)
+    assert caught.value.field == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "allowed_token_ids"])
+def test_named_tokens_are_of_the_vocabulary(field: str) -> None:
+    codec.check_named_tokens(SamplingParams(**{field: [0, 9]}), 10)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.check_named_tokens(SamplingParams(**{field: [0, 10]}), 10)  # type: ignore[arg-type]
+    assert caught.value.field == field
