@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 NEWCOMER = 0.7
 """Acceptance of a pair of models that nothing is known of."""
-PRIOR_WEIGHT = 16.0
+PRIOR_WEIGHT = 24.0
 """Tokens that what is known beforehand counts for."""
 HIGHEST = 0.98
 """No estimate is above this: nobody can have seen that a position never fails."""
@@ -21,6 +21,7 @@ class Acceptance:
     """Rounds after which an old one has lost its say."""
     prior: Acceptance | None = None
     """What a position is like before it was seen here: all sequences of the pair, for one sequence."""
+    prior_weight: float = PRIOR_WEIGHT
     reached: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
@@ -34,7 +35,8 @@ class Acceptance:
             self.accepted[i] = self.accepted[i] * keep + (i < num_accepted)
 
     def fade(self, weight: float) -> None:
-        """Let what was seen count for at most `weight` tokens a position: it is long ago."""
+        """Let what was known count for at most `weight` tokens a position: it is long ago."""
+        self.prior_weight = min(self.prior_weight, weight)
         for i, reached in enumerate(self.reached):
             if reached > weight:
                 self.accepted[i] *= weight / reached
@@ -52,7 +54,8 @@ class Acceptance:
             guess = priors[i] * factor if priors is not None else before
             guess = min(guess, HIGHEST)
             if i < len(self.reached):
-                guess = (PRIOR_WEIGHT * guess + self.accepted[i]) / (PRIOR_WEIGHT + self.reached[i])
+                weight = self.prior_weight
+                guess = (weight * guess + self.accepted[i]) / (weight + self.reached[i])
             before = min(guess, HIGHEST)
             rates.append(before)
             if priors is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 MEMORY = 80.0
 """Measurements after which an old one has lost its say."""
-TRUST, TRUST_PLAIN = 8.0, 0.25
+TRUST, TRUST_PLAIN = 16.0, 0.25
 """Measurements at one K, and without draft tokens, that count as much as the line through the others."""
 PLAIN_WEIGHT = 1.0
 """Of plain decoding in the line: without the draft's work beside it a pass is a little faster."""

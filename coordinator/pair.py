@@ -31,6 +31,11 @@ TRIAL_AGAIN, TRIAL_GROWTH, TRIAL_LAST = 64, 4, 1024
 """Rounds of each sequence between two trials: at first, how they grow, and at most."""
 WORTH_FIRST, WORTH = 0.5, 0.75
 """What is expected to make less than this share of the best is not tried: at first, and again."""
+TRIAL_DOUBT = 32
+"""Rounds of each sequence after which it is asked whether something else became better without a trial,
+and until there is one if so."""
+CLOSE = 0.9
+"""What makes this share of the best may soon be the better one: trials do not become rarer."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
 PROBE_CROWD = 8
@@ -57,7 +62,7 @@ class _Trials:
     interval: int = TRIAL_AGAIN
     number: int = 0
     drafted: bool = False
-    """What was best when the present trial began."""
+    """Drafting was best when the last trial began or ended, or when it changed its mind since."""
     trial: Trial | None = None
 
 
@@ -88,9 +93,14 @@ class Pair:
     _known_at: tuple[int, int] = (-1, -1)
 
     @property
+    def size(self) -> int:
+        """Sequences among which rounds are counted: at least the one that asks."""
+        return max(self.sequences, 1)
+
+    @property
     def mean_draft(self) -> float:
         """Draft tokens a sequence."""
-        return self.drafting / max(self.sequences, 1)
+        return self.drafting / self.size
 
     @property
     def settled(self) -> bool:
@@ -110,7 +120,7 @@ class Pair:
         self._rounds += 1
         load = bracket(self.sequences)
         if load not in self._trials:
-            self._trials[load] = _Trials(next=FIRST_TRIAL * max(self.sequences, 1))
+            self._trials[load] = _Trials(next=FIRST_TRIAL * self.size)
             self._settle()
         # One pass tells of all its sequences, so a new table for each of them would tell nothing new.
         since = self._rounds - self._known_at[1]
@@ -134,14 +144,20 @@ class Pair:
         if trials.trial is not None and trials.rounds >= trials.trial.until:
             trials.trial = None
             self._settle()
-            found_better = (self._best(seconds)[0] > 0) is not trials.drafted
+            best, _, share = self._best(seconds)
             if trials.number < 2:
                 trials.interval = FIRST_TRIAL
-            elif found_better or trials.number == 2:
+            elif trials.number == 2 or share >= CLOSE or (best > 0) is not trials.drafted:
                 trials.interval = TRIAL_AGAIN
             else:
                 trials.interval = min(TRIAL_GROWTH * trials.interval, TRIAL_LAST)
-            trials.next = trials.rounds + trials.interval * self.sequences
+            trials.next = trials.rounds + trials.interval * self.size
+            trials.drafted = best > 0
+        elif trials.trial is None and trials.rounds % (TRIAL_DOUBT * self.size) == 0:
+            if (self._best(seconds)[0] > 0) is not trials.drafted:
+                # It has changed its mind without a trial: was that right?
+                trials.drafted = not trials.drafted
+                trials.next = min(trials.next, trials.rounds + TRIAL_DOUBT * self.size)
         if trials.trial is None and trials.rounds >= trials.next:
             self._begin_trial(trials, seconds)
 
@@ -150,20 +166,20 @@ class Pair:
         first, trials.number = trials.number < 2, trials.number + 1
         worth = share >= (WORTH_FIRST if first else WORTH) or (first and rival == 0)
         if not worth and self.knows_drafting:
-            trials.next = trials.rounds + trials.interval * self.sequences
+            trials.next = trials.rounds + trials.interval * self.size
             return
         trials.drafted = best > 0
         each = TRIAL_DRAFTING if rival else TRIAL_PLAIN
-        until = trials.rounds + each * (self.sequences if first else self.sequences + FEW)
+        until = trials.rounds + each * (self.size if first else self.size + FEW)
         # Half of the sequences show what drafting costs, and spare the others the draft's catching up.
-        places = (self.sequences + 1) // 2 if rival else self.sequences
+        places = (self.size + 1) // 2 if rival else self.size
         self.costs.at(self.sequences).verdict.fade(rival)
         self._settle()
         trials.trial = Trial(max(rival, min(2, self.max_draft)) if rival else 0, until, places)
 
     def _settle(self) -> None:
         """What is measured next still tells of what was before: passes queue."""
-        self._settled_at = self._rounds + SETTLE * self.sequences
+        self._settled_at = self._rounds + SETTLE * self.size
 
     def _best(self, seconds: Sequence[float]) -> tuple[int, int, float]:
         """The best K, the best one of the other kind (drafting or not), and the share the other makes."""

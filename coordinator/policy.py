@@ -37,8 +37,8 @@ PROBE_DRAFT = 2
 """Draft tokens of a probe."""
 PROBE_LAST = 256
 """Rounds of a sequence between two probes, at most; they double from PROBE_FIRST."""
-PROBE_EVIDENCE = 6.0
-"""Tokens a position that earlier rounds count for when a probe begins."""
+PROBE_EVIDENCE = 3.0
+"""Tokens a position that what is known counts for when a probe begins."""
 PROBE_SHARE = 1 / 32
 """Share of a sequence's time that catching up for probes may take."""
 HOPE = 0.9

@@ -56,7 +56,8 @@ _SPECULATIVE: Final = SpeculationParams()
 class DemoConfig:
     """What to show."""
 
-    stack: StackConfig = field(default_factory=StackConfig)
+    stack: StackConfig = field(default_factory=lambda: StackConfig(num_speculative_tokens=4))
+    """With a fixed K: a policy that finds the pair not worth drafting with would leave nothing to see."""
     prompt: str = DEFAULT_PROMPT
     max_tokens: int = 160
     temperature: float = 0.7

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# Several test processes share the cores: threads that wait for one another at every small product would
+# spend their time waiting. Read when torch is first imported, here and in child processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 sys.path.insert(0, str(Path(__file__).parent / "integration" / "support"))
 
 if TYPE_CHECKING:

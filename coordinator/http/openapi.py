@@ -94,7 +94,7 @@ def document() -> dict[str, Any]:
 def _call(summary: str, model: type[BaseModel], answer: str, streams: bool = False) -> dict[str, Any]:
     question = _question(summary, answer)
     if streams:
-        question["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+        question["responses"]["200"]["content"]["text/event-stream"] = {}
     return question | {
         "requestBody": {"required": True, "content": {"application/json": {"schema": _named(model.__name__)}}}
     }

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -69,13 +69,15 @@ class _Rounds:
     """Rounds of one sequence, opened anew when it has grown too long."""
 
     def __init__(self, engine: Drafter | Verifier, params: SequenceParams, vocab_size: int) -> None:
-        self._engine = engine
+        self._engine: Any = engine
+        self._drafts = isinstance(engine, Drafter)
         self._params = params
         self._rng = random.Random(7)
         self._vocab_size = vocab_size
-        self._epochs = itertools.count(1)
+        self._epoch = self._round = 0
         self._name = f"{params.sampling.temperature} {params.mode.value}"
         self._ledger: list[int] = []
+        self._tail: tuple[int, ...] = ()
         self._open()
 
     def _draw(self, count: int) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ class _Rounds:
     def _open(self) -> None:
         if self._ledger:
             self._engine.handle(CloseSequence(self._name, self._epoch), 0.0)
-        self._epoch, self._round = next(self._epochs), 0
+        self._epoch, self._round = self._epoch + 1, 0
         self._ledger, self._tail = list(self._draw(CONTEXTS[0])), ()
         self._engine.handle(OpenSequence(self._name, self._epoch, tuple(self._ledger), self._params), 0.0)
         self.run()
@@ -107,7 +109,7 @@ class _Rounds:
 
     def _command(self) -> DraftRound | VerifyRound:
         base = len(self._ledger)
-        if isinstance(self._engine, Drafter):
+        if self._drafts:
             return DraftRound(self._name, self._epoch, self._round, base, self._tail, K)
         return VerifyRound(self._name, self._epoch, self._round, base, self._tail, Proposal(self._draw(K)))
 
@@ -153,11 +155,14 @@ def measure(found: dict[str, Arm], seconds: float) -> dict[str, float]:
     gc.collect()
     gc.freeze()
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    while True:
         for name, arm in found.items():
             burst = [arm() for _ in range(BURST)]
             # The first runs find the processor's caches full of another arm's weights.
             times[name].extend(burst[BURST // 2 :])
+        if time.perf_counter() >= until:
+            break
+    gc.unfreeze()
     return {name: 1e3 * sorted(values)[len(values) // 4] for name, values in times.items()}
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.core.checks import AUTO
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
 from paceline.rpc.codec import check_choices_remain
@@ -130,8 +131,10 @@ def random_world(seed: int, *, choosing: bool = True) -> World:
         max_model_len=MAX_MODEL_LEN,
         draft_max_len=rng.choice((20, 40)),
     )
+    policies = random.Random(f"policy {seed}")
     for i in range(rng.randint(1, 5)):
-        world.submit(random_request(rng, f"s{i}", choosing=choosing))
+        request = random_request(rng, f"s{i}", choosing=choosing)
+        world.submit(replace(request, k=AUTO) if policies.random() < 0.6 else request)
     return world
 
 

@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 
 from coordinator.round import RoundMachine
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams
 from paceline.decoding import acceptance
 from tests.sim.toys import ToyModel
@@ -44,7 +45,9 @@ def exact() -> dict[tuple[int, ...], float]:
     return result
 
 
-def simulate(mode: AcceptanceMode, *, faults: str = "", n: int = N, first_seed: int = 0) -> World:
+def simulate(
+    mode: AcceptanceMode, *, faults: str = "", n: int = N, first_seed: int = 0, k: DraftTokens = 3
+) -> World:
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
     world = World(
         1,
@@ -64,7 +67,7 @@ def simulate(mode: AcceptanceMode, *, faults: str = "", n: int = N, first_seed: 
     for i in range(n):
         sampling = SamplingParams(seed=first_seed + i, max_tokens=3, ignore_eos=True)
         world.submit(
-            Request(f"s{i}", PROMPT, sampling, mode, k=3, arrives=ARRIVALS * i / n, reads_every=0.01)
+            Request(f"s{i}", PROMPT, sampling, mode, k=k, arrives=ARRIVALS * i / n, reads_every=0.01)
         )
     world.run()
     return world
@@ -94,6 +97,14 @@ def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMo
     accepted = sum(s.num_accepted_draft_tokens for s in counted)
     assert drafted > N / 4
     assert 0.3 < accepted / drafted < 0.98, "both outcomes of a test must be frequent"
+    assert p_value(world) > LEVEL
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: AcceptanceMode) -> None:
+    world = simulate(mode, first_seed=70_000, k=AUTO)
+    drafted = sum(c.running.machine.stats.num_draft_tokens for c in world.clients if c.running is not None)
+    assert drafted > N / 4
     assert p_value(world) > LEVEL
 
 

@@ -22,9 +22,12 @@ import coordinator.dispatcher as dispatcher_module
 from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Finish, Ledger
+from coordinator.pair import Pair
+from coordinator.policy import Fixed, Goodput
 from coordinator.round import RoundMachine
 from draft_worker.drafter import Drafter
 from paceline.core import limits
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, VerifyAhead, VerifyRound
@@ -38,6 +41,8 @@ from tests.sim.toys import ToyModel, ToyRunner, worker_config
 TICK = 0.005
 """Seconds between two sweeps of the deadlines."""
 DEADLINES = Deadlines(draft=0.02, target=0.1, recovery=5.0)
+MAX_K = 6
+"""The most draft tokens where the policy chooses."""
 ENDLESS = 120.0
 """Simulated seconds after which a run that has not ended is a failure."""
 SEEDS = os.environ.get("PACELINE_SIM_SEEDS", "")
@@ -285,7 +290,7 @@ class Request:
     sampling: SamplingParams
     mode: AcceptanceMode = AcceptanceMode.COUPLED
     bad_words: tuple[tuple[int, ...], ...] = ()
-    k: int = 3
+    k: DraftTokens = 3
     arrives: float = 0.0
     reads_every: float = 0.001
     reads_at_once: int = 100
@@ -329,6 +334,18 @@ class Client:
         self.token_ids.extend(part.token_ids)
         self.text += part.text
         self.finish = part.finish
+
+
+def experienced_pair() -> Pair:
+    """One that has found drafting worth while, so that short runs draft."""
+    pair = Pair(MAX_K)
+    for sequences in (1, 2, 4, 8):
+        load = pair.costs.at(sequences)
+        for k in range(MAX_K + 1):
+            for _ in range(10):
+                load.verdict.observe(k, 0.006 + 0.0002 * k)
+                load.drafting.observe(k, 0.001 * (k > 0))
+    return pair
 
 
 class CheckedDispatcher(Dispatcher):
@@ -377,6 +394,7 @@ class World:
         self.trace: deque[str] = deque(maxlen=40)
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._tie = itertools.count()
+        self.pair = experienced_pair()
         self.dispatcher = CheckedDispatcher(max_running, max_waiting, self.clock)
         self.batch = batch
         self.checks = checks
@@ -471,11 +489,12 @@ class World:
             request.sequence_id,
             ledger,
             SequenceParams(request.sampling, request.mode, len(request.prompt), request.bad_words),
-            request.k,
+            MAX_K if request.k == AUTO else request.k,
             DEADLINES,
             self.target_model.vocab_size,
             self.max_model_len,
             deadline=self.clock() + DEADLINES.recovery,
+            policy=Goodput(self.pair, MAX_K) if request.k == AUTO else Fixed(self.pair, request.k),
         )
 
     def submit(self, request: Request) -> Client:
@@ -563,6 +582,8 @@ class World:
         self.after(TICK, self._tick)
 
     def _check_rest(self) -> None:
+        if self.pair.sequences or self.pair.drafting or self.pair.catching_up:
+            raise SimulationError(f"the policy still counts {self.pair.sequences} sequences")
         if self.dispatcher.running or self.dispatcher.waiting or self.dispatcher._sequences:
             raise SimulationError("the dispatcher still holds sequences")
         for link in [*self.targets, *self.drafts]:

@@ -61,7 +61,7 @@ def samplings(draw: Any, **fixed: Any) -> SamplingParams:
 
 speculations = st.builds(
     SpeculationParams,
-    num_speculative_tokens=st.none() | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
+    num_speculative_tokens=st.none() | st.just("auto") | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     acceptance=st.none() | modes,
 )
 calls = st.builds(

@@ -67,6 +67,8 @@ def changed(config: Any) -> Any:
                 return (value or 1) + 1
             case float():
                 return value / 2
+            case "auto":
+                return 3
             case str():
                 return value + "x"
         raise TypeError(f"an example for {value!r} is missing")

@@ -102,7 +102,21 @@ def test_status_has_every_field_of_the_message() -> None:
     }
     for name, message in pairs.items():
         ours = {field.name for field in dataclasses.fields(getattr(paceline.client, name))}
-        assert ours == {field.name for field in message.DESCRIPTOR.fields}, name
+        # K and whether it is `auto` are one value to users.
+        theirs = {field.name for field in message.DESCRIPTOR.fields} - {"auto_num_speculative_tokens"}
+        assert ours == theirs, name
+
+
+def test_status_says_who_chooses_k() -> None:
+    for k, message in {
+        "auto": generation_pb2.CoordinatorStatus(
+            auto_num_speculative_tokens=True, max_num_speculative_tokens=8
+        ),
+        3: generation_pb2.CoordinatorStatus(num_speculative_tokens=3, max_num_speculative_tokens=8),
+    }.items():
+        status = status_from_proto(generation_pb2.GetStatusResponse(coordinator=message))
+        assert status.coordinator.num_speculative_tokens == k
+        assert status.coordinator.max_num_speculative_tokens == 8
 
 
 def test_status_is_json_and_tolerates_a_newer_server() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -96,23 +96,27 @@ def test_fixed_is_fixed() -> None:
     assert [one.choose(most, 10**6, 1) for most in (8, 5, 2, 0)] == [5, 5, 2, 0]
 
 
-def test_others_pay_for_the_rows_of_one() -> None:
-    """A second is worth more to a pair with a good sequence in it, so a poor one drafts less there."""
-    verdict, drafting = [1 + 0.1 * k for k in range(MOST + 1)], [0.05] * (MOST + 1)
-    alone = settled(known_pair(verdict, drafting), 0.75).choose(MOST, 0, 1000)
-    pair = known_pair(verdict, drafting, sequences=2)
-    good = learned(Goodput(pair, MOST), 0.95)
-    poor = learned(Goodput(pair, MOST), 0.75)
-    for one in (good, poor):
-        one.verifying(0, prefills=True)
-        one.judged(0, 0, None)
-    without_trials(pair)
-    for _ in range(4):
-        for one in (good, poor):
-            one.verifying(one.choose(MOST, 0, 1000), prefills=False)
+@pytest.mark.parametrize(("first", "second"), [(0.95, 0.6), (0.9, 0.2), (0.7, 0.7), (0.95, 0.0)])
+@pytest.mark.parametrize("row", [0.1, 0.4])
+def test_two_together_maximise_the_tokens_of_both(first: float, second: float, row: float) -> None:
+    """Each chooses for itself, by the price; no other two K make more of a second."""
+    pair = known_pair([1 + row * k for k in range(MOST + 1)], [0.0] * (MOST + 1), sequences=2)
+    two = [learned(Goodput(pair, MOST), acceptance) for acceptance in (first, second)]
+    for one in two:
+        one.verifying(0, prefills=False)
+    ks = [0, 0]
+    for _ in range(6):
+        for i, one in enumerate(two):
+            ks[i] = one.choose(MOST, 0, 1000)
             without_trials(pair)
-    assert pair.sequences == 2
-    assert poor.choose(MOST, 0, 1000) < alone
+            one.verifying(ks[i], prefills=False)
+    expected = [expected_tokens(one.acceptance.rates(MOST)) for one in two]
+
+    def rate(a: int, b: int) -> float:
+        return (expected[0][a] + expected[1][b]) / (1 + row * (a + b) / 2)
+
+    best = max(rate(a, b) for a, b in product(range(MOST + 1), repeat=2))
+    assert rate(*ks) >= 0.97 * best
 
 
 def test_noise_does_not_flip_it() -> None:

@@ -21,6 +21,9 @@ COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
     [
         (CoordinatorConfig, COORDINATOR, "num_speculative_tokens", -1),
         (CoordinatorConfig, COORDINATOR, "num_speculative_tokens", limits.MAX_SPECULATIVE_TOKENS + 1),
+        (CoordinatorConfig, COORDINATOR, "num_speculative_tokens", "automatic"),
+        (CoordinatorConfig, COORDINATOR, "max_num_speculative_tokens", 0),
+        (CoordinatorConfig, COORDINATOR, "max_num_speculative_tokens", limits.MAX_SPECULATIVE_TOKENS + 1),
         (CoordinatorConfig, COORDINATOR, "targets", ()),
         (CoordinatorConfig, COORDINATOR, "port", -1),
         (CoordinatorConfig, COORDINATOR, "port", 65536),
@@ -63,6 +66,10 @@ def test_config_validation(cls: Any, good: dict[str, Any], field: str, value: An
 def test_speculation_needs_no_draft_worker() -> None:
     """Without one the coordinator decodes plainly, whatever K is."""
     assert CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4).drafts == ()  # type: ignore[arg-type]
+
+
+def test_the_coordinator_chooses_k_unless_told() -> None:
+    assert CoordinatorConfig(**COORDINATOR).num_speculative_tokens == "auto"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("k", [0, limits.MAX_SPECULATIVE_TOKENS])

@@ -150,6 +150,11 @@ def test_from_mapping() -> None:
     assert SpeculationParams.from_mapping({"acceptance": "block"}).mode is AcceptanceMode.BLOCK
 
 
+@pytest.mark.parametrize("k", [None, 0, limits.MAX_SPECULATIVE_TOKENS, "auto"])
+def test_k_is_a_number_or_the_servers_choice(k: Any) -> None:
+    assert SpeculationParams(num_speculative_tokens=k).num_speculative_tokens == k
+
+
 def test_params_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 0  # type: ignore[misc]
@@ -165,7 +170,10 @@ def test_an_acceptance_mode_may_be_given_by_name(mode: AcceptanceMode) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("num_speculative_tokens", bad) for bad in (-1, limits.MAX_SPECULATIVE_TOKENS + 1, 1.0, True)),
+        *(
+            ("num_speculative_tokens", bad)
+            for bad in (-1, limits.MAX_SPECULATIVE_TOKENS + 1, 1.0, True, "4", "AUTO", "")
+        ),
         ("acceptance", "lossy"),
         ("acceptance", ""),
         ("acceptance", 5),

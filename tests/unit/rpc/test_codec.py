@@ -186,6 +186,7 @@ def test_answers_may_grow() -> None:
     [
         ({"num_speculative_tokens": limits.MAX_SPECULATIVE_TOKENS + 1}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 2**32 - 1}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 0, "auto_num_speculative_tokens": True}, "num_speculative_tokens"),
         ({"acceptance_mode": 9}, "acceptance"),
         ({"acceptance_mode": -1}, "acceptance"),
     ],
