@@ -153,13 +153,17 @@ class Pair:
                 trials.interval = min(TRIAL_GROWTH * trials.interval, TRIAL_LAST)
             trials.next = trials.rounds + trials.interval * self.size
             trials.drafted = best > 0
-        elif trials.trial is None and trials.rounds % (TRIAL_DOUBT * self.size) == 0:
-            if (self._best(seconds)[0] > 0) is not trials.drafted:
-                # It has changed its mind without a trial: was that right?
-                trials.drafted = not trials.drafted
-                trials.next = min(trials.next, trials.rounds + TRIAL_DOUBT * self.size)
+        elif trials.trial is None and self._doubts(trials, seconds):
+            # It has changed its mind without a trial: was that right?
+            trials.drafted = not trials.drafted
+            trials.next = min(trials.next, trials.rounds + TRIAL_DOUBT * self.size)
         if trials.trial is None and trials.rounds >= trials.next:
             self._begin_trial(trials, seconds)
+
+    def _doubts(self, trials: _Trials, seconds: Sequence[float]) -> bool:
+        """Now and then: does the model of costs contradict what the last trial found?"""
+        due = trials.rounds % (TRIAL_DOUBT * self.size) == 0
+        return due and (self._best(seconds)[0] > 0) is not trials.drafted
 
     def _begin_trial(self, trials: _Trials, seconds: Sequence[float]) -> None:
         best, rival, share = self._best(seconds)

@@ -292,7 +292,7 @@ def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pyt
             self._carry_out(running, running.machine.give_up(error))
 
     monkeypatch.setattr(Dispatcher, "_block", block)
-    assert "invariant 6" in simulation_catches(range(60, 160))
+    assert "invariant 6" in simulation_catches(range(290, 360))
 
 
 def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
