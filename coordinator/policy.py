@@ -11,7 +11,7 @@ That maximises the tokens per second of all of them together (Dinkelbach 1967; t
 sequences are alike it is the K with the highest E(K) / T(K). K = 0 is a legal answer.
 
 E is estimated in acceptance.py and T in costs.py; member.py feeds them, and pair.py holds what sequences
-share. docs/decisions/0012-k-by-measured-rounds.md says why it is done so.
+share. docs/decisions/0017-k-by-measured-rounds.md says why it is done so.
 """
 
 from __future__ import annotations
