@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.core.checks import AUTO
 from paceline.core.errors import InternalError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SamplingParams
 from tests.sim.reference import plain_decoding
@@ -46,7 +47,8 @@ def test_invariant_1_after_every_target_round_the_cache_is_the_ledger_without_it
 ) -> None:
     world, clients = served(*[replace(r, mode=mode) for r in requests(6, max_tokens=30)])
     rounds = sum(c.running.machine.stats.num_rounds for c in clients if c.running is not None)
-    assert world.verdicts_checked == rounds
+    # Where the target has begun the next round by itself the cache has moved on when the verdict leaves.
+    assert world.verdicts_checked == rounds - world.went_on
     accepted = [c.running.machine.stats.num_accepted_draft_tokens for c in clients if c.running is not None]
     assert sum(accepted) > 30, "the draft is good enough for roll-backs of every depth"
 
@@ -93,7 +95,7 @@ def test_invariant_4_the_same_seed_gives_the_same_tokens_whatever_else_differs(t
     want = [plain_decoding(TARGET, r.prompt, r.sampling, max_model_len=40).token_ids for r in base]
     assert tokens(base, num_drafts=0) == want
     for draft in (DRAFT, TARGET, ToyModel(VOCAB, seed=99)):
-        for k in (1, 2, 5):
+        for k in (1, 2, 5, AUTO):
             assert tokens([replace(r, k=k) for r in base], draft=draft) == want
     assert [tokens([one])[0] for one in base] == want, "alone as in a batch"
     assert tokens([replace(r, k=i) for i, r in enumerate(base)], num_targets=2, num_drafts=2, seed=5) == want

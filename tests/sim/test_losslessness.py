@@ -61,6 +61,7 @@ def simulate(
         checks=False,
         faults=Faults(events=events),
     )
+    world.target_slowness = 1.0
     if faults == "content":
         # Proposals are lost depending on what was drawn: the worst a faulty draft can do.
         world.drafts[0].worker.runner.crash_on = lambda ids: RuntimeError() if ids == [0] else None

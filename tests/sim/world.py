@@ -339,8 +339,8 @@ class Client:
 def experienced_pair() -> Pair:
     """One that has found drafting worth while, so that short runs draft."""
     pair = Pair(MAX_K)
-    for sequences in (1, 2, 4, 8):
-        load = pair.costs.at(sequences)
+    for power in range(12):
+        load = pair.costs.at(2**power)
         for k in range(MAX_K + 1):
             for _ in range(10):
                 load.verdict.observe(k, 0.006 + 0.0002 * k)
