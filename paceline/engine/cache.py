@@ -55,6 +55,8 @@ class PagedCache:
         """Of each layer, [slots, kv_heads, value_dim]: a view."""
         halves = [layer.split(group) for layer, group in zip(self.layers, self._groups, strict=False)]
         self._by_head = [tuple(part.transpose(1, 2).unsqueeze(1) for part in pair) for pair in halves]
+        self.flat = self._groups[0].view(len(self.layers), -1) if alike else None
+        """All entries, [layers, slots * width], where the layers are alike: a view."""
         self.windows = [layer.window for layer in self.layers]
         self.bytes_per_block = bytes_per_block(self.layers, block_size, dtype)
 

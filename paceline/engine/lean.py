@@ -170,13 +170,13 @@ class _Pairs:
         heads.view(torch.complex64).mul_(angles)
 
 
-def lean_forward(model: Any, max_model_len: int) -> LeanForward | None:
-    """The short pass for `model`, or None where the model is anything this does not cover exactly."""
+def covers(model: Any) -> bool:
+    """True for a model that a short pass computes exactly: of a known family, with nothing unusual in it."""
     if type(model) not in _FAMILY:
-        return None
+        return False
     config = model.config
     rope_type = str(getattr(model.model.rotary_emb, "rope_type", "default"))
-    covered = (
+    return (
         config.hidden_act in ("silu", "swish")
         # Quantised or adapted layers are of other types.
         and all(type(p) is nn.Linear for p in _projections(model))
@@ -184,7 +184,6 @@ def lean_forward(model: Any, max_model_len: int) -> LeanForward | None:
         and "dynamic" not in rope_type
         and "longrope" not in rope_type
     )
-    return LeanForward(model, max_model_len) if covered else None
 
 
 def _projections(model: Any) -> Iterator[Any]:

@@ -18,7 +18,8 @@ from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
 from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
-from paceline.engine.lean import LeanForward, lean_forward
+from paceline.engine.compiled import CompiledForward, compiled_forward
+from paceline.engine.lean import LeanForward, covers
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,8 @@ def make_runner(
     sized by memory never has more blocks than all sequences the server admits could fill. Before it is
     handed out the runner is compared with transformers on a few tokens; a model that gives other logits
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
-    `lean` asks for the short forward pass of lean.py where the model has one. That pass may take the
-    weights over: the model then runs through the runner only.
+    `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
+    has one. Such a pass may take the weights over: the model then runs through the runner only.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -139,8 +140,9 @@ def make_runner(
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     expected = _logits_of_transformers(model)
-    short = lean_forward(model, longest) if lean else None
-    if short is not None:
+    short: LeanForward | CompiledForward | None = None
+    if lean and covers(model):
+        short = compiled_forward(model, layers, longest) or LeanForward(model, longest)
         error = _error_on_paged_cache(model, layers, short, expected)
         if error is None:
             short.pack()
@@ -151,7 +153,7 @@ def make_runner(
     if error is not None:
         raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
     return ModelRunner(
-        model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len, lean=short
+        model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len, short=short
     )
 
 
@@ -174,12 +176,15 @@ def _logits_of_transformers(model: Any) -> torch.Tensor:
 
 @torch.inference_mode()
 def _error_on_paged_cache(
-    model: Any, layers: tuple[LayerLayout, ...], lean: LeanForward | None, expected: torch.Tensor
+    model: Any,
+    layers: tuple[LayerLayout, ...],
+    short: LeanForward | CompiledForward | None,
+    expected: torch.Tensor,
 ) -> str | None:
     """What is wrong with the logits of the same tokens fed in two chunks through a small cache."""
     tokens = _tokens_to_compare(model)
     cache = PagedCache(layers, num_blocks=len(tokens), block_size=1, dtype=model.dtype, device=model.device)
-    runner = ModelRunner(model, cache, model.device, lean=lean)
+    runner = ModelRunner(model, cache, model.device, short=short)
     table = runner.new_table()
     chunks = [chunk for chunk in (tokens[:-3], tokens[-3:]) if chunk]
     ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])

@@ -15,6 +15,7 @@ from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
+from paceline.engine.compiled import CompiledForward, Layout
 from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable, Branch
 
@@ -30,11 +31,11 @@ class ModelRunner:
         *,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
-        lean: LeanForward | None = None,
+        short: LeanForward | CompiledForward | None = None,
     ) -> None:
         """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer.
 
-        `lean` computes the logits instead of the model's own modules.
+        `short` computes the logits instead of the model's own modules.
         """
         config = model.config.get_text_config(decoder=True)
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -61,7 +62,8 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
             )
-        self._lean = lean
+        self._lean = short if isinstance(short, LeanForward) else None
+        self._compiled = short if isinstance(short, CompiledForward) else None
         self._num_layers = int(config.num_hidden_layers)
         # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
         # which our attention would not look at.
@@ -86,6 +88,11 @@ class ModelRunner:
     def dtype(self) -> torch.dtype:
         """The dtype of weights and cache; logits are float32 always."""
         return self._cache.dtype
+
+    @property
+    def row_invariant(self) -> bool:
+        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
+        return self._compiled is not None
 
     @property
     def num_layers(self) -> int:
@@ -121,7 +128,10 @@ class ModelRunner:
                 copies = item.table.reserve(len(item.token_ids))
                 if copies:
                     self._cache.apply(copies)
-            logits = self._run(RaggedBatch.build(inputs, self._cache))
+            if self._compiled is not None:
+                logits = self._compiled(Layout.of_sequences(inputs), self._cache)[:, : self._vocab_size]
+            else:
+                logits = self._run(RaggedBatch.build(inputs, self._cache))
         except BaseException:
             for table in tables:
                 table.truncate_to(table.length)
@@ -137,7 +147,11 @@ class ModelRunner:
         error is raised: ResourceExhaustedError when a region is full.
         """
         places = [item.branch.of.take(1)[0] for item in inputs]
-        logits = self._run(branches.build(inputs, places, self._cache))
+        if self._compiled is not None:
+            layout = Layout.of_branches(inputs, places)
+            logits = self._compiled(layout, self._cache)[:, : self._vocab_size]
+        else:
+            logits = self._run(branches.build(inputs, places, self._cache))
         for item, place in zip(inputs, places, strict=True):
             item.branch.own.append(place)
         return logits

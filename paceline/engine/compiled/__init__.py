@@ -1,0 +1,9 @@
+"""A model's pass as one compiled function: float32 on a CPU, one thread, rows that never affect each other.
+
+kernels.py has the function, weights.py what it takes of a model, layout.py what it takes of a batch.
+"""
+
+from paceline.engine.compiled.forward import CompiledForward, compiled_forward
+from paceline.engine.compiled.layout import Layout
+
+__all__ = ["CompiledForward", "Layout", "compiled_forward"]

@@ -1,0 +1,92 @@
+"""Which rows a pass has and what each one sees, as flat arrays of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engine.batch import SequenceInput
+from paceline.engine.branches import BranchInput
+from paceline.kv import BlockTable
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """R rows; what row r sees are the slots keys[key_first[r]:][:key_count[r]], its own the last."""
+
+    ids: Integers
+    positions: Integers
+    slots: Integers
+    keys: Integers
+    key_first: Integers
+    key_count: Integers
+    wanted: Integers
+    """Rows whose logits are wanted."""
+
+    @classmethod
+    def of_sequences(cls, inputs: Sequence[SequenceInput]) -> Layout:
+        """Rows of sequences whose tables hold a reservation for them."""
+        if len(inputs) == 1:
+            return cls._of_one(inputs[0])
+        parts = [cls._of_one(item) for item in inputs]
+        rows = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
+        keys = np.cumsum([0, *(len(part.keys) for part in parts[:-1])])
+        return cls(
+            ids=np.concatenate([part.ids for part in parts]),
+            positions=np.concatenate([part.positions for part in parts]),
+            slots=np.concatenate([part.slots for part in parts]),
+            keys=np.concatenate([part.keys for part in parts]),
+            key_first=np.concatenate([part.key_first + at for part, at in zip(parts, keys, strict=True)]),
+            key_count=np.concatenate([part.key_count for part in parts]),
+            wanted=np.concatenate([part.wanted + at for part, at in zip(parts, rows, strict=True)]),
+        )
+
+    @classmethod
+    def _of_one(cls, item: SequenceInput) -> Layout:
+        start, count = item.table.length, len(item.token_ids)
+        keys = slots_of(item.table, start + count)
+        positions = np.arange(start, start + count)
+        return cls(
+            ids=np.array(item.token_ids, dtype=np.int64),
+            positions=positions,
+            slots=keys[start:],
+            keys=keys,
+            key_first=np.zeros(count, dtype=np.int64),
+            key_count=positions + 1,
+            wanted=np.arange(count - item.num_logits, count),
+        )
+
+    @classmethod
+    def of_branches(cls, inputs: Sequence[BranchInput], places: Sequence[int]) -> Layout:
+        """One row a branch; `places`: where in its sequence's region each row's entry goes."""
+        rows: list[Integers] = []
+        for item, place in zip(inputs, places, strict=True):
+            of = item.branch.of
+            own = [of.slots[p] for p in (*item.branch.own, place)]
+            rows.append(np.concatenate([slots_of(of.trunk, item.branch.kept), np.array(own, dtype=np.int64)]))
+        counts = np.array([len(row) for row in rows], dtype=np.int64)
+        return cls(
+            ids=np.array([item.token_id for item in inputs], dtype=np.int64),
+            positions=np.array([item.branch.length for item in inputs], dtype=np.int64),
+            slots=np.array([row[-1] for row in rows], dtype=np.int64),
+            keys=np.concatenate(rows),
+            key_first=np.cumsum(counts) - counts,
+            key_count=counts,
+            wanted=np.arange(len(inputs)),
+        )
+
+
+def slots_of(table: BlockTable, length: int) -> Integers:
+    """Slots of positions [0, length), reserved ones included."""
+    base = table.contiguous_start(length)
+    if base is not None:
+        return np.arange(base, base + length)
+    size = table.pool.block_size
+    blocks = np.array(table.blocks[: -(-length // size)], dtype=np.int64)
+    slots: Integers = (blocks[:, None] * size + np.arange(size)).ravel()[:length]
+    return slots

@@ -1,0 +1,131 @@
+"""A model's weights laid out for the compiled pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.engine.compiled.tiles import LANES
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What `decoder_pass` takes of a model; see there."""
+
+    shape: Integers
+    epsilon: np.float32
+    scaling: np.float32
+    windows: Integers
+    embedding: Floats
+    weights: Floats
+    biases: Floats
+    head_gains: Floats
+    cos: Floats
+    sin: Floats
+
+    @classmethod
+    def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
+        """Copy them out of a model of the Llama family; see `release` for the model's own."""
+        config, layers = model.config, model.model.layers
+        attention = layers[0].self_attn
+        embedding = model.model.embed_tokens.weight.data
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
+        cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
+        head = _tiles(model.lm_head.weight.data * model.model.norm.weight.data)
+        shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
+        biased = attention.q_proj.bias is not None
+        normed = hasattr(attention, "q_norm")
+        return cls(
+            shape=np.array([*shape, head.size // config.hidden_size, biased], dtype=np.int64),
+            epsilon=np.float32(config.rms_norm_eps),
+            scaling=np.float32(attention.scaling),
+            windows=np.array([window or 0 for window in windows], dtype=np.int64),
+            embedding=np.ascontiguousarray(embedding.numpy()),
+            weights=np.concatenate([*(part for layer in layers for part in _layer(layer)), head]),
+            biases=np.stack([_joined(_inputs(x.self_attn), "bias").numpy() for x in layers])
+            if biased
+            else np.zeros((1, 1), dtype=np.float32),
+            head_gains=np.stack([_head_gains(x.self_attn, heads, kv_heads).numpy() for x in layers])
+            if normed
+            else np.zeros((1, 1, 1), dtype=np.float32),
+            cos=np.ascontiguousarray(cos[0].numpy()),
+            sin=np.ascontiguousarray(sin[0].numpy()),
+        )
+
+
+def release(model: Any) -> None:
+    """Give up the model's own copies of what `Weights` holds; it cannot run any more.
+
+    The embedding stays: it is shared.
+    """
+    for layer in model.model.layers:
+        for linear in _linears(layer):
+            linear.weight.data = linear.weight.data.new_empty(0)
+    if model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr():
+        model.lm_head.weight.data = model.lm_head.weight.data.new_empty(0)
+
+
+def fits(model: Any) -> bool:
+    """True for float32 on a CPU in widths of whole tiles."""
+    attention = model.model.layers[0].self_attn
+    widths = (model.config.hidden_size, model.config.intermediate_size, attention.head_dim)
+    biased = any(linear.bias is not None for linear in _beyond_inputs(model))
+    return (
+        all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
+        and all(width % LANES == 0 for width in widths)
+        and not biased
+    )
+
+
+def _beyond_inputs(model: Any) -> Iterator[Any]:
+    """Products that may not have a bias: all but query, key and value."""
+    yield model.lm_head
+    for layer in model.model.layers:
+        yield from (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+
+
+def _inputs(attention: Any) -> tuple[Any, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _linears(layer: Any) -> Iterator[Any]:
+    yield from _inputs(layer.self_attn)
+    yield from (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+
+
+def _joined(modules: Sequence[Any], name: str) -> Tensor:
+    return torch.cat([getattr(module, name).data for module in modules])
+
+
+def _layer(layer: Any) -> Iterator[Floats]:
+    """The four products of a layer in the order of `decoder_pass`, the norms' gains taken in."""
+    attention, mlp = layer.self_attn, layer.mlp
+    yield _tiles(_joined(_inputs(attention), "weight") * layer.input_layernorm.weight.data)
+    yield _tiles(attention.o_proj.weight.data)
+    gate_up = _joined((mlp.gate_proj, mlp.up_proj), "weight")
+    yield _tiles(gate_up * layer.post_attention_layernorm.weight.data)
+    yield _tiles(mlp.down_proj.weight.data)
+
+
+def _head_gains(attention: Any, heads: int, kv_heads: int) -> Tensor:
+    """[heads + kv_heads, head_dim]."""
+    query = attention.q_norm.weight.data.expand(heads, -1)
+    return torch.cat([query, attention.k_norm.weight.data.expand(kv_heads, -1)])
+
+
+def _tiles(weight: Tensor) -> Floats:
+    """[out, in] as tiles of 16 outputs, [out / 16, in, 16] flat; missing outputs are zero."""
+    n_out, n_in = weight.shape
+    padded = torch.zeros(-(-n_out // LANES) * LANES, n_in)
+    padded[:n_out] = weight
+    tiles: Floats = padded.view(-1, LANES, n_in).transpose(1, 2).contiguous().view(-1).numpy()
+    return tiles

@@ -1,0 +1,226 @@
+"""The compiled pass gives the logits of transformers' modules, the same bits in whatever company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from paceline.engine import loading
+from paceline.engine.batch import SequenceInput
+from paceline.engine.compiled import tiles, weights
+from paceline.engine.compiled.forward import compiled_forward
+from paceline.engine.loading import inspect_attention, make_runner, random_model
+from paceline.engine.runner import ModelRunner
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+WIDE = SHAPE | {"hidden_size": 112, "num_attention_heads": 7, "head_dim": 32}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama, four heads a group": lambda: LlamaConfig(**SHAPE, num_key_value_heads=1),
+    "llama, two": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2),
+    "llama, one, tied": lambda: LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=True),
+    "llama, three": lambda: LlamaConfig(
+        **(SHAPE | {"hidden_size": 96, "num_attention_heads": 6}), num_key_value_heads=2
+    ),
+    "llama, llama3 rope": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE),
+    "llama, yarn rope": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2, rope_parameters=YARN_ROPE),
+    "mistral": lambda: MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=7),
+    "qwen2, seven": lambda: Qwen2Config(**WIDE, num_key_value_heads=1),
+    "qwen2, a window in one layer": lambda: Qwen2Config(
+        **SHAPE,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=6,
+        layer_types=["full_attention", "sliding_attention"],
+    ),
+    "qwen3": lambda: Qwen3Config(**SHAPE, num_key_value_heads=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """The pass is for workers of one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(name: str) -> Any:
+    """Fresh models have gains of one and biases of zero, which no pass could confuse."""
+    model = random_model(CONFIGS[name]())
+    generator = torch.Generator().manual_seed(3)
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" in parameter_name or parameter_name.endswith("bias"):
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def compiled(name: str) -> ModelRunner:
+    runner = make_runner(model_of(name), num_blocks=64, block_size=4, lean=True)
+    assert runner.row_invariant
+    return runner
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
+    """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
+    runners = (make_runner(model_of(name), num_blocks=64, block_size=4), compiled(name))
+    rng = random.Random(5)
+    tables = {runner: [runner.new_table() for _ in range(3)] for runner in runners}
+    for _ in range(8):
+        members = rng.sample(range(3), rng.randint(1, 3))
+        tokens = {i: [rng.randrange(97) for _ in range(rng.choice([1, 1, 4, 9]))] for i in members}
+        wanted = {i: rng.randint(0, len(tokens[i])) for i in members}
+        logits = [
+            runner.forward([SequenceInput(tables[runner][i], tokens[i], wanted[i]) for i in members])
+            for runner in runners
+        ]
+        torch.testing.assert_close(logits[0], logits[1], atol=3e-5, rtol=1e-5)
+        cut = rng.choice(members)
+        for runner in runners:
+            table = tables[runner][cut]
+            table.truncate_to(max(0, table.length - 2))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
+    """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
+    runner = compiled(name)
+    rng = random.Random(7)
+    tokens = [rng.randrange(97) for _ in range(40)]
+    table = runner.new_table()
+    together = runner.forward([SequenceInput(table, tokens, 40)])
+    table.truncate_to(0)
+    alone = torch.cat([runner.forward([SequenceInput(table, [t], 1)]) for t in tokens])
+    assert torch.equal(together, alone)
+    table.truncate_to(0)
+    mates = [runner.new_table() for _ in range(4)]
+    for mate in mates:
+        runner.forward([SequenceInput(mate, [rng.randrange(97) for _ in range(rng.randint(1, 9))], 0)])
+    at = 0
+    while at < 40:
+        count = min(rng.choice([1, 2, 3, 5, 6, 7, 13]), 40 - at)
+        inputs = [SequenceInput(mate, [rng.randrange(97)] * rng.randint(1, 3), 1) for mate in mates]
+        place = rng.randrange(5)
+        inputs.insert(place, SequenceInput(table, tokens[at : at + count], count))
+        logits = runner.forward(inputs)
+        assert torch.equal(logits[place : place + count], together[at : at + count])
+        at += count
+        for mate in mates:
+            mate.truncate_to(1)
+
+
+def test_the_whole_vocabulary_comes_back_and_nothing_more() -> None:
+    runner = compiled("llama, two")
+    assert runner.forward([SequenceInput(runner.new_table(), [1, 2], 1)]).shape == (1, 97)
+    assert runner.forward([SequenceInput(runner.new_table(), [1, 2], 0)]).shape == (0, 97)
+
+
+@pytest.mark.parametrize("name", ["llama, two", "llama, one, tied"])
+def test_the_model_gives_its_weights_up(name: str) -> None:
+    """All but the embedding, which is looked up."""
+    model = model_of(name)
+    make_runner(model, num_blocks=8, lean=True)
+    layer = model.model.layers[1]
+    projections = (*layer.self_attn.children(), *layer.mlp.children())
+    assert all(p.weight.numel() == 0 for p in projections if hasattr(p, "weight"))
+    assert model.model.embed_tokens.weight.shape == (97, 64)
+    assert (model.lm_head.weight.numel() > 0) == ("tied" in name)
+
+
+@pytest.mark.parametrize("place", ["embed_tokens", "lm_head", "q_proj", "v_proj", "down_proj"])
+def test_a_broken_weight_is_noticed(place: str) -> None:
+    """NaN in a weight that a row uses is NaN in its logits."""
+    model = model_of("llama, two")
+    forward = None
+    for name, parameter in model.named_parameters():
+        if place in name:
+            parameter.data[3] = float("nan")
+    layers = inspect_attention(model)
+    forward = compiled_forward(model, layers, 128)
+    assert forward is not None
+    cache = loading.PagedCache(layers, num_blocks=8, block_size=4)
+    runner = ModelRunner(model, cache, short=forward)
+    logits = runner.forward([SequenceInput(runner.new_table(), [3, 3], 1)])
+    assert torch.isnan(logits).any()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SHAPE, num_key_value_heads=2, mlp_bias=True),
+        LlamaConfig(**(SHAPE | {"head_dim": 8}), num_key_value_heads=2),
+        LlamaConfig(**(SHAPE | {"hidden_size": 40}), num_key_value_heads=2),
+    ],
+    ids=["biases of the MLP", "narrow heads", "odd width"],
+)
+def test_what_does_not_fit_takes_another_pass(config: Any) -> None:
+    runner = make_runner(random_model(config), num_blocks=8, lean=True)
+    assert not runner.row_invariant
+    assert not weights.fits(random_model(config))
+
+
+@pytest.mark.parametrize("reason", ["threads", "dtype"])
+def test_other_workers_take_another_pass(reason: str) -> None:
+    if reason == "threads":
+        torch.set_num_threads(2)
+    dtype = torch.bfloat16 if reason == "dtype" else torch.float32
+    model = random_model(CONFIGS["llama, two"](), dtype=dtype)
+    assert not make_runner(model, num_blocks=8, lean=True).row_invariant
+
+
+def test_a_wrong_pass_is_left_out_at_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: keys and values are those of the queries. The modules serve, unharmed."""
+    monkeypatch.setattr(weights, "_inputs", lambda attention: (attention.q_proj,) * 3)
+    config = LlamaConfig(**SHAPE, num_key_value_heads=4)
+    runner = make_runner(random_model(config), num_blocks=8, lean=True)
+    assert not runner.row_invariant
+    assert "goes through its modules" in caplog.text
+    expected = make_runner(random_model(config), num_blocks=8)
+    logits = [r.forward([SequenceInput(r.new_table(), [1, 2, 3], 3)]) for r in (expected, runner)]
+    torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5)
+
+
+@njit
+def _exponentials(values: Any) -> Any:
+    out = np.empty_like(values)
+    for i in range(len(values)):
+        out[i] = tiles.exp(values[i])
+    return out
+
+
+def test_the_exponential_is_exact_to_its_last_places() -> None:
+    values = -np.linspace(0, 87, 100_001, dtype=np.float32)
+    found = _exponentials(values)
+    assert np.abs(found / np.exp(values.astype(np.float64)) - 1).max() < 2e-7
+    edges = _exponentials(np.array([0.0, -0.0, -1e30, -np.inf, np.nan], dtype=np.float32))
+    assert edges[0] == edges[1] == 1
+    assert (edges[2:4] < 1e-37).all()
+    assert np.isnan(edges[4])
