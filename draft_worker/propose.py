@@ -12,9 +12,11 @@ from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams
+from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, draw, greedy_choice, to_sparse, truncate_support
 from paceline.decoding.transforms import log_probs, processed_logits
+
+_row_params = RowParamsMemo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,12 @@ def propose(
     Returns:
         One token a sequence, in order.
     """
-    row_params = RowParams.build(
+    row_params = _row_params.build(
         [params.sampling for params, *_ in steps],
         [1] * len(steps),
         logits.device,
-        eos_token_ids=eos_token_ids,
-        bad_words=[params.bad_words_token_ids for params, *_ in steps],
+        eos_token_ids,
+        [params.bad_words_token_ids for params, *_ in steps],
     )
     context = _context(steps, row_params, logits.shape[1])
     if row_params.all_greedy:

@@ -14,9 +14,11 @@ from paceline.decoding import acceptance
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams
+from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
 from paceline.decoding.transforms import log_probs, processed_logits
+
+_row_params = RowParamsMemo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,10 @@ def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] =
         group = [cases[i] for i in members]
         rows = logits if len(group) == len(cases) else logits[_rows(group, [starts[i] for i in members])]
         if mode is AcceptanceMode.COUPLED:
-            decision = _by_choice(group, rows, eos_token_ids)
+            answers = _by_choice(group, rows, eos_token_ids)
         else:
-            decision = _by_ratio(group, rows, mode, eos_token_ids)
-        answers = torch.stack((decision.num_accepted, decision.next_token)).tolist()
-        for index, accepted, token in zip(members, *answers, strict=True):
-            results[index] = (accepted, token)
+            answers = _by_ratio(group, rows, mode, eos_token_ids)
+        results.update(zip(members, answers, strict=True))
     return [results[i] for i in range(len(cases))]
 
 
@@ -143,12 +143,12 @@ def _context(group: Sequence[Case], row_params: RowParams, vocab_size: int) -> R
 
 
 def _layout(group: Sequence[Case], vocab: Tensor, eos: Sequence[int]) -> tuple[RowParams, RowContext | None]:
-    row_params = RowParams.build(
+    row_params = _row_params.build(
         [case.params.sampling for case in group],
         [case.rows for case in group],
         vocab.device,
-        eos_token_ids=eos,
-        bad_words=[case.params.bad_words_token_ids for case in group],
+        eos,
+        [case.params.bad_words_token_ids for case in group],
     )
     return row_params, _context(group, row_params, vocab.shape[1])
 
@@ -172,7 +172,7 @@ def _padded_rows(group: Sequence[Case], device: torch.device) -> Tensor:
     return torch.tensor(index, device=device)
 
 
-def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> acceptance.Decision:
+def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> list[tuple[int, int]]:
     row_params, context = _layout(group, logits, eos)
     if row_params.all_greedy:
         choices = greedy_choice(processed_logits(logits, row_params, context))
@@ -182,13 +182,16 @@ def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> acc
         positions = [len(case.ledger) + i for case in group for i in range(case.rows)]
         noise = gumbel(seeds, positions, logits.shape[1], logits.device)
         choices = coupled_choice(log_probs(logits, row_params, context), noise)
-    draft, num_draft = _chains(group, logits.device)
-    return acceptance.accept_coupled(draft, num_draft, choices[_padded_rows(group, logits.device)])
+    own = choices.tolist()
+    return [
+        acceptance.accept_coupled(case.proposal.token_ids, own[start : start + case.rows])
+        for case, start in zip(group, _starts(group), strict=True)
+    ]
 
 
 def _by_ratio(
     group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]
-) -> acceptance.Decision:
+) -> list[tuple[int, int]]:
     row_params, context = _layout(group, logits, eos)
     p = log_probs(logits, row_params, context).double().exp()
     draft, num_draft = _chains(group, logits.device)
@@ -198,7 +201,7 @@ def _by_ratio(
     accept_u = uniforms(seeds, bases, Purpose.ACCEPT_TEST, max(draft.shape[1], 1), logits.device)
     next_u = uniforms(seeds, bases, Purpose.NEXT_TOKEN, 1, logits.device)[:, 0]
     judge = acceptance.accept_block if mode is AcceptanceMode.BLOCK else acceptance.accept_rejection
-    return judge(
+    decision = judge(
         draft,
         num_draft,
         p[_padded_rows(group, logits.device)],
@@ -206,6 +209,8 @@ def _by_ratio(
         accept_u[:, : draft.shape[1]],
         next_u,
     )
+    accepted, tokens = torch.stack((decision.num_accepted, decision.next_token)).tolist()
+    return list(zip(accepted, tokens, strict=True))
 
 
 def _drawn_from(group: Sequence[Case], draft: Tensor, vocab_size: int) -> Tensor:

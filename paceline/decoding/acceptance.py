@@ -8,6 +8,7 @@ the distribution after i draft tokens: it judges draft token i, or gives the bon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,19 +35,25 @@ class Decision:
     """bool [S]: nothing of the proposal was rejected (also when it was empty)."""
 
 
-def accept_coupled(draft: Tensor, num_draft: Tensor, choices: Tensor) -> Decision:
+def accept_coupled(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:
     """Accept draft tokens as long as they equal the target's own choices (Daliri et al. 2025).
 
-    Greedy decoding is the case where the choices are argmaxes.
+    Greedy decoding is the case where the choices are argmaxes. The choices of all sequences come from the
+    device in one copy; comparing a handful of tokens is not worth another trip there.
 
     Args:
-        draft: int64 [S, K].
-        num_draft: int64 [S].
-        choices: int64 [S, K+1]: the target's own token after each prefix of the chain.
+        draft: one chain.
+        choices: the target's own token after each prefix of the chain, one more than draft tokens.
+
+    Returns:
+        How many are accepted, and the token that follows them.
     """
-    matches = draft == choices[:, : draft.shape[1]]
-    accepted = _leading(matches & _within(draft, num_draft))
-    return _decision(draft, num_draft, accepted, choices.gather(1, accepted[:, None])[:, 0])
+    accepted = 0
+    for token, choice in zip(draft, choices, strict=False):
+        if token != choice:
+            break
+        accepted += 1
+    return accepted, choices[accepted]
 
 
 def accept_rejection(

@@ -187,6 +187,38 @@ class RowParams:
         )
 
 
+class RowParamsMemo:
+    """Batches seen lately: a sequence's parameters are the same object from step to step, and building
+    tensors for them takes as long as a small model's layer.
+    """
+
+    def __init__(self, size: int = 64) -> None:
+        """`size`: batches remembered."""
+        self._size = size
+        self._known: dict[tuple[object, ...], tuple[object, RowParams]] = {}
+
+    def build(
+        self,
+        params: Sequence[SamplingParams],
+        rows: Sequence[int],
+        device: torch.device,
+        eos_token_ids: Sequence[int],
+        bad_words: Sequence[Words],
+    ) -> RowParams:
+        """`RowParams.build`, or what it returned for the same objects."""
+        eos = tuple(eos_token_ids)
+        key = (device, eos, tuple(rows), tuple(map(id, params)), tuple(map(id, bad_words)))
+        known = self._known.get(key)
+        if known is not None:
+            return known[1]
+        if len(self._known) >= self._size:
+            del self._known[next(iter(self._known))]
+        built = RowParams.build(params, rows, device, eos_token_ids=eos, bad_words=bad_words)
+        # Held, so that no other object takes their identities.
+        self._known[key] = ((tuple(params), tuple(bad_words)), built)
+        return built
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Which rows belong to which sequence."""

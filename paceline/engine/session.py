@@ -22,6 +22,9 @@ from paceline.core.types import Proposal, SequenceParams
 
 Answer = TypeVar("Answer")
 
+_ROUND = 64
+"""More tokens than a round and the one drafted ahead of its verdict can have."""
+
 
 class Disposition(enum.Enum):
     """What to do with a round."""
@@ -95,7 +98,11 @@ class Session(Generic[Answer]):
         bound = min(len(self.cached), len(self.tokens) - 1)
         if self.cached[:bound] == self.tokens[:bound]:
             return bound
-        return next(i for i in range(bound) if self.cached[i] != self.tokens[i])
+        # Mostly it is a draft token of the last round that was rejected.
+        start = max(0, bound - _ROUND)
+        if self.cached[:start] != self.tokens[:start]:
+            start = 0
+        return next(i for i in range(start, bound) if self.cached[i] != self.tokens[i])
 
     def finish(self, answer: Answer) -> None:
         """Keep the answer for a repetition of the round."""

@@ -30,6 +30,8 @@ from paceline.supervisor.children import (
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
 
+_NVIDIA = Path("/dev/nvidia0")
+
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
 
 
@@ -64,6 +66,9 @@ class StackConfig:
     target_threads: int = 0
     """CPU threads; 0 divides the cores by the number of workers."""
     draft_threads: int = 0
+    lookahead_branches: int | None = None
+    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
+    as many as a draft worker's default where the models leave a core to the rest, else 0."""
     block_size: int = 16
     num_blocks: int | None = None
     max_model_len: int | None = None
@@ -102,7 +107,22 @@ class StackConfig:
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
         shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code")
         values |= {name: getattr(self, name) for name in shared}
+        if role == "draft":
+            branches = self.lookahead_branches
+            if branches is not None:
+                values["lookahead_branches"] = branches
+            elif self._crowded:
+                values["lookahead_branches"] = 0
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
+
+    @property
+    def _crowded(self) -> bool:
+        """True when drafting ahead takes the time it saves: both models compute on all cores there are.
+
+        The coordinator and the workers' own sockets need a core besides.
+        """
+        on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
+        return on_cpu and _cores() <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
@@ -139,8 +159,11 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
 
 def _threads(workers: int) -> int:
     """Torch's threads spin while they wait, so workers must not share cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // workers)
+    return max(1, _cores() // workers)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_tokenizers(target_model: str, draft_model: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.engine.attention import LayerLayout
 from paceline.engine.cache import PagedCache
-from paceline.engine.compiled.kernels import decoder_pass, work_size
+from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
 from paceline.engine.compiled.weights import Weights, fits, release
 
@@ -22,15 +22,20 @@ class CompiledForward:
     def __init__(self, model: Any, windows: Sequence[int | None], max_model_len: int) -> None:
         self._weights = Weights.of(model, windows, max_model_len)
         self._model = model
+        self._per_row, self._per_key = scratch_of(self._weights.shape.tolist())
         self._work = np.empty(0, dtype=np.float32)
+        self._cache: PagedCache | None = None
+        self._entries = np.empty((0, 0), dtype=np.float32)
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
         w = self._weights
-        size = work_size(w.shape, len(layout.ids), int(layout.key_count.max()))
+        if cache is not self._cache:
+            assert cache.flat is not None
+            self._cache, self._entries = cache, cache.flat.numpy()
+        size = len(layout.ids) * self._per_row + len(layout.keys) * self._per_key
         if size > len(self._work):
             self._work = np.empty(size, dtype=np.float32)
-        assert cache.flat is not None
         logits = np.zeros((len(layout.wanted), w.shape[6]), dtype=np.float32)
         decoder_pass(
             w.shape,
@@ -43,7 +48,7 @@ class CompiledForward:
             w.head_gains,
             w.cos,
             w.sin,
-            cache.flat.numpy(),
+            self._entries,
             layout.ids,
             layout.positions,
             layout.slots,

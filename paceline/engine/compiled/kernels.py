@@ -10,6 +10,7 @@ The compiled function is cached on disk beside this file, or in the user's cache
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -210,7 +211,7 @@ def decoder_pass(
         keys: int64, flat: slots of entries in order of position.
         key_first, key_count: int64 [R]: what each row sees of `keys`, its own slot last.
         wanted: int64 [W]: rows whose logits are wanted.
-        work: float32, flat: scratch of `work_size`.
+        work: float32, flat: scratch as `scratch_of` says.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
     """
     layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased = shape
@@ -278,8 +279,8 @@ def decoder_pass(
     _product(normed, hidden, weights, offset, hidden, vocabulary, logits.reshape(-1), vocabulary, len(wanted))
 
 
-def work_size(shape: Any, rows: int, most_keys: int) -> int:
-    """Floats of scratch that a pass needs."""
-    _, hidden, heads, kv_heads, dim, inner, _, _ = (int(n) for n in shape)
-    qkv = (heads + 2 * kv_heads) * dim
-    return rows * (2 * hidden + qkv + heads * dim + 3 * inner) + -(-heads // kv_heads // 4) * 4 * most_keys
+def scratch_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Floats of scratch that a pass needs for each row, and for each key that some row sees."""
+    _, hidden, heads, kv_heads, dim, inner, *_ = shape
+    queries = -(-heads // kv_heads // 4) * 4
+    return 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner, queries

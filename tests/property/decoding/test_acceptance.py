@@ -86,10 +86,10 @@ def test_coupled_tokens_do_not_depend_on_the_draft(seed: int, position: int, k: 
     said = [0]
     generator = torch.Generator().manual_seed(guess)
     while len(said) <= length:
-        draft = torch.randint(0, vocab, (1, k), generator=generator)
-        choices = own(torch.tensor([said[-1], *draft[0].tolist()]), position + len(said))
-        decision = accept_coupled(draft, torch.tensor([k]), choices[None])
-        said += [*draft[0, : int(decision.num_accepted)].tolist(), int(decision.next_token)]
+        draft = torch.randint(0, vocab, (k,), generator=generator).tolist()
+        choices = own(torch.tensor([said[-1], *draft]), position + len(said))
+        accepted, token = accept_coupled(draft, choices.tolist())
+        said += [*draft[:accepted], token]
     assert said[: length + 1] == plain[: length + 1]
 
 
