@@ -46,6 +46,8 @@ class WorkerConfig:
     support_bound: int = limits.MAX_SUPPORT
     lookahead_branches: int = 8
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
+    deterministic: bool = False
+    """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
     trust_remote_code: bool = False
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""

@@ -61,6 +61,7 @@ def build(config: WorkerConfig) -> Built:
         num_blocks=config.num_blocks,
         max_model_len=max_model_len,
         lean=True,
+        deterministic=config.deterministic,
     )
     # A sequence can never be longer than the whole cache.
     max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)

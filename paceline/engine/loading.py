@@ -117,6 +117,7 @@ def make_runner(
     memory_bytes: int | None = None,
     max_model_len: int | None = None,
     lean: bool = False,
+    deterministic: bool = False,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
 
@@ -126,6 +127,7 @@ def make_runner(
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
     `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
     has one. Such a pass may take the weights over: the model then runs through the runner only.
+    `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -142,7 +144,8 @@ def make_runner(
     expected = _logits_of_transformers(model)
     short: LeanForward | CompiledForward | None = None
     if lean and covers(model):
-        short = compiled_forward(model, layers, longest) or LeanForward(model, longest)
+        short = compiled_forward(model, layers, longest, any_threads=deterministic)
+        short = short or LeanForward(model, longest)
         error = _error_on_paged_cache(model, layers, short, expected)
         if error is None:
             short.pack()
@@ -152,9 +155,16 @@ def make_runner(
     error = _error_on_paged_cache(model, layers, short, expected)
     if error is not None:
         raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
-    return ModelRunner(
+    runner = ModelRunner(
         model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len, short=short
     )
+    if deterministic and not runner.row_invariant:
+        raise InvalidArgumentError(
+            "deterministic",
+            f"cannot be kept for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device.type}: float32 models of the Llama family on a CPU can",
+        )
+    return runner
 
 
 def _tokens_to_compare(model: Any) -> list[int]:

@@ -72,6 +72,8 @@ class StackConfig:
     block_size: int = 16
     num_blocks: int | None = None
     max_model_len: int | None = None
+    deterministic: bool = False
+    """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
     trust_remote_code: bool = False
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
@@ -105,7 +107,7 @@ class StackConfig:
             name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
-        shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code")
+        shared = ("block_size", "num_blocks", "max_model_len", "deterministic", "trust_remote_code")
         values |= {name: getattr(self, name) for name in shared}
         if role == "draft":
             branches = self.lookahead_branches

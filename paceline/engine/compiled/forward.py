@@ -66,12 +66,14 @@ class CompiledForward:
         release(self._model)
 
 
-def compiled_forward(model: Any, layers: Sequence[LayerLayout], max_model_len: int) -> CompiledForward | None:
+def compiled_forward(
+    model: Any, layers: Sequence[LayerLayout], max_model_len: int, *, any_threads: bool = False
+) -> CompiledForward | None:
     """The compiled pass for a model that lean.py covers; None where it does not serve.
 
-    It uses one thread: with more of them oneDNN's products are faster.
+    It uses one thread: with more of them oneDNN's products are faster, and it serves only if `any_threads`.
     """
     alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) == 1
-    if torch.get_num_threads() > 1 or not alike or not fits(model):
+    if (torch.get_num_threads() > 1 and not any_threads) or not alike or not fits(model):
         return None
     return CompiledForward(model, [layer.window for layer in layers], max_model_len)

@@ -12,6 +12,7 @@ import torch
 from numba import njit
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from paceline.core.errors import InvalidArgumentError
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.compiled import tiles, weights
@@ -192,6 +193,17 @@ def test_other_workers_take_another_pass(reason: str) -> None:
     dtype = torch.bfloat16 if reason == "dtype" else torch.float32
     model = random_model(CONFIGS["llama, two"](), dtype=dtype)
     assert not make_runner(model, num_blocks=8, lean=True).row_invariant
+
+
+def test_determinism_is_kept_or_refused() -> None:
+    """With more threads too: the pass uses one of them."""
+    torch.set_num_threads(2)
+    model = random_model(CONFIGS["llama, two"]())
+    assert make_runner(model, num_blocks=8, lean=True, deterministic=True).row_invariant
+    half = random_model(CONFIGS["llama, two"](), dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="bfloat16 on cpu") as refusal:
+        make_runner(half, num_blocks=8, lean=True, deterministic=True)
+    assert refusal.value.field == "deterministic"
 
 
 def test_a_wrong_pass_is_left_out_at_start(
