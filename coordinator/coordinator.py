@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.access import Gate, principal
 from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Deadlines
 from coordinator.ledger import Commit, Ledger
@@ -22,6 +23,7 @@ from paceline.core.checks import AUTO
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     PacelineError,
@@ -64,8 +66,15 @@ class Generation:
 class Coordinator:
     """Owns the links and the dispatcher."""
 
-    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        vocabulary: Vocabulary,
+        clock: Clock = monotonic,
+        gate: Gate | None = None,
+    ) -> None:
         self.config = config
+        self.gate = gate or Gate()
         self.vocabulary = vocabulary
         self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
         self._clock = clock
@@ -77,8 +86,9 @@ class Coordinator:
         self._draining = False
         self._request_ended = asyncio.Event()
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
-        self.dispatcher.targets = [Link(a, TargetDialect(), observer) for a in config.targets]
-        self.dispatcher.drafts = [Link(a, DraftDialect(), observer) for a in config.drafts]
+        tls = config.worker_tls
+        self.dispatcher.targets = [Link(a, TargetDialect(), observer, tls) for a in config.targets]
+        self.dispatcher.drafts = [Link(a, DraftDialect(), observer, tls) for a in config.drafts]
 
     @property
     def links(self) -> Sequence[Link]:
@@ -156,17 +166,28 @@ class Coordinator:
         params = self._params(call, len(prompt))
         check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
         choices: list[Running] = []
+        caller = principal.get()
+        self.gate.hold(caller, params.sampling.n)
         self._request_ids.add(request_id)
+        aging = asyncio.get_running_loop().call_later(self.config.max_request_seconds, self._expire, choices)
         try:
             for choice in range(params.sampling.n):
                 running = self.dispatcher.submit(self._machine(call, params, choice, prompt, info))
                 choices.append(running)
             yield Generation(request_id, prompt, self._echoed(call, prompt), choices)
         finally:
+            aging.cancel()
+            self.gate.let_go(caller, params.sampling.n)
             self._request_ids.discard(request_id)
             self._request_ended.set()
             for running in choices:
                 self.dispatcher.cancel(running)
+
+    def _expire(self, choices: Sequence[Running]) -> None:
+        """Free what a request holds that is too old, also when its client has stopped reading."""
+        for running in choices:
+            seconds = self.config.max_request_seconds
+            self.dispatcher.abort(running, DeadlineExceededError(f"the request is older than {seconds:g} s"))
 
     def _refuse_when_draining(self) -> None:
         if self._draining:

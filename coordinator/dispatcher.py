@@ -120,8 +120,12 @@ class Dispatcher:
         for running in list(self._sequences.values()):
             last_index = running.machine.ledger.num_generated - 1
             names_it = isinstance(error, UnavailableError) and last_index >= 0
-            own = UnavailableError(error.message, last_index) if names_it else error
-            self._carry_out(running, running.machine.give_up(own))
+            self.abort(running, UnavailableError(error.message, last_index) if names_it else error)
+
+    def abort(self, running: Running, error: PacelineError) -> None:
+        """End a sequence that has not ended."""
+        if not running.ended:
+            self._carry_out(running, running.machine.give_up(error))
 
     # ---- for the links -----------------------------------------------------------------------------
 

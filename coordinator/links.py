@@ -11,14 +11,17 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
 
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.messages import DraftCommand, DraftEvent, TargetCommand, TargetEvent
+from paceline.core.tls import Tls
 from paceline.rpc import frames
+from paceline.rpc.auth import PeerRole
+from paceline.rpc.credentials import open_aio_channel
 from paceline.rpc.server import CHANNEL_OPTIONS
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
@@ -122,8 +125,12 @@ class LinkObserver:
 class Link:
     """One worker, by address."""
 
-    def __init__(self, address: str, dialect: Dialect, observer: LinkObserver) -> None:
+    def __init__(
+        self, address: str, dialect: Dialect, observer: LinkObserver, tls: Tls | None = None
+    ) -> None:
+        """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is."""
         self.address = address
+        self._tls = tls and replace(tls, server_name=PeerRole(dialect.role).dns_name)
         self.dialect = dialect
         self.state = LinkState.CONNECTING
         self.reason = ""
@@ -170,7 +177,7 @@ class Link:
         """Keep the worker connected until cancelled."""
         while True:
             # A fresh channel finds a restarted worker at once, without the old one's backoff.
-            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            async with open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls) as channel:
                 self._channel = channel
                 pause = await self._session(channel)
             await asyncio.sleep(pause)
@@ -191,10 +198,17 @@ class Link:
             self.settled.set()
             return REFUSED_RETRY_SECONDS
         except grpc.aio.AioRpcError as error:
-            self._end(f"{error.code().name.lower()}")
+            self._end(self._told(error.code()))
         except grpc.aio.UsageError:
             self._end("the stream broke")
         return RETRY_SECONDS
+
+    def _told(self, code: grpc.StatusCode) -> str:
+        name = code.name.lower()
+        if self._tls is None or self.known is not None:
+            return name
+        # A handshake that fails looks like a worker that is not there yet.
+        return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
 
     def _end(self, reason: str) -> None:
         was_ready = self.ready

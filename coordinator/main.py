@@ -7,9 +7,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from coordinator.coordinator import Coordinator
+from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
 from coordinator.service import GenerationService
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
+from paceline.rpc.credentials import check_files
 from paceline.rpc.server import FAREWELL_SECONDS, Server, configure_logging, tune_interpreter
 from paceline.v1 import generation_pb2_grpc
 
@@ -24,8 +26,13 @@ DRAFT_GRACE_SECONDS = 30.0
 
 
 async def _serve(config: CoordinatorConfig) -> None:
-    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer))
-    server = Server("coordinator", config.host, config.port)
+    gate = make_gate(config)
+    if config.worker_tls is not None:
+        check_files(config.worker_tls, "worker_tls")
+    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer), gate=gate)
+    server = Server(
+        "coordinator", config.host, config.port, tls=config.tls, interceptors=[KeyInterceptor(gate)]
+    )
     work = asyncio.create_task(coordinator.run())
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
@@ -38,6 +45,8 @@ async def _serve(config: CoordinatorConfig) -> None:
 
     try:
         await server.start()
+        warn_if_open(config)
+        reload_on_hangup(gate, config)
         if http is not None:
             await http.start()
         announcing = asyncio.create_task(_announce(coordinator, server, http))

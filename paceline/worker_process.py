@@ -22,6 +22,7 @@ from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
 from paceline.engine.loop import Engine, EngineThread
 from paceline.rpc.codec import PROTOCOL_VERSION
+from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.server import Server, configure_logging, tune_interpreter
 from paceline.rpc.worker import ask, watch_progress
 from paceline.v1 import common_pb2
@@ -98,8 +99,12 @@ class WorkerShell:
 
 
 async def _serve(role: Role, config: WorkerConfig) -> None:
+    if config.tls is not None:
+        check_files(config.tls)  # before the minutes that loading a model may take
+    elif not is_loopback(config.host):
+        log.warning("listening on %s without TLS: whoever reaches it can use it", config.host)
     shell = WorkerShell(role, config)
-    server = Server(role.name, config.host, config.port)
+    server = Server(role.name, config.host, config.port, tls=config.tls)
     role.register(shell, server.grpc)
     loop = asyncio.get_running_loop()
     shell.thread.on_death = lambda: _call_from_thread(loop, server.abandon)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from coordinator.access import Gate
 from coordinator.coordinator import Coordinator
 from coordinator.http import chat_template
 from coordinator.http.chat import ChatCompletions, Conversations
@@ -16,6 +18,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import Completions
 from coordinator.http.encoding import JsonResponse
 from coordinator.http.errors import HttpError, on_defect, on_known_error, on_routing_error
+from coordinator.http.guard import Guard
 from coordinator.http.information import Information
 from coordinator.http.metrics import make_registry
 from coordinator.http.openapi import document
@@ -26,9 +29,14 @@ from paceline.core.errors import PacelineError
 
 
 def make_app(
-    coordinator: Coordinator, template: ChatTemplate | None, registry: CollectorRegistry | None = None
+    coordinator: Coordinator,
+    template: ChatTemplate | None,
+    registry: CollectorRegistry | None = None,
+    gate: Gate | None = None,
+    *,
+    demands_certificates: bool = False,
 ) -> Starlette:
-    """The application; `registry` is what `/metrics` tells of."""
+    """The application; `registry` is what `/metrics` tells of, `gate` whom it serves: None is everybody."""
     conversations = Conversations(coordinator, template)
     text = Text(coordinator, conversations)
     information = Information(coordinator, registry or make_registry(coordinator))
@@ -50,7 +58,8 @@ def make_app(
         HTTPException: on_routing_error,
         Exception: on_defect,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    guard = Middleware(Guard, gate or Gate(), demands_certificates=demands_certificates)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])
 
 
 async def _openapi(_request: Request) -> Response:
@@ -60,4 +69,6 @@ async def _openapi(_request: Request) -> Response:
 def make_server(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
     """The face on its port. Raises InvalidArgumentError for a chat template that cannot be used."""
     template = chat_template.load(config.tokenizer, config.chat_template)
-    return HttpServer(make_app(coordinator, template), config.host, config.http_port)
+    demands = config.tls is not None and bool(config.tls.ca)
+    app = make_app(coordinator, template, gate=coordinator.gate, demands_certificates=demands)
+    return HttpServer(app, config.host, config.http_port, config.tls)

@@ -3,6 +3,8 @@
 | error | status | type | code |
 |---|---|---|---|
 | InvalidArgumentError | 400 | invalid_request_error | invalid_value |
+| UnauthenticatedError | 401 | invalid_request_error | invalid_api_key |
+| PermissionDeniedError | 403 | invalid_request_error | permission_denied |
 | NotFoundError | 404 | invalid_request_error | not_found |
 | FailedPreconditionError, StaleEpochError | 409 | conflict_error | conflict |
 | ResourceExhaustedError | 429 | rate_limit_error | rate_limit_exceeded |
@@ -18,6 +20,7 @@ an `HttpError` with a more special code.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +40,8 @@ RETRY_SECONDS = 1
 
 _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.InvalidArgumentError: (400, INVALID, "invalid_value"),
+    errors.UnauthenticatedError: (401, INVALID, "invalid_api_key"),
+    errors.PermissionDeniedError: (403, INVALID, "permission_denied"),
     errors.NotFoundError: (404, INVALID, "not_found"),
     errors.FailedPreconditionError: (409, "conflict_error", "conflict"),
     errors.StaleEpochError: (409, "conflict_error", "conflict"),
@@ -109,7 +114,15 @@ def from_error(error: BaseException, names: Mapping[str, str] | None = None) -> 
     if isinstance(error, errors.InvalidArgumentError):
         param = (names or {}).get(error.field, error.field)
         return HttpError(status, f"{param}: {error.description}", kind=kind, param=param, code=code)
-    return HttpError(status, error.message, kind=kind, code=code)
+    return HttpError(status, error.message, kind=kind, code=code, headers=_headers_of(error))
+
+
+def _headers_of(error: errors.PacelineError) -> dict[str, str]:
+    if isinstance(error, errors.UnauthenticatedError):
+        return {"www-authenticate": "Bearer"}
+    if isinstance(error, errors.ResourceExhaustedError) and error.retry_after is not None:
+        return {"retry-after": str(math.ceil(error.retry_after))}
+    return {}
 
 
 def from_validation(error: ValidationError) -> HttpError:

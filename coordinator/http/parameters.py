@@ -25,6 +25,9 @@ MAX_LABEL_CHARACTERS = 512
 MAX_METADATA_ENTRIES = 16
 
 TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**32 - 1})]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+"""A list is judged by its first bad item: a report on each of a million would take seconds to make."""
+Strings = Annotated[list[str], Field(fail_fast=True)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
 
 
@@ -57,7 +60,7 @@ def one_of(message: str) -> Discriminator:
 
 
 Texts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<texts>")],
+    Annotated[str, Tag("<text>")] | Annotated[Strings, Tag("<texts>")],
     one_of("must be a string or a list of strings"),
 ]
 
@@ -106,20 +109,19 @@ class GenerationRequest(Schema):
     repetition_penalty: float | None = told(exclusiveMinimum=0, maximum=100)
     presence_penalty: float | None = told(minimum=-2, maximum=2)
     frequency_penalty: float | None = told(minimum=-2, maximum=2)
-    logit_bias: dict[str, float] | None = told(
+    logit_bias: Annotated[dict[str, float], Field(max_length=limits.MAX_LOGIT_BIAS_ENTRIES)] | None = told(
         "Token ids as strings, to their biases.",
-        maxProperties=limits.MAX_LOGIT_BIAS_ENTRIES,
         propertyNames={"pattern": "^[0-9]{1,10}$"},
     )
     seed: int | None = told(minimum=0, maximum=limits.MAX_SEED)
     max_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
     min_tokens: int | None = told(minimum=0, maximum=limits.MAX_TOKENS)
     stop: Texts | None = told(maxItems=limits.MAX_STOP_STRINGS)
-    stop_token_ids: list[TokenId] | None = told(maxItems=limits.MAX_STOP_TOKEN_IDS)
+    stop_token_ids: TokenIds | None = told(maxItems=limits.MAX_STOP_TOKEN_IDS)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: Texts | None = told(maxItems=limits.MAX_BAD_WORDS)
-    allowed_token_ids: list[TokenId] | None = told(minItems=1, maxItems=limits.MAX_ALLOWED_TOKEN_IDS)
+    allowed_token_ids: TokenIds | None = told(minItems=1, maxItems=limits.MAX_ALLOWED_TOKEN_IDS)
     prompt_logprobs: int | None = told(
         "Likeliest tokens at each token of the prompt.", minimum=0, maximum=limits.MAX_LOGPROBS
     )

@@ -12,7 +12,8 @@ from coordinator.http.parameters import (
     GenerationRequest,
     Label,
     Schema,
-    TokenId,
+    Strings,
+    TokenIds,
     one_of,
     told,
 )
@@ -21,9 +22,9 @@ from paceline.core.errors import InvalidArgumentError
 
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[str], Tag("<texts>")]
-    | Annotated[list[TokenId], Tag("<ids>")]
-    | Annotated[list[list[TokenId]], Tag("<lists>")],
+    | Annotated[Strings, Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag("<lists>")],
     one_of("must be a string, a list of strings, a list of token ids or a list of such lists"),
 ]
 
@@ -48,10 +49,11 @@ class TextPart(Schema):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(fail_fast=True, max_length=limits.MAX_MESSAGES)]
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Tag("<parts>")]
-    | Annotated[list[TextPart], Tag("<texts>")],
+    | Annotated[TextParts, Tag("<parts>")]
+    | Annotated[TextParts, Tag("<texts>")],
     one_of("must be a string or a list of text parts"),
 ]
 
@@ -82,6 +84,9 @@ class Message(Schema):
         return sum(len(part.text) for part in self.content)
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=limits.MAX_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest):
     """`/v1/chat/completions`."""
 
@@ -105,7 +110,7 @@ class ChatRequest(GenerationRequest):
         "web_search_options": (),
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = told(
@@ -150,7 +155,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Messages | None = None
     add_special_tokens: bool | None = told("Those the tokenizer adds. Default: for a prompt.")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -160,4 +165,4 @@ class DetokenizeRequest(Schema):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

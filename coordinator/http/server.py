@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from coordinator.http.guard import NAMES
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
+from paceline.core.tls import Tls
+from paceline.rpc.credentials import check_files
 
 HEAD_SECONDS = 10.0
 """How long a client may take for the request line and headers."""
@@ -28,10 +32,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        self._certificate_names: list[str] = []
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._certificate_names = _certificate_names(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -40,6 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"][NAMES] = self._certificate_names
         self._in_head, self._head_bytes = True, 0
         self._await_head()
 
@@ -67,6 +74,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
 
+def _certificate_names(transport: asyncio.BaseTransport) -> list[str]:
+    """The DNS names in the client's certificate, which the handshake has verified; none without one."""
+    connection = transport.get_extra_info("ssl_object")
+    certificate = connection.getpeercert() if connection is not None else None
+    return [name for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
+
+
 class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process, and says when it listens."""
 
@@ -83,10 +97,20 @@ class _Uvicorn(uvicorn.Server):
         self.listening.set()
 
 
+def _tls_settings(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    settings: dict[str, Any] = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+    return settings | ({"ssl_ca_certs": tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED} if tls.ca else {})
+
+
 class HttpServer:
     """An ASGI application on a port."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, tls: Tls | None = None) -> None:
+        """Without `tls` plain text. Raises InvalidArgumentError naming the TLS file that cannot be used."""
+        if tls is not None:
+            check_files(tls)
         self._host = host
         self._port = port
         self._serving: asyncio.Task[None] | None = None
@@ -103,6 +127,7 @@ class HttpServer:
                 proxy_headers=False,
                 limit_concurrency=limits.MAX_HTTP_CONNECTIONS,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                **_tls_settings(tls),
             )
         )
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.connecting import Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.serving import DEFAULT_PORT
 from paceline.client import AsyncClient, Client
@@ -35,6 +36,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")],
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
+    connection: Connection,
     address: Address = _DEFAULT_ADDRESS,
     as_json: Json = False,
     no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
@@ -48,7 +50,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
 
     async def run() -> None:
-        async with AsyncClient(address) as client:
+        async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:
             stream = client.stream(text, sampling, speculation=speculation, timeout=timeout)
             async for chunk in stream:
                 if streams:
@@ -64,13 +66,15 @@ def generate(
     asyncio.run(run())
 
 
+@options_from_fields
 def status(
+    connection: Connection,
     address: Address = _DEFAULT_ADDRESS,
     as_json: Json = False,
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 10.0,
 ) -> None:
     """Show every process: role, address, model, cache use and state."""
-    with Client(address) as client:
+    with Client(address, tls=connection.settings, api_key=connection.api_key) as client:
         answer = client.status(timeout=timeout)
     if as_json:
         print(json.dumps(answer.to_dict(), ensure_ascii=False))
@@ -79,7 +83,8 @@ def status(
         if not console.is_terminal:
             console.width = _PIPED_WIDTH
         console.print(status_table(answer))
-        console.print(f"\n{_summary(answer)}")
+        scheme = "http" if connection.settings is None else "https"
+        console.print(f"\n{_summary(answer, scheme)}")
 
 
 def status_table(answer: ServerStatus) -> Table:
@@ -97,10 +102,10 @@ def status_table(answer: ServerStatus) -> Table:
     return table
 
 
-def _summary(answer: ServerStatus) -> str:
+def _summary(answer: ServerStatus, scheme: str) -> str:
     mine = answer.coordinator
     mode = mine.acceptance_mode.value if mine.acceptance_mode else "unknown"
-    http = f"\nHTTP at http://{mine.http_address}/v1" if mine.http_address else ""
+    http = f"\nHTTP at {scheme}://{mine.http_address}/v1" if mine.http_address else ""
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}; "
         f"{mine.running} running, {mine.waiting} waiting, "

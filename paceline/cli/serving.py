@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.connecting import Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.errors import UnavailableError
+from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import Stack, StackConfig, serve_stack, sigterm_as_interrupt
 
@@ -62,7 +64,8 @@ def _announce(stack: Stack) -> None:
         print(f"{role} worker: {models[role]} at {stack.address_of(role)}")
     coordinator = stack.supervisor.status("coordinator")
     if coordinator.http_address:
-        print(f"OpenAI-compatible HTTP at http://{coordinator.http_address}/v1")
+        scheme = "http" if stack.coordinator_tls is None else "https"
+        print(f"OpenAI-compatible HTTP at {scheme}://{coordinator.http_address}/v1")
     print(f"Paceline listens on {coordinator.address}", flush=True)
 
 
@@ -90,7 +93,9 @@ def target_worker(config: WorkerConfig) -> None:
     run(config)
 
 
+@options_from_fields
 def health(
+    connection: Connection,
     address: Annotated[str, typer.Argument(help="host:port of any process")],
     service: Annotated[str, option("service", "A gRPC service's full name; empty asks for the whole.")] = "",
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 5.0,
@@ -99,7 +104,7 @@ def health(
     import grpc
     from grpc_health.v1 import health_pb2
 
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, (), connection.settings) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

@@ -30,11 +30,14 @@ from paceline.core.errors import (
     InvalidArgumentError,
     NotFoundError,
     PacelineError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     StaleEpochError,
     TokenizerMismatchError,
+    UnauthenticatedError,
     UnavailableError,
 )
+from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "Model",
     "NotFoundError",
     "PacelineError",
+    "PermissionDeniedError",
     "ResourceExhaustedError",
     "RoundTimings",
     "SamplingParams",
@@ -64,8 +68,10 @@ __all__ = [
     "SpeculationParams",
     "SpeculativeDecoding",
     "StaleEpochError",
+    "Tls",
     "TokenOrigin",
     "TokenizerMismatchError",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
     "WorkerInfo",

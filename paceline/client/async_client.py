@@ -10,10 +10,12 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import channel_options, translated
+from paceline.client.channel import call_metadata, channel_options, translated
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import PacelineError, UnavailableError
+from paceline.core.tls import Tls
+from paceline.rpc.credentials import check_files, open_aio_channel
 from paceline.v1 import generation_pb2
 from paceline.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -87,9 +89,17 @@ class AsyncGenerationStream:
 class AsyncClient:
     """Talks to one coordinator, within one event loop. Errors are those of `Client`."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is host:port. Connects with the first call, and belongs to that call's event loop."""
+    def __init__(self, address: str, *, tls: Tls | None = None, api_key: str | None = None) -> None:
+        """`address` is host:port. Connects with the first call, and belongs to that call's event loop.
+
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call.
+        Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        """
         self.address = requests.checked_address(address)
+        self._metadata = call_metadata(api_key)
+        self._tls = tls
+        if tls is not None:
+            check_files(tls)
         self._channel: grpc.aio.Channel | None = None
         self._stub: GenerationServiceAsyncStub | None = None
         self._closed = False
@@ -98,7 +108,7 @@ class AsyncClient:
         if self._closed:
             raise UnavailableError("this client is closed")
         if self._stub is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=channel_options(self.address))
+            self._channel = open_aio_channel(self.address, channel_options(self.address), self._tls)
             self._stub = GenerationServiceStub(self._channel)
         return self._stub
 
@@ -136,7 +146,9 @@ class AsyncClient:
         deadline = requests.checked_timeout(timeout)
         service = self._service()
         with translated():
-            return AsyncGenerationStream(service.Generate(request, timeout=deadline), request)
+            return AsyncGenerationStream(
+                service.Generate(request, timeout=deadline, metadata=self._metadata), request
+            )
 
     async def tokenize(
         self,
@@ -176,7 +188,7 @@ class AsyncClient:
     ) -> _Response:
         deadline = requests.checked_timeout(timeout)
         with translated():
-            return await method(request, timeout=deadline)
+            return await method(request, timeout=deadline, metadata=self._metadata)
 
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""

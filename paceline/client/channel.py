@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
 
 from paceline.core import limits
-from paceline.core.errors import CancelledError, UnavailableError
+from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
+from paceline.rpc.credentials import is_loopback
 from paceline.rpc.status import from_rpc_error
 
 KEEPALIVE_MILLISECONDS = 30_000
@@ -31,15 +31,16 @@ def channel_options(address: str) -> tuple[tuple[str, int], ...]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
     )
-    return (*options, ("grpc.enable_http_proxy", 0)) if _is_loopback(address) else options
+    return (*options, ("grpc.enable_http_proxy", 0)) if is_loopback(address.rpartition(":")[0]) else options
 
 
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What goes with every call. Raises InvalidArgumentError for a key that no header can carry."""
+    if api_key is None:
+        return ()
+    if not isinstance(api_key, str) or not api_key or not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidArgumentError("api_key", "must be printable ASCII text")
+    return (("authorization", f"Bearer {api_key}"),)
 
 
 @contextmanager

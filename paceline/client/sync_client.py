@@ -10,10 +10,12 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import channel_options, translated
+from paceline.client.channel import call_metadata, channel_options, translated
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import PacelineError
+from paceline.core.tls import Tls
+from paceline.rpc.credentials import open_channel
 from paceline.v1 import generation_pb2
 from paceline.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -86,10 +88,15 @@ class Client:
     DeadlineExceededError after `timeout` seconds (None: no deadline), UnavailableError without a server.
     """
 
-    def __init__(self, address: str) -> None:
-        """`address` is host:port. Connects with the first call."""
+    def __init__(self, address: str, *, tls: Tls | None = None, api_key: str | None = None) -> None:
+        """`address` is host:port. Connects with the first call.
+
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call.
+        Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        """
         self.address = requests.checked_address(address)
-        self._channel = grpc.insecure_channel(self.address, options=channel_options(self.address))
+        self._metadata = call_metadata(api_key)
+        self._channel = open_channel(self.address, channel_options(self.address), tls)
         self._stub = GenerationServiceStub(self._channel)
 
     def generate(
@@ -122,7 +129,9 @@ class Client:
         request = requests.generate_request(prompt, sampling, speculation, request_id)
         deadline = requests.checked_timeout(timeout)
         with translated():
-            return GenerationStream(self._stub.Generate(request, timeout=deadline), request)
+            return GenerationStream(
+                self._stub.Generate(request, timeout=deadline, metadata=self._metadata), request
+            )
 
     def tokenize(self, text: str, *, timeout: float | None = None) -> tuple[int, ...]:
         """The target's token ids of `text`."""
@@ -152,7 +161,7 @@ class Client:
     ) -> _Response:
         deadline = requests.checked_timeout(timeout)
         with translated():
-            return method(request, timeout=deadline)
+            return method(request, timeout=deadline, metadata=self._metadata)
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""

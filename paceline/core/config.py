@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens, draft_tokens
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,6 +50,12 @@ class WorkerConfig:
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
     trust_remote_code: bool = False
+    tls_certificate: str = ""
+    """PEM file with this process's certificate; none means plain text."""
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+    tls_ca: str = ""
+    """PEM file with the authority of the coordinators: who shows no certificate of it is refused."""
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
 
@@ -68,6 +75,10 @@ class WorkerConfig:
         )
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
+        without_authority = self.tls is not None and not self.tls_ca
+        _check(
+            not without_authority, "tls_ca", "is required with tls_certificate: it tells coordinators apart"
+        )
         _check(
             0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
             "lookahead_branches",
@@ -79,6 +90,11 @@ class WorkerConfig:
             "support_bound",
             f"must be between 1 and {limits.MAX_SUPPORT}",
         )
+
+    @property
+    def tls(self) -> Tls | None:
+        """Of this worker's port; None is plain text."""
+        return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +129,22 @@ class CoordinatorConfig:
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256
     max_waiting: int = limits.MAX_WAITING_SEQUENCES
+    max_request_seconds: float = limits.MAX_REQUEST_SECONDS
+    """A request that is older, waiting included, is ended."""
+    api_keys: str = ""
+    """File of API keys, as `paceline keys` writes it; none admits everybody."""
+    tls_certificate: str = ""
+    """PEM file with this process's certificate; none means plain text."""
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+    tls_ca: str = ""
+    """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    worker_tls_certificate: str = ""
+    """PEM file with the certificate shown to the workers; none means plain text."""
+    worker_tls_key: str = ""
+    """PEM file with that certificate's private key."""
+    worker_tls_ca: str = ""
+    """PEM file with the authority of the workers."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -139,3 +171,21 @@ class CoordinatorConfig:
             "max_waiting",
             f"must be between 0 and {limits.MAX_WAITING_SEQUENCES}",
         )
+        _check(
+            0 < self.max_request_seconds <= limits.MAX_REQUEST_SECONDS,
+            "max_request_seconds",
+            f"must be in (0, {limits.MAX_REQUEST_SECONDS:g}]",
+        )
+        _ = self.tls
+        without_authority = self.worker_tls is not None and not self.worker_tls_ca
+        _check(not without_authority, "worker_tls_ca", "is required with worker_tls_certificate")
+
+    @property
+    def tls(self) -> Tls | None:
+        """Of both ports that clients use; None is plain text."""
+        return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
+
+    @property
+    def worker_tls(self) -> Tls | None:
+        """Of the connections to workers; None is plain text."""
+        return Tls.of("worker_tls", self.worker_tls_certificate, self.worker_tls_key, self.worker_tls_ca)

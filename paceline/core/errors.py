@@ -7,6 +7,8 @@ PacelineError
 ├── FailedPreconditionError     the sender's picture is behind; `known_length` says where to resend from
 ├── StaleEpochError             a newer owner has taken the sequence over
 ├── ResourceExhaustedError      a bound was met: blocks, queue, streams
+├── UnauthenticatedError        no API key, or none that is known here
+├── PermissionDeniedError       known, but not allowed to do this
 ├── UnavailableError            nobody can do this now; `last_index` says what the client already has
 ├── DeadlineExceededError       the time the caller gave is over
 ├── CancelledError              the caller went away
@@ -56,7 +58,19 @@ class StaleEpochError(PacelineError):
 
 
 class ResourceExhaustedError(PacelineError):
-    """A bound was met."""
+    """A bound was met. `retry_after` is in seconds; None where nobody knows when there will be room."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnauthenticatedError(PacelineError):
+    """The caller did not prove who it is. The message does not say what was wrong with the proof."""
+
+
+class PermissionDeniedError(PacelineError):
+    """The caller is known and may not do this."""
 
 
 class UnavailableError(PacelineError):

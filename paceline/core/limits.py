@@ -7,6 +7,13 @@ from typing import Final
 MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 """One gRPC message, either direction."""
 
+MAX_METADATA_BYTES: Final = 16 * 1024
+"""Headers of one gRPC call."""
+MAX_CALLS_PER_CONNECTION: Final = 8192
+"""Calls that one gRPC connection carries at a time; one more waits at its sender."""
+MAX_REQUEST_SECONDS: Final = 86_400.0
+"""A request that is older, waiting included, ends with DEADLINE_EXCEEDED."""
+
 MAX_PROMPT_TOKENS: Final = 1_048_576
 """Before the model's own length, which is usually far smaller."""
 
@@ -61,8 +68,24 @@ MAX_COMMANDS_PER_FRAME: Final = 4096
 MAX_CHOICES: Final = 256
 """Prompts times `n` of one HTTP request."""
 
+MAX_HTTP_BODY_BYTES: Final = 10 * 1024 * 1024
+"""One HTTP body: room for the longest prompt as plain ASCII text or as token ids. JSON is parsed in the
+event loop: with the two bounds below a body holds it up for a tenth of a second at most."""
+MAX_JSON_VALUES: Final = 1_200_000
+"""Members and items of one HTTP body: a prompt of MAX_PROMPT_TOKENS, and all else."""
+MAX_JSON_CONTAINERS: Final = 50_000
+"""Objects and lists among them."""
+
+MAX_MESSAGES: Final = 4096
+"""Messages of one conversation, and text parts of one message."""
+
 MAX_HTTP_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers."""
 
 MAX_HTTP_CONNECTIONS: Final = 8192
 """Clients of the HTTP port; one more is refused with 503."""
+
+MAX_API_KEYS: Final = 1024
+MAX_KEY_NAME_CHARACTERS: Final = 64
+MAX_REQUESTS_PER_MINUTE: Final = 1_000_000
+"""What the limit of an API key may be set to."""

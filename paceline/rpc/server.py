@@ -19,6 +19,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
+from paceline.core.tls import Tls
+from paceline.rpc.auth import role_check
+from paceline.rpc.credentials import server_credentials
+from paceline.rpc.shield import ShieldInterceptor
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,10 @@ SWITCH_SECONDS = 0.0002
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+    # Between the two gRPC refuses at random: the bound is one bound.
+    ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", limits.MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", limits.MAX_CALLS_PER_CONNECTION),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -81,14 +89,27 @@ def tune_interpreter() -> None:
 class Server:
     """A grpc.aio server with health, a bound port, and a shutdown that drains."""
 
-    def __init__(self, role: str, host: str, port: int) -> None:
+    def __init__(
+        self,
+        role: str,
+        host: str,
+        port: int,
+        *,
+        tls: Tls | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """`tls` None is plain text; `interceptors` stand before the one that every server has."""
         self.role = role
+        self._tls = tls
         self._host = host
         self._port = port
         self._stop = asyncio.Event()
         self.abandoned = False
         self._heeds_signals = False
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        check = role_check(role) if tls is not None and tls.ca else None
+        self.grpc = grpc.aio.server(
+            interceptors=[*interceptors, ShieldInterceptor(check)], options=SERVER_OPTIONS
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -98,9 +119,14 @@ class Server:
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Bind and serve. Raises UnavailableError when the port is taken."""
+        """Bind and serve. Raises UnavailableError when the port is taken, InvalidArgumentError naming a TLS
+        file that cannot be used."""
+        credentials = None if self._tls is None else server_credentials(self._tls)
         try:
-            self._port = self.grpc.add_insecure_port(self.address)
+            if credentials is None:
+                self._port = self.grpc.add_insecure_port(self.address)
+            else:
+                self._port = self.grpc.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {self.address}") from error
         # The health servicer begins as SERVING, which is not true yet.

@@ -6,7 +6,9 @@
 | NotFoundError | NOT_FOUND |
 | FailedPreconditionError | FAILED_PRECONDITION |
 | StaleEpochError | ABORTED |
-| ResourceExhaustedError | RESOURCE_EXHAUSTED |
+| ResourceExhaustedError | RESOURCE_EXHAUSTED, with RetryInfo where the time is known |
+| UnauthenticatedError | UNAUTHENTICATED |
+| PermissionDeniedError | PERMISSION_DENIED |
 | UnavailableError | UNAVAILABLE with the last index |
 | DeadlineExceededError | DEADLINE_EXCEEDED |
 | CancelledError | CANCELLED |
@@ -39,6 +41,8 @@ _CODES: dict[type[errors.PacelineError], int] = {
     errors.FailedPreconditionError: code_pb2.FAILED_PRECONDITION,
     errors.StaleEpochError: code_pb2.ABORTED,
     errors.ResourceExhaustedError: code_pb2.RESOURCE_EXHAUSTED,
+    errors.UnauthenticatedError: code_pb2.UNAUTHENTICATED,
+    errors.PermissionDeniedError: code_pb2.PERMISSION_DENIED,
     errors.UnavailableError: code_pb2.UNAVAILABLE,
     errors.DeadlineExceededError: code_pb2.DEADLINE_EXCEEDED,
     errors.CancelledError: code_pb2.CANCELLED,
@@ -62,6 +66,10 @@ def to_status(error: BaseException) -> status_pb2.Status:
             field=error.field, description=error.description
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.ResourceExhaustedError) and error.retry_after is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(error.retry_after * 1e9))
+        status.details.add().Pack(retry)
     status.details.add().Pack(info)
     return status
 
@@ -97,17 +105,31 @@ def from_status(status: status_pb2.Status, known_length: int = 0) -> errors.Pace
             )
         case code_pb2.FAILED_PRECONDITION:
             return errors.FailedPreconditionError(status.message, known_length)
+        case code_pb2.RESOURCE_EXHAUSTED:
+            return errors.ResourceExhaustedError(status.message, _retry_after(status.details))
         case code_pb2.UNAVAILABLE:
             return errors.UnavailableError(status.message, _index(info.metadata.get("last_index", "")))
     simple: dict[int, type[errors.PacelineError]] = {
         code_pb2.NOT_FOUND: errors.NotFoundError,
         code_pb2.ABORTED: errors.StaleEpochError,
-        code_pb2.RESOURCE_EXHAUSTED: errors.ResourceExhaustedError,
+        code_pb2.UNAUTHENTICATED: errors.UnauthenticatedError,
+        code_pb2.PERMISSION_DENIED: errors.PermissionDeniedError,
         code_pb2.DEADLINE_EXCEEDED: errors.DeadlineExceededError,
         code_pb2.CANCELLED: errors.CancelledError,
         code_pb2.UNIMPLEMENTED: errors.NotFoundError,
     }
     return simple.get(status.code, errors.InternalError)(status.message)
+
+
+def _retry_after(details: Iterable[AnyMessage]) -> float | None:
+    for detail in details:
+        retry = error_details_pb2.RetryInfo()
+        try:
+            if detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry) and retry.HasField("retry_delay"):
+                return max(0.0, float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9))
+        except DecodeError:
+            continue
+    return None
 
 
 def _index(text: str) -> int | None:

@@ -16,6 +16,7 @@ from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor.arguments import Config, arguments, variable
 from paceline.supervisor.children import (
@@ -75,6 +76,17 @@ class StackConfig:
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
     trust_remote_code: bool = False
+    certificates: str = ""
+    """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
+    both ends."""
+    tls_certificate: str = ""
+    """PEM file with the certificate of the ports for clients; empty takes the folder's coordinator.pem."""
+    tls_key: str = ""
+    """PEM file with that certificate's private key."""
+    tls_ca: str = ""
+    """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    api_keys: str = ""
+    """File of API keys, as `paceline keys` writes it; none admits everybody."""
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
@@ -109,6 +121,7 @@ class StackConfig:
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
         shared = ("block_size", "num_blocks", "max_model_len", "deterministic", "trust_remote_code")
         values |= {name: getattr(self, name) for name in shared}
+        values |= self._certificate_of(role, "tls")
         if role == "draft":
             branches = self.lookahead_branches
             if branches is not None:
@@ -140,10 +153,22 @@ class StackConfig:
             "num_speculative_tokens": self.num_speculative_tokens,
             "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
+            "api_keys": self.api_keys,
         }
+        edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
+        if self.certificates and not any(edge.values()):
+            edge = self._certificate_of("coordinator", "tls")
+        values |= {**edge, "tls_ca": self.tls_ca, **self._certificate_of("coordinator", "worker_tls")}
         return _build(
             CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
         )
+
+    def _certificate_of(self, role: str, prefix: str) -> dict[str, str]:
+        """A process's files in the folder; nothing without one."""
+        if not self.certificates:
+            return {}
+        names = {"certificate": f"{role}.pem", "key": f"{role}.key", "ca": "ca.pem"}
+        return {f"{prefix}_{what}": str(Path(self.certificates) / name) for what, name in names.items()}
 
 
 def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _ConfigT:
@@ -222,6 +247,11 @@ class Stack:
         """Where clients on this machine reach the HTTP face; empty without it."""
         address = self.supervisor.status("coordinator").http_address
         return _reachable(address) if address else ""
+
+    @property
+    def coordinator_tls(self) -> Tls | None:
+        """Of the ports for clients; None is plain text."""
+        return self.config.coordinator_config(("127.0.0.1:1",), ()).tls
 
     def pid(self, role: str) -> int:
         """The present process. Raises DeadlineExceededError if none comes up within half a minute."""

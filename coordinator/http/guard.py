@@ -1,0 +1,37 @@
+"""The gate in front of the HTTP face: the peer's certificate, then its key, before anything else is read."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.access import Gate, bearer, principal
+from coordinator.http.errors import from_error
+from paceline.core.errors import PacelineError
+from paceline.rpc.auth import check_call, is_open
+
+NAMES = "certificate_names"
+"""In a request's state: the DNS names of the client's certificate, where the port demands one."""
+
+
+class Guard:
+    """ASGI middleware. Every path is asked for a key, unknown ones included; only `/health` is open."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, *, demands_certificates: bool) -> None:
+        self._app = app
+        self._gate = gate
+        self._demands_certificates = demands_certificates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on in its caller's name, or answer 401, 403 or 429."""
+        path = scope["path"]
+        if not is_open(path):
+            try:
+                if self._demands_certificates:
+                    check_call("coordinator", scope.get("state", {}).get(NAMES, ()), path)
+                caller = self._gate.enter(bearer(Headers(scope=scope).getlist("authorization")))
+            except PacelineError as error:
+                await from_error(error).response()(scope, receive, send)
+                return
+            principal.set(caller)
+        await self._app(scope, receive, send)

@@ -1,0 +1,41 @@
+"""How a command reaches a server: options that every client command has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.tls import Tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """TLS and the API key of one connection. Any TLS setting means TLS."""
+
+    tls: bool = False
+    """Use TLS; without --tls-ca with the system's authorities."""
+    tls_ca: str = ""
+    """PEM file with the authority that the server's certificate must come from."""
+    tls_certificate: str = ""
+    """PEM file with the certificate to show."""
+    tls_key: str = ""
+    """PEM file with that certificate's private key."""
+    tls_server_name: str = ""
+    """Name that the server's certificate must have; the address's host if not given."""
+    api_key: str | None = None
+    """The API key. Other users of this machine see arguments: prefer the variable."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the option."""
+        _ = self.settings
+
+    @property
+    def settings(self) -> Tls | None:
+        """What the SDK takes; None is plain text."""
+        if not (self.tls or self.tls_ca or self.tls_certificate or self.tls_key or self.tls_server_name):
+            return None
+        return Tls(
+            ca=self.tls_ca,
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            server_name=self.tls_server_name,
+        )

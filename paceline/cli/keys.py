@@ -1,0 +1,76 @@
+"""`paceline keys`: the file of API keys that a coordinator is given with `--api-keys`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import option
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.keyfile import read_keys, write_keys
+from paceline.core.keys import PREFIX, ApiKey, KeyRing, digest
+
+File = Annotated[Path, option("api_keys", "The file.", dir_okay=False)]
+Name = Annotated[str, typer.Argument(help="Whose key it is.")]
+
+KEY_BYTES = 32
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    keys = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True, rich_markup_mode=None)
+    keys.command()(add)
+    keys.command("list")(list_keys)
+    keys.command()(remove)
+    app.add_typer(keys, name="keys")
+
+
+def add(
+    name: Name,
+    api_keys: File,
+    requests_per_minute: Annotated[
+        int | None, option("requests_per_minute", "Calls a minute; no limit if not given.")
+    ] = None,
+    max_sequences: Annotated[
+        int | None, option("max_sequences", "Sequences at a time; no limit if not given.")
+    ] = None,
+) -> None:
+    """Make a key, print it, and keep its hash: it is shown this once. SIGHUP tells a running coordinator."""
+    keys = read_keys(api_keys).keys if api_keys.exists() else ()
+    if any(key.name == name for key in keys):
+        raise InvalidArgumentError("name", "has a key already; remove it first")
+    token = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    made = ApiKey(
+        name=name,
+        sha256=digest(token),
+        requests_per_minute=requests_per_minute,
+        max_sequences=max_sequences,
+    )
+    write_keys(api_keys, KeyRing((*keys, made)))
+    print(token)
+
+
+def list_keys(api_keys: File) -> None:
+    """Print each key's name and limits."""
+    for key in read_keys(api_keys).keys:
+        limits = [
+            f"{value} {what}"
+            for value, what in (
+                (key.requests_per_minute, "requests per minute"),
+                (key.max_sequences, "sequences at a time"),
+            )
+            if value is not None
+        ]
+        print(f"{key.name}: {', '.join(limits) or 'no limits'}")
+
+
+def remove(name: Name, api_keys: File) -> None:
+    """Remove a key. SIGHUP tells a running coordinator; requests that it serves go on to their end."""
+    keys = read_keys(api_keys).keys
+    rest = [key for key in keys if key.name != name]
+    if len(rest) == len(keys):
+        raise InvalidArgumentError("name", "has no key")
+    write_keys(api_keys, KeyRing(rest))

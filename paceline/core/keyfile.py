@@ -1,0 +1,36 @@
+"""The file of API keys on disk: read as a whole, replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.keys import KeyRing, parse, render
+
+
+def read_keys(file: Path) -> KeyRing:
+    """Raises InvalidArgumentError naming `api_keys`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError("api_keys", f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("api_keys", f"{file} is not UTF-8") from None
+    return parse(text)
+
+
+def write_keys(file: Path, ring: KeyRing) -> None:
+    """In one step, so that a server never reads half a file. Readable and writable by its owner only."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    new = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(render(ring))
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(file)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,76 @@
+"""Who may call what, by the certificate that a peer shows.
+
+A certificate tells its holder's role by a DNS name among its subject alternative names:
+`coordinator.paceline.internal` and so on. A DNS name, because it is the one thing that both ends can check:
+a gRPC server is told the names in its client's certificate, but a gRPC client in Python is not told those
+of its server, and can only demand one name in advance.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import grpc
+
+from paceline.core.errors import PermissionDeniedError
+from paceline.rpc.shield import Check
+
+DOMAIN: Final = "paceline.internal"
+"""`.internal` is reserved for private use: no public authority certifies such a name."""
+
+
+class PeerRole(enum.Enum):
+    """What a certificate says its holder is."""
+
+    COORDINATOR = "coordinator"
+    TARGET = "target"
+    DRAFT = "draft"
+    CLIENT = "client"
+
+    @property
+    def dns_name(self) -> str:
+        """The name that certificates of this role have."""
+        return f"{self.value}.{DOMAIN}"
+
+
+CALLERS: Final[Mapping[str, frozenset[PeerRole]]] = {
+    "target": frozenset({PeerRole.COORDINATOR}),
+    "draft": frozenset({PeerRole.COORDINATOR}),
+    "coordinator": frozenset({PeerRole.CLIENT, PeerRole.COORDINATOR}),
+}
+"""Role of a server, to the roles that may call it."""
+
+_HEALTH: Final = "/grpc.health.v1.Health/"
+
+
+def is_open(method: str) -> bool:
+    """True for what needs neither role nor key: health, by gRPC's method or HTTP's path."""
+    return method.startswith(_HEALTH) or method == "/health"
+
+
+def roles_of(names: Iterable[str]) -> frozenset[PeerRole]:
+    """The roles that a certificate with these DNS names gives. No wildcards: a role is named in full."""
+    given = {name.lower() for name in names}
+    return frozenset(role for role in PeerRole if role.dns_name in given)
+
+
+def check_call(server: str, names: Iterable[str], method: str) -> None:
+    """Raises PermissionDeniedError unless a peer with these names may call `method` of a server of this role.
+
+    Pure, and closed by default: a method that nobody thought of is one that needs the role.
+    """
+    if not is_open(method) and not roles_of(names) & CALLERS[server]:
+        raise PermissionDeniedError("the certificate shown does not allow this call")
+
+
+def names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
+    """The DNS names in a caller's certificate, which the handshake has verified."""
+    found: Iterable[bytes] = context.auth_context().get("peer_dns", ())
+    return [name.decode("utf-8", "replace") for name in found]
+
+
+def role_check(server: str) -> Check:
+    """`check_call` as what a ShieldInterceptor asks, for a server that demands certificates."""
+    return lambda context, method: check_call(server, names_of(context), method)

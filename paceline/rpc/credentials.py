@@ -1,0 +1,90 @@
+"""TLS settings as what gRPC wants: the files read, checked, and made into credentials and channels."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.tls import Tls
+
+Options = Sequence[tuple[str, Any]]
+
+
+def check_files(tls: Tls, prefix: str = "tls") -> None:
+    """Raises InvalidArgumentError naming `{prefix}_certificate`, `_key` or `_ca` for what cannot be used.
+
+    gRPC itself would say nothing, and let every handshake fail.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name in ("certificate", "key", "ca"):
+        if file := getattr(tls, name):
+            _read(file, f"{prefix}_{name}")
+    if tls.certificate:
+        try:
+            # A password is never asked for: an encrypted key is one that cannot be used.
+            context.load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
+        except (ssl.SSLError, ValueError):
+            message = f"is no unencrypted PEM key of {prefix}_certificate, or that is no PEM certificate"
+            raise InvalidArgumentError(f"{prefix}_key", message) from None
+    if tls.ca:
+        try:
+            context.load_verify_locations(tls.ca)
+        except ssl.SSLError:
+            raise InvalidArgumentError(f"{prefix}_ca", "holds no PEM certificate") from None
+
+
+def _read(file: str, name: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(name, f"{file} cannot be read: {error.strerror}") from None
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """With an authority every client must show a certificate of it. Raises InvalidArgumentError."""
+    check_files(tls)
+    pair = (_read(tls.key, "tls_key"), _read(tls.certificate, "tls_certificate"))
+    ca = _read(tls.ca, "tls_ca") if tls.ca else None
+    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Raises InvalidArgumentError."""
+    check_files(tls)
+    key, certificate, ca = (
+        _read(file, name) if file else None
+        for file, name in ((tls.key, "tls_key"), (tls.certificate, "tls_certificate"), (tls.ca, "tls_ca"))
+    )
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _options(options: Options, tls: Tls) -> Options:
+    return [*options, ("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else options
+
+
+def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channel:
+    """A channel for threads; None is plain text. Raises InvalidArgumentError."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=_options(options, tls))
+
+
+def open_aio_channel(address: str, options: Options, tls: Tls | None) -> grpc.aio.Channel:
+    """A channel for asyncio; None is plain text. Raises InvalidArgumentError."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_options(options, tls))
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,120 @@
+"""What stands between gRPC and every handler: who may not call is refused, and no call ends with a text that
+gRPC made up.
+
+Left to itself grpc.aio answers bytes that are no message, and whatever a handler raises, with UNKNOWN and
+the exception's text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from paceline.core.errors import InvalidArgumentError, NotFoundError, PacelineError
+from paceline.rpc.status import abort
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[Context, str], None]
+"""Raises PacelineError to refuse a call; takes its context and its method's full name."""
+
+_UNREADABLE: Final = object()
+"""Stands for bytes that are no message, between the deserialiser and the handler."""
+
+
+class ShieldInterceptor(grpc.aio.ServerInterceptor):
+    """Puts `check` in front of every method, also an unknown one, and tells of failures in our own words."""
+
+    def __init__(self, check: Check | None = None) -> None:
+        self._check = check or (lambda _context, _method: None)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The method's handler behind the check."""
+        method = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        return _around(handler or refusal(NotFoundError("no such method"), unknown=True), self._check, method)
+
+
+def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
+    """A handler that ends any call with `error`, and reads nothing of what the caller sends.
+
+    An `unknown` method has a code of its own.
+    """
+
+    async def refuse(_requests: Any, context: Context) -> None:
+        if unknown:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, error.message)
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _around(handler: Any, check: Check, method: str) -> Any:
+    """A handler of the same kind."""
+    receives, sends = handler.request_streaming, handler.response_streaming
+    kind = f"{'stream' if receives else 'unary'}_{'stream' if sends else 'unary'}"
+    behavior = getattr(handler, kind)
+
+    def given(request: Any, context: Context) -> Any:
+        check(context, method)
+        return _each_readable(request) if receives else _readable(request)
+
+    async def single(request: Any, context: Context) -> Any:
+        try:
+            return await behavior(given(request, context), context)
+        except Exception as error:
+            await _end(context, error)
+
+    async def several(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            async for response in behavior(given(request, context), context):
+                yield response
+        except Exception as error:
+            await _end(context, error)
+
+    # A handler that streams may also be a coroutine, which writes to the context.
+    whole: Any = several if inspect.isasyncgenfunction(behavior) else single
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(whole, _tolerant(handler.request_deserializer), handler.response_serializer)
+
+
+def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _UNREADABLE
+
+    return read
+
+
+def _readable(request: Any) -> Any:
+    if request is _UNREADABLE:
+        raise InvalidArgumentError("request", "is no message of this method")
+    return request
+
+
+async def _each_readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _readable(request)
+
+
+async def _end(context: Context, error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error  # the caller has been told already
+    if not isinstance(error, PacelineError):
+        log.error("a call failed", exc_info=error)
+    await abort(context, error)
