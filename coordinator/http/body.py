@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TypeVar
 
 import orjson
@@ -16,8 +15,6 @@ from paceline.core.errors import CancelledError
 
 BODY_SECONDS = 60.0
 """How long a client may take to send a body."""
-
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 _CLOSE = {"connection": "close"}
 
@@ -52,13 +49,20 @@ def _check_shape(raw: bytes) -> None:
     """Refuse what would take long to parse: some bytes of JSON cost a hundred times what others do."""
     if _within(raw):
         return
-    # Punctuation in a text is no structure.
-    if not _within(_STRING.sub(b"", raw)):
+    if not _within(_without_texts(raw)):
         message = (
             f"the body must not have more than {limits.MAX_JSON_VALUES} values"
             f" and {limits.MAX_JSON_CONTAINERS} objects and lists"
         )
         raise HttpError(400, message, code="too_many_values")
+
+
+def _without_texts(raw: bytes) -> bytes:
+    """The JSON without what its strings hold: punctuation in a text is no structure."""
+    if raw.count(b'"') > 4 * limits.MAX_JSON_VALUES:
+        return raw
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return b"".join(plain.split(b'"')[::2])
 
 
 def _within(raw: bytes) -> bool:

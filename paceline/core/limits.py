@@ -70,7 +70,8 @@ MAX_CHOICES: Final = 256
 
 MAX_HTTP_BODY_BYTES: Final = 10 * 1024 * 1024
 """One HTTP body: room for the longest prompt as plain ASCII text or as token ids. JSON is parsed in the
-event loop: with the two bounds below a body holds it up for a tenth of a second at most."""
+event loop: with the two bounds below the longest prompt holds it up for about a tenth of a second, and a
+body that is made to for three."""
 MAX_JSON_VALUES: Final = 1_200_000
 """Members and items of one HTTP body: a prompt of MAX_PROMPT_TOKENS, and all else."""
 MAX_JSON_CONTAINERS: Final = 50_000

@@ -13,6 +13,8 @@ from paceline.core import errors
 STATUSES = [
     (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
     (errors.TokenizerMismatchError("draft_model", "differs"), 400, "draft_model"),
+    (errors.UnauthenticatedError("a key is required"), 401, None),
+    (errors.PermissionDeniedError("not for you"), 403, None),
     (errors.NotFoundError("no such thing"), 404, None),
     (errors.FailedPreconditionError("behind"), 409, None),
     (errors.StaleEpochError("stale"), 409, None),

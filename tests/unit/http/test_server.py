@@ -101,7 +101,7 @@ async def test_a_client_that_does_not_finish_its_body_is_told(
 
 
 async def test_a_body_beyond_the_bound_is_refused(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(limits, "MAX_HTTP_BODY_BYTES", 1000)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n"
     async with served(make_app(coordinator, None)) as server:
         answer = await exchange(server, head + b"x" * 1001)

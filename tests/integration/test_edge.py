@@ -1,0 +1,306 @@
+"""Both faces of a coordinator behind one gate: keys, rates and sizes, on real ports without a model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from harness.certificates import says_nothing
+from harness.waiting import HANG
+
+from coordinator.access import ANYBODY, Gate, Principal, principal
+from coordinator.coordinator import Coordinator
+from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
+from coordinator.http.app import make_app
+from coordinator.http.server import HttpServer
+from coordinator.service import GenerationService
+from coordinator.vocabulary import Vocabulary
+from paceline.client import AsyncClient
+from paceline.core import limits
+from paceline.core.clock import ManualClock
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
+from paceline.core.keyfile import write_keys
+from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.rpc.server import Server
+from paceline.v1 import generation_pb2, generation_pb2_grpc
+
+TOKEN = "pl-0123456789-a-key-of-alice"
+METHODS = [
+    *(f"/paceline.v1.GenerationService/{m.name}" for m in generation_pb2._GENERATIONSERVICE.methods),
+    "/paceline.v1.GenerationService/NoSuchMethod",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/nobody.Knows/This",
+]
+
+
+def key(name: str = "alice", token: str = TOKEN, **bounds: int) -> ApiKey:
+    return ApiKey(name=name, sha256=digest(token), **bounds)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.load("embedded:target")
+
+
+@dataclass
+class Faces:
+    """Both ports of one coordinator, and who called it."""
+
+    coordinator: Coordinator
+    grpc_address: str
+    url: str
+    routes: list[str]
+    callers: list[Principal]
+
+    def sdk(self, api_key: str | None) -> AsyncClient:
+        return AsyncClient(self.grpc_address, api_key=api_key)
+
+    def web(self, token: str | None) -> httpx2.AsyncClient:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=HANG)
+
+
+Serve = Callable[[Gate | None], contextlib.AbstractAsyncContextManager[Faces]]
+
+
+@pytest.fixture
+def serve(vocabulary: Vocabulary) -> Serve:
+    """Serve with a gate."""
+
+    @contextlib.asynccontextmanager
+    async def serving(gate: Gate | None) -> AsyncIterator[Faces]:
+        config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="embedded:target", model_name="m")
+        coordinator = Coordinator(config, vocabulary, gate=gate)
+        callers: list[Principal] = []
+        real = coordinator.detokenize
+        coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
+        server = Server("coordinator", "127.0.0.1", 0, interceptors=[KeyInterceptor(coordinator.gate)])
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationService(coordinator, server), server.grpc
+        )
+        app = make_app(coordinator, None, gate=coordinator.gate)
+        http = HttpServer(app, "127.0.0.1", 0)
+        await server.start()
+        await http.start()
+        routes: list[str] = [route.path for route in app.routes]  # type: ignore[attr-defined]
+        try:
+            yield Faces(coordinator, server.address, f"http://{http.address}", routes, callers)
+        finally:
+            await http.stop(1)
+            await server.grpc.stop(None)
+
+    return serving
+
+
+def gate(*keys: ApiKey, clock: ManualClock | None = None) -> Gate:
+    return Gate(KeyRing(keys or [key()]), clock or ManualClock())
+
+
+# ---- no key, wrong key ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer pl-wrong"),),
+        (("authorization", f"Basic {TOKEN}"),),
+        (("authorization", TOKEN),),
+        (("authorization", f"Bearer {digest(TOKEN)}"),),
+        (("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer pl-wrong")),
+        (("x-api-key", TOKEN),),
+    ],
+)
+async def test_every_method_is_refused_without_a_key(metadata: Any, serve: Serve) -> None:
+    async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        for method in METHODS:
+            for make in (channel.unary_stream, channel.stream_stream):
+                request: Any = b"" if make == channel.unary_stream else iter([])
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await anext(aiter(make(method)(request, metadata=metadata, timeout=HANG)))
+                assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
+                assert failure.value.details() == "a valid API key is required"
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=HANG
+        )
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("token", [None, "pl-wrong", "", TOKEN.upper()])
+async def test_every_path_is_refused_without_a_key(token: str | None, serve: Serve) -> None:
+    async with serve(gate()) as faces, faces.web(token) as web:
+        assert len(faces.routes) >= 10
+        for path in [*faces.routes, "/", "/nobody/knows", "/health/", "//health", "/docs"]:
+            for method in ("GET", "POST", "OPTIONS"):
+                answer = await web.request(method, path)
+                if path == "/health":
+                    assert answer.status_code in (503, 405)
+                    continue
+                assert answer.status_code == 401, (method, path)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                error = answer.json()["error"]
+                assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                says_nothing(answer.text, *filter(None, [token]))
+
+
+async def test_the_sdk_raises_errors_of_its_own(serve: Serve) -> None:
+    async with serve(gate()) as faces:
+        for wrong in (None, "pl-wrong"):
+            async with faces.sdk(wrong) as client:
+                with pytest.raises(UnauthenticatedError):
+                    await client.detokenize([5])
+                with pytest.raises(UnauthenticatedError):
+                    await client.generate("x")
+        async with faces.sdk(TOKEN) as client:
+            assert await client.detokenize([5])
+
+
+@pytest.mark.parametrize("bad", ["", "two\nlines", "ключ", 5])
+def test_a_key_that_no_header_can_carry(bad: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as failure:
+        AsyncClient("127.0.0.1:1", api_key=bad)
+    assert failure.value.field == "api_key"
+
+
+async def test_the_principal_is_known_where_requests_begin(serve: Serve) -> None:
+    bob = key("bob", "pl-bob", max_sequences=7)
+    async with serve(gate(key(), bob)) as faces:
+        for token, caller in ((TOKEN, Principal("alice")), ("pl-bob", Principal("bob", 7))):
+            async with faces.sdk(token) as client, faces.web(token) as web:
+                await client.detokenize([5])
+                # One connection, several requests: no caller is taken for the one before.
+                for _ in range(2):
+                    answer = await web.post("/detokenize", json={"tokens": [5]})
+                    assert answer.status_code == 200
+            assert faces.callers == [caller] * 3
+            faces.callers.clear()
+    assert principal.get() is ANYBODY
+
+
+async def test_without_keys_nobody_is_asked(serve: Serve) -> None:
+    async with serve(None) as faces, faces.sdk(None) as client, faces.web(None) as web:
+        await client.detokenize([5])
+        assert (await web.get("/metrics")).status_code == 200
+        assert faces.callers == [ANYBODY]
+
+
+# ---- too many requests ----------------------------------------------------------------------------
+
+
+async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
+    clock = ManualClock()
+    limited = gate(key(requests_per_minute=2), clock=clock)
+    async with serve(limited) as faces, faces.sdk(TOKEN) as client, faces.web(TOKEN) as web:
+        await client.detokenize([5])
+        assert (await web.get("/version")).status_code == 200
+        with pytest.raises(ResourceExhaustedError) as failure:
+            await client.detokenize([5])
+        assert failure.value.retry_after == pytest.approx(30.0)
+        says_nothing(failure.value.message, TOKEN, "alice")
+        answer = await web.post("/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "30"
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        says_nothing(answer.text, TOKEN, "alice")
+        assert (await web.get("/health")).status_code == 503  # open, and takes nothing
+        clock.advance(30.0)
+        await client.detokenize([5])
+
+
+# ---- sizes ----------------------------------------------------------------------------------------
+
+
+async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:
+    unbounded = [("grpc.max_send_message_length", -1)]
+    async with serve(None) as faces:
+        async with grpc.aio.insecure_channel(faces.grpc_address, options=unbounded) as channel:
+            call = channel.unary_unary("/paceline.v1.GenerationService/Tokenize")
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call(b"\x0a" + b"x" * limits.MAX_MESSAGE_BYTES, timeout=HANG)
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        says_nothing(failure.value.details() or "")
+        async with faces.web(None) as web:
+            answer = await web.post("/tokenize", content=b" " * (limits.MAX_HTTP_BODY_BYTES + 1))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        async with faces.sdk(None) as client:
+            with pytest.raises(ResourceExhaustedError):
+                await client.tokenize("x" * limits.MAX_MESSAGE_BYTES)
+            with pytest.raises(InvalidArgumentError) as named:
+                await client.tokenize("x" * (limits.MAX_PROMPT_CHARACTERS + 1))
+            assert named.value.field == "text"
+
+
+async def test_a_body_is_not_read_before_the_key(serve: Serve) -> None:
+    async with serve(gate()) as faces, faces.web("pl-wrong") as web:
+        answer = await web.post("/v1/completions", content=b"{" * 100_000)
+        assert answer.status_code == 401
+
+
+# ---- the file of keys -----------------------------------------------------------------------------
+
+
+def config(file: Path | str, **more: Any) -> CoordinatorConfig:
+    return CoordinatorConfig(targets=("a:1",), tokenizer="t", api_keys=str(file), **more)
+
+
+async def test_a_hangup_reads_the_keys_again(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    file = tmp_path / "keys.json"
+    write_keys(file, KeyRing([key()]))
+    own = make_gate(config(file))
+    async with serve(own) as faces, faces.web(TOKEN) as alice, faces.web("pl-bob") as bob:
+        reload_on_hangup(own, config(file))
+        assert (await alice.get("/version")).status_code == 200
+        assert (await bob.get("/version")).status_code == 401
+        write_keys(file, KeyRing([key("bob", "pl-bob")]))
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await bob.get("/version")).status_code == 200
+        assert (await alice.get("/version")).status_code == 401
+        file.write_text("{")
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (await bob.get("/version")).status_code == 200
+    assert "1 API keys are in use" in caplog.text
+    assert "stay as they were" in caplog.text
+    assert "pl-bob" not in caplog.text
+
+
+def test_a_file_that_is_not_there_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as failure:
+        make_gate(config(tmp_path / "none"))
+    assert failure.value.field == "api_keys"
+    assert not make_gate(config("")).asks_for_keys
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        ({"host": "127.0.0.1"}, None),
+        ({"host": "[::1]"}, None),
+        ({"host": "localhost"}, None),
+        ({"host": "0.0.0.0"}, "TLS and API keys"),
+        ({"host": "10.0.0.1", "tls_certificate": "c", "tls_key": "k"}, "API keys"),
+        ({"host": "0.0.0.0", "api_keys": "f"}, "TLS"),
+        ({"host": "0.0.0.0", "api_keys": "f", "tls_certificate": "c", "tls_key": "k"}, None),
+    ],
+)
+def test_what_is_open_is_said(
+    values: dict[str, str], missing: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_if_open(CoordinatorConfig(targets=("a:1",), tokenizer="t", **values))  # type: ignore[arg-type]
+    if missing is None:
+        assert not caplog.records
+    else:
+        assert f"without {missing}:" in caplog.text

@@ -1,0 +1,147 @@
+"""Who may enter, how often, and with how much at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.access import ANYBODY, Gate, Principal, TokenBucket, bearer
+from paceline.core.clock import ManualClock
+from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
+from paceline.core.keys import ApiKey, KeyRing, digest
+
+
+def key(name: str, **limits: int) -> ApiKey:
+    return ApiKey(name=name, sha256=digest(f"pl-{name}"), **limits)
+
+
+@given(
+    st.integers(1, 20),
+    st.floats(0.01, 50),
+    st.lists(st.floats(0, 10, allow_subnormal=False), max_size=60),
+)
+def test_a_bucket_never_gives_more_than_its_rate_allows(
+    capacity: int, rate: float, pauses: list[float]
+) -> None:
+    bucket, now = TokenBucket(capacity, rate), 0.0
+    taken: list[float] = []
+    for pause in pauses:
+        now += pause
+        wait = bucket.take(now)
+        assert wait >= 0
+        if wait == 0:
+            taken.append(now)
+        for since in taken:
+            within = sum(1 for at in taken if at >= since)
+            assert within <= capacity + (now - since) * rate + 1e-6
+
+
+@given(st.integers(1, 20), st.floats(0.01, 50))
+def test_a_bucket_says_when_the_next_one_is_there(capacity: int, rate: float) -> None:
+    bucket = TokenBucket(capacity, rate)
+    assert [bucket.take(5.0) for _ in range(capacity)] == [0.0] * capacity
+    wait = bucket.take(5.0)
+    assert math.isclose(wait, 1 / rate)
+    assert bucket.take(5.0 + wait / 2) > 0
+    assert bucket.take(5.0 + wait * (1 + 1e-9)) == 0
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    bucket = TokenBucket(1, 1)
+    assert bucket.take(10.0) == 0
+    assert bucket.take(5.0) > 0
+
+
+def test_without_keys_everybody_enters() -> None:
+    gate = Gate()
+    assert gate.enter(None) is ANYBODY
+    assert gate.enter("anything") is ANYBODY
+    assert not gate.asks_for_keys
+
+
+def test_with_keys_only_their_holders_enter() -> None:
+    gate = Gate(KeyRing([key("alice", max_sequences=3)]))
+    assert gate.enter("pl-alice") == Principal("alice", 3)
+    told = set()
+    for token in (None, "", "pl-bob", digest("pl-alice")):
+        with pytest.raises(UnauthenticatedError) as failure:
+            gate.enter(token)
+        told.add(failure.value.message)
+    assert told == {"a valid API key is required"}
+
+
+def test_a_ring_without_keys_admits_nobody() -> None:
+    with pytest.raises(UnauthenticatedError):
+        Gate(KeyRing()).enter("pl-alice")
+
+
+def test_the_rate_is_each_keys_own() -> None:
+    clock = ManualClock()
+    gate = Gate(KeyRing([key("alice", requests_per_minute=2), key("bob", requests_per_minute=2)]), clock)
+    for _ in range(2):
+        gate.enter("pl-alice")
+    with pytest.raises(ResourceExhaustedError) as failure:
+        gate.enter("pl-alice")
+    assert failure.value.retry_after == pytest.approx(30.0)
+    gate.enter("pl-bob")
+    clock.advance(30.0)
+    gate.enter("pl-alice")
+
+
+def test_a_refused_token_takes_nothing_of_anybodys_rate() -> None:
+    gate = Gate(KeyRing([key("alice", requests_per_minute=1)]), ManualClock())
+    for _ in range(5):
+        with pytest.raises(UnauthenticatedError):
+            gate.enter("pl-wrong")
+    gate.enter("pl-alice")
+
+
+def test_sequences_are_counted_until_they_are_let_go() -> None:
+    gate = Gate(KeyRing([key("alice", max_sequences=3)]))
+    alice = gate.enter("pl-alice")
+    gate.hold(alice, 2)
+    with pytest.raises(ResourceExhaustedError) as failure:
+        gate.hold(alice, 2)
+    assert failure.value.retry_after is not None
+    gate.hold(alice, 1)
+    gate.hold(Principal("bob", 1), 1)
+    gate.let_go(alice, 2)
+    gate.hold(alice, 2)
+    with pytest.raises(ResourceExhaustedError) as never:
+        gate.hold(alice, 4)
+    assert never.value.retry_after is None
+
+
+def test_new_keys_take_over_at_once_and_old_counts_stay() -> None:
+    clock = ManualClock()
+    gate = Gate(KeyRing([key("alice", requests_per_minute=1), key("bob")]), clock)
+    alice = gate.enter("pl-alice")
+    gate.hold(alice, 1)
+    gate.replace(KeyRing([key("alice", requests_per_minute=1, max_sequences=1)]))
+    with pytest.raises(UnauthenticatedError):
+        gate.enter("pl-bob")
+    with pytest.raises(ResourceExhaustedError):
+        gate.enter("pl-alice")
+    gate.replace(KeyRing([key("alice", requests_per_minute=2, max_sequences=1)]))
+    with pytest.raises(ResourceExhaustedError, match="sequences"):
+        gate.hold(gate.enter("pl-alice"), 1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "token"),
+    [
+        (["Bearer abc"], "abc"),
+        (["bearer  abc "], "abc"),
+        (["Bearer"], None),
+        (["Bearer "], None),
+        (["Basic abc"], None),
+        (["abc"], None),
+        ([], None),
+        (["Bearer abc", "Bearer def"], None),
+    ],
+)
+def test_the_token_of_a_header(headers: list[str], token: str | None) -> None:
+    assert bearer(headers) == token

@@ -1,0 +1,109 @@
+"""Who may call what, and TLS settings that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError, PermissionDeniedError
+from paceline.core.tls import Tls
+from paceline.rpc.auth import PeerRole, check_call, is_open, roles_of
+from paceline.v1 import draft_pb2, generation_pb2, target_pb2
+
+METHODS = [
+    f"/{service.full_name}/{method.name}"
+    for package in (draft_pb2, generation_pb2, target_pb2)
+    for service in package.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+] + [
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/nobody/Knows",
+    "",
+    "/metrics",
+    "/v1/models",
+]
+OPEN = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/health"]
+ALLOWED = {
+    "target": {PeerRole.COORDINATOR},
+    "draft": {PeerRole.COORDINATOR},
+    "coordinator": {PeerRole.COORDINATOR, PeerRole.CLIENT},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("server", ALLOWED)
+def test_every_method_needs_a_role_that_may_call_it(server: str, method: str) -> None:
+    for role in PeerRole:
+        if role in ALLOWED[server]:
+            check_call(server, ["host.example", role.dns_name], method)
+        else:
+            with pytest.raises(PermissionDeniedError):
+                check_call(server, ["host.example", role.dns_name], method)
+    for names in (
+        [],
+        ["host.example"],
+        ["coordinator"],
+        ["*.paceline.internal"],
+        ["x.coordinator.paceline.internal"],
+    ):
+        with pytest.raises(PermissionDeniedError):
+            check_call(server, names, method)
+
+
+@pytest.mark.parametrize("method", OPEN)
+@pytest.mark.parametrize("server", ALLOWED)
+def test_health_needs_no_role(server: str, method: str) -> None:
+    check_call(server, [], method)
+
+
+@pytest.mark.parametrize(
+    "method", [*METHODS, "/health/", "/healthz", "/v1/health", "/grpc.health.v1.Healthy/Check"]
+)
+def test_nothing_else_is_open(method: str) -> None:
+    assert not is_open(method)
+
+
+def test_roles_are_named_in_full_in_any_case() -> None:
+    assert roles_of(["Coordinator.Paceline.Internal", "draft.paceline.internal"]) == {
+        PeerRole.COORDINATOR,
+        PeerRole.DRAFT,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"tls_certificate": "c"}, "tls_key"),
+        ({"tls_key": "k"}, "tls_certificate"),
+        ({"tls_ca": "a"}, "tls_certificate"),
+        ({"tls_certificate": "c", "tls_key": "k"}, "tls_ca"),
+    ],
+)
+def test_a_worker_has_all_of_tls_or_none(values: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as failure:
+        WorkerConfig(model="m", **values)
+    assert failure.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"tls_certificate": "c"}, "tls_key"),
+        ({"tls_ca": "a"}, "tls_certificate"),
+        ({"worker_tls_certificate": "c"}, "worker_tls_key"),
+        ({"worker_tls_key": "k"}, "worker_tls_certificate"),
+        ({"worker_tls_ca": "a"}, "worker_tls_certificate"),
+        ({"worker_tls_certificate": "c", "worker_tls_key": "k"}, "worker_tls_ca"),
+        ({"max_request_seconds": 0.0}, "max_request_seconds"),
+    ],
+)
+def test_a_coordinator_has_each_tls_as_a_whole(values: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as failure:
+        CoordinatorConfig(targets=("a:1",), tokenizer="t", **values)  # type: ignore[arg-type]
+    assert failure.value.field == field
+
+
+def test_clients_may_go_without_certificates() -> None:
+    config = CoordinatorConfig(targets=("a:1",), tokenizer="t", tls_certificate="c", tls_key="k")
+    assert config.tls == Tls(certificate="c", key="k")
+    assert config.worker_tls is None
