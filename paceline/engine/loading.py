@@ -59,8 +59,8 @@ def load_model(
 
     `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
     few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
-    last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Raises
-    InvalidArgumentError naming `model` or `dtype`.
+    last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
+    safetensors only. Raises InvalidArgumentError naming `model` or `dtype`.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
@@ -77,6 +77,8 @@ def load_model(
             config=config,
             dtype="auto" if dtype is None else _DTYPES[dtype],
             trust_remote_code=trust_remote_code,
+            # Weights in any other format are a pickle.
+            use_safetensors=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

@@ -1,0 +1,155 @@
+"""What the source must not do, and what the files in `deploy/` must not hand out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine import build, loading
+from paceline.supervisor import StackConfig
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("paceline", "coordinator", "draft_worker", "target_worker", "tools")
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
+OWN_CHECKPOINTS = "paceline/assets/training/"
+"""The trainer of the embedded pair reads what it wrote itself, as tensors only."""
+
+
+def findings(source: str, path: str) -> Iterator[str]:
+    """Whatever may run what it reads."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            modules = names if isinstance(node, ast.Import) else [node.module or ""]
+            if {module.split(".")[0] for module in modules} & UNSAFE_MODULES:
+                yield f"{path}:{node.lineno} imports {modules}"
+        elif isinstance(node, ast.Call):
+            name, options = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            tensors_only = path.startswith(OWN_CHECKPOINTS) and options.get("weights_only") == "True"
+            if (
+                name in UNSAFE_CALLS
+                or (name == "torch.load" and not tensors_only)
+                or options.get("allow_pickle", "False") != "False"
+                or options.get("shell", "False") != "False"
+            ):
+                yield f"{path}:{node.lineno} calls {name}"
+
+
+def test_nothing_that_is_read_is_run() -> None:
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    assert len(files) > 100
+    assert [each for f in files for each in findings(f.read_text(), str(f.relative_to(ROOT)))] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import dill.source",
+        "yaml.load(text)",
+        "torch.load(file)",
+        "torch.load(file, weights_only=True)",
+        "numpy.load(file, allow_pickle=True)",
+        "subprocess.run(text, shell=True)",
+        "eval(text)",
+    ],
+)
+def test_the_search_finds_what_it_is_for(planted: str) -> None:
+    assert list(findings(planted, "paceline/rpc/x.py"))
+
+
+# ---- code and pickles of models -------------------------------------------------------------------
+
+
+def test_code_of_a_model_is_trusted_only_when_asked() -> None:
+    for cls in (WorkerConfig, StackConfig):
+        (field,) = (f for f in fields(cls) if f.name == "trust_remote_code")
+        assert field.default is False
+    assert inspect.signature(loading.load_model).parameters["trust_remote_code"].default is False
+
+
+class SeenError(Exception):
+    """Ends the loading once all is known."""
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_what_is_asked_reaches_transformers(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def load_config(_name: str, **options: Any) -> Any:
+        seen.append(options)
+        return real
+
+    def load_model(_name: str, **options: Any) -> Any:
+        seen.append(options)
+        raise SeenError
+
+    config = WorkerConfig(model="embedded:draft", **({"trust_remote_code": True} if trusted else {}))
+    real = AutoConfig.from_pretrained(ROOT / "paceline/assets/draft")
+    monkeypatch.setattr(loading, "AutoConfig", SimpleNamespace(from_pretrained=load_config))
+    monkeypatch.setattr(loading, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=load_model))
+    with pytest.raises(SeenError):
+        build.build(config)
+    assert [options["trust_remote_code"] for options in seen] == [trusted, trusted]
+    assert seen[1]["use_safetensors"] is True
+
+
+def test_a_model_of_pickled_weights_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    draft = ROOT / "paceline/assets/draft"
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((draft / name).read_bytes())
+    model = AutoModelForCausalLM.from_pretrained(draft)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(InvalidArgumentError) as failure:
+        loading.load_model(tmp_path)
+    assert failure.value.field == "model"
+
+
+# ---- deploy/compose.secure.yml --------------------------------------------------------------------
+
+
+def overlay() -> dict[str, Any]:
+    text = (ROOT / "deploy/compose.secure.yml").read_text()
+    content: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text))["services"]
+    return content
+
+
+def test_every_service_has_its_own_key_and_no_other() -> None:
+    base = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", (ROOT / "docker-compose.yml").read_text()))
+    services = overlay()
+    assert services.keys() == base["services"].keys()
+    for name, service in services.items():
+        role = name.removesuffix("-cpu").removesuffix("-worker")
+        mounts = dict(volume.removesuffix(":ro").split(":") for volume in service["volumes"])
+        assert all(volume.endswith(":ro") for volume in service["volumes"])
+        keys = [source for source in mounts if source.endswith(".key")]
+        assert keys == [f"./certificates/{role}.key"]
+        there = set(mounts.values())
+        for value in service["environment"].values():
+            assert value in there or str(Path(value).parent) in there
+
+
+def test_its_variables_are_options_that_fit_together() -> None:
+    for name, service in overlay().items():
+        values = {key.removeprefix("PACELINE_").lower(): v for key, v in service["environment"].items()}
+        if name.startswith("coordinator"):
+            config = CoordinatorConfig(targets=("t:1",), tokenizer="t", **values)
+            assert (config.tls is not None, config.worker_tls is not None) == (True, True)
+        else:
+            assert WorkerConfig(model="m", **values).tls is not None
