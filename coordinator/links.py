@@ -211,7 +211,7 @@ class Link:
         return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
 
     def _end(self, reason: str) -> None:
-        was_ready = self.ready
+        was_ready, before = self.ready, self.reason
         self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
         self.reason = reason
         self._outbox.clear()
@@ -219,6 +219,8 @@ class Link:
         if was_ready:
             log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
             self._observer.lost(self)
+        elif self._tls is not None and reason != before:
+            log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
 
     async def _converse(self, channel: grpc.aio.Channel) -> None:
         self._stream = stream = self.dialect.open(channel)

@@ -1,4 +1,4 @@
-"""The gate in front of the HTTP face: the peer's certificate, then its key, before anything else is read."""
+"""The gate in front of the HTTP face: a client's key, then its certificate, before anything else is read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Guard:
         path = scope["path"]
         if not is_open(path):
             try:
+                caller = self._gate.enter(bearer(Headers(scope=scope).getlist("authorization")))
                 if self._demands_certificates:
                     check_call("coordinator", scope.get("state", {}).get(NAMES, ()), path)
-                caller = self._gate.enter(bearer(Headers(scope=scope).getlist("authorization")))
             except PacelineError as error:
                 await from_error(error).response()(scope, receive, send)
                 return

@@ -10,12 +10,12 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import call_metadata, channel_options, translated
+from paceline.client.channel import call_metadata, channel_options, checked_tls, translated
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.tls import Tls
-from paceline.rpc.credentials import check_files, open_aio_channel
+from paceline.rpc.credentials import open_aio_channel
 from paceline.v1 import generation_pb2
 from paceline.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -97,9 +97,7 @@ class AsyncClient:
         """
         self.address = requests.checked_address(address)
         self._metadata = call_metadata(api_key)
-        self._tls = tls
-        if tls is not None:
-            check_files(tls)
+        self._tls = checked_tls(tls)
         self._channel: grpc.aio.Channel | None = None
         self._stub: GenerationServiceAsyncStub | None = None
         self._closed = False

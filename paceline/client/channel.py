@@ -10,7 +10,8 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
-from paceline.rpc.credentials import is_loopback
+from paceline.core.tls import Tls
+from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.status import from_rpc_error
 
 KEEPALIVE_MILLISECONDS = 30_000
@@ -32,6 +33,15 @@ def channel_options(address: str) -> tuple[tuple[str, int], ...]:
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
     )
     return (*options, ("grpc.enable_http_proxy", 0)) if is_loopback(address.rpartition(":")[0]) else options
+
+
+def checked_tls(tls: Tls | None) -> Tls | None:
+    """Raises InvalidArgumentError naming `tls`, or the file that cannot be used."""
+    if tls is not None:
+        if not isinstance(tls, Tls):
+            raise InvalidArgumentError("tls", f"must be Tls, got {type(tls).__name__}")
+        check_files(tls)
+    return tls
 
 
 def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import call_metadata, channel_options, translated
+from paceline.client.channel import call_metadata, channel_options, checked_tls, translated
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import PacelineError
@@ -96,7 +96,7 @@ class Client:
         """
         self.address = requests.checked_address(address)
         self._metadata = call_metadata(api_key)
-        self._channel = open_channel(self.address, channel_options(self.address), tls)
+        self._channel = open_channel(self.address, channel_options(self.address), checked_tls(tls))
         self._stub = GenerationServiceStub(self._channel)
 
     def generate(

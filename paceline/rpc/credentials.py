@@ -69,7 +69,7 @@ def _options(options: Options, tls: Tls) -> Options:
 
 
 def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channel:
-    """A channel for threads; None is plain text. Raises InvalidArgumentError."""
+    """A channel for threads; None is plain text. Raises InvalidArgumentError naming a file."""
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(tls), options=_options(options, tls))
