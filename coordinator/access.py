@@ -1,13 +1,14 @@
 """Who may use this coordinator, and how much: API keys and their limits, for both faces.
 
 A face hands the token of a call to `Gate.enter`, which says who calls or refuses; what the call then does is
-counted by `Gate.hold`, in the one place where sequences begin. Pure but for `principal`, the variable that
+counted by `Gate.holding`, in the one place where sequences begin. Pure but for `principal`, the variable that
 carries the caller from the face to that place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -103,16 +104,23 @@ class Gate:
             bucket = self._buckets[key.name] = TokenBucket(per_minute, per_minute / 60)
         return bucket
 
-    def hold(self, caller: Principal, sequences: int) -> None:
-        """Count the caller's sequences until `let_go`. Raises ResourceExhaustedError, then counts none."""
+    @contextlib.contextmanager
+    def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
+        """Count the caller's sequences for as long as the block lasts. Raises ResourceExhaustedError."""
+        self._hold(caller, sequences)
+        try:
+            yield
+        finally:
+            self._let_go(caller, sequences)
+
+    def _hold(self, caller: Principal, sequences: int) -> None:
         held = self._held.get(caller.name, 0) + sequences
         if caller.max_sequences is not None and held > caller.max_sequences:
             message = f"this API key's limit of {caller.max_sequences} sequences at a time is reached"
             raise ResourceExhaustedError(message, ROOM_SECONDS if sequences <= caller.max_sequences else None)
         self._held[caller.name] = held
 
-    def let_go(self, caller: Principal, sequences: int) -> None:
-        """The end of what `hold` counted."""
+    def _let_go(self, caller: Principal, sequences: int) -> None:
         held = self._held[caller.name] - sequences
         if held:
             self._held[caller.name] = held

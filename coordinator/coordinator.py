@@ -151,6 +151,13 @@ class Coordinator:
 
         Raises PacelineError; InvalidArgumentError names the field.
         """
+        # Counted before anything is done for it: tokenising and waiting are work as well.
+        with self.gate.holding(principal.get(), call.sampling.n):
+            async with self._generating(call) as generation:
+                yield generation
+
+    @contextlib.asynccontextmanager
+    async def _generating(self, call: GenerateCall) -> AsyncIterator[Generation]:
         self._refuse_when_draining()
         await self._wait_for_target()
         info = self.target_info()
@@ -166,8 +173,6 @@ class Coordinator:
         params = self._params(call, len(prompt))
         check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
         choices: list[Running] = []
-        caller = principal.get()
-        self.gate.hold(caller, params.sampling.n)
         self._request_ids.add(request_id)
         aging = asyncio.get_running_loop().call_later(self.config.max_request_seconds, self._expire, choices)
         try:
@@ -177,7 +182,6 @@ class Coordinator:
             yield Generation(request_id, prompt, self._echoed(call, prompt), choices)
         finally:
             aging.cancel()
-            self.gate.let_go(caller, params.sampling.n)
             self._request_ids.discard(request_id)
             self._request_ended.set()
             for running in choices:

@@ -99,35 +99,45 @@ def test_a_refused_token_takes_nothing_of_anybodys_rate() -> None:
     gate.enter("pl-alice")
 
 
-def test_sequences_are_counted_until_they_are_let_go() -> None:
+def refused(gate: Gate, caller: Principal, sequences: int) -> ResourceExhaustedError:
+    with pytest.raises(ResourceExhaustedError) as failure, gate.holding(caller, sequences):
+        pass
+    return failure.value
+
+
+def test_sequences_are_counted_for_as_long_as_they_are_held() -> None:
     gate = Gate(KeyRing([key("alice", max_sequences=3)]))
+    alice, bob = gate.enter("pl-alice"), Principal("bob", 1)
+    with gate.holding(alice, 1):
+        with gate.holding(alice, 2), gate.holding(bob, 1):
+            for caller, sequences in ((alice, 1), (alice, 3), (bob, 1)):
+                assert refused(gate, caller, sequences).retry_after is not None
+        with gate.holding(alice, 2), gate.holding(bob, 1):
+            pass
+    # It never fits: there is nothing to wait for.
+    assert refused(gate, alice, 4).retry_after is None
+    with gate.holding(alice, 3):
+        pass
+
+
+def test_what_fails_is_let_go_too() -> None:
+    gate = Gate(KeyRing([key("alice", max_sequences=1)]))
     alice = gate.enter("pl-alice")
-    gate.hold(alice, 2)
-    with pytest.raises(ResourceExhaustedError) as failure:
-        gate.hold(alice, 2)
-    assert failure.value.retry_after is not None
-    gate.hold(alice, 1)
-    gate.hold(Principal("bob", 1), 1)
-    gate.let_go(alice, 2)
-    gate.hold(alice, 2)
-    with pytest.raises(ResourceExhaustedError) as never:
-        gate.hold(alice, 4)
-    assert never.value.retry_after is None
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), gate.holding(alice, 1):
+            _ = 1 / 0
 
 
 def test_new_keys_take_over_at_once_and_old_counts_stay() -> None:
-    clock = ManualClock()
-    gate = Gate(KeyRing([key("alice", requests_per_minute=1), key("bob")]), clock)
-    alice = gate.enter("pl-alice")
-    gate.hold(alice, 1)
-    gate.replace(KeyRing([key("alice", requests_per_minute=1, max_sequences=1)]))
-    with pytest.raises(UnauthenticatedError):
-        gate.enter("pl-bob")
-    with pytest.raises(ResourceExhaustedError):
-        gate.enter("pl-alice")
-    gate.replace(KeyRing([key("alice", requests_per_minute=2, max_sequences=1)]))
-    with pytest.raises(ResourceExhaustedError, match="sequences"):
-        gate.hold(gate.enter("pl-alice"), 1)
+    gate = Gate(KeyRing([key("alice", requests_per_minute=1), key("bob")]), ManualClock())
+    with gate.holding(gate.enter("pl-alice"), 1):
+        gate.replace(KeyRing([key("alice", requests_per_minute=1, max_sequences=1)]))
+        with pytest.raises(UnauthenticatedError):
+            gate.enter("pl-bob")
+        with pytest.raises(ResourceExhaustedError):
+            gate.enter("pl-alice")
+        gate.replace(KeyRing([key("alice", requests_per_minute=2, max_sequences=1)]))
+        assert "sequences" in refused(gate, gate.enter("pl-alice"), 1).message
 
 
 @pytest.mark.parametrize(
