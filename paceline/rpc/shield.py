@@ -7,6 +7,7 @@ the exception's text.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -77,8 +78,10 @@ def _around(handler: Any, check: Check, method: str) -> Any:
 
     async def several(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for response in behavior(given(request, context), context):
-                yield response
+            # A call that is cancelled ends its handler at once, not when the handler is collected.
+            async with contextlib.aclosing(behavior(given(request, context), context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await _end(context, error)
 
