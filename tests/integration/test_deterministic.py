@@ -21,7 +21,7 @@ PARAMETERS: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "logprobs": 
 
 @pytest.fixture(scope="module")
 def deterministic(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, deterministic=True, lookahead_branches=8) as stack:
+    with running_stack(pair_paths, deterministic=True) as stack:
         yield stack
         stack.check_pools_whole()
         stack.check_logs()

@@ -131,6 +131,8 @@ def stack_config(pair: Pair, **changes: Any) -> StackConfig:
         "num_blocks": 1024,
         "block_size": 16,
         "start_timeout": 300.0,
+        # Also where two cores would leave drafting ahead off.
+        "lookahead_branches": 8,
     }
     return StackConfig(**(values | changes))
 
