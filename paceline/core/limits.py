@@ -42,6 +42,16 @@ MAX_BAD_WORD_TOKENS: Final = 256
 """One bad word, tokenised."""
 MAX_ALLOWED_TOKEN_IDS: Final = 32_768
 
+MAX_STRUCTURE_CHARACTERS: Final = 65_536
+"""A JSON schema, a regular expression or a grammar; the texts of a choice together."""
+MAX_STRUCTURE_CHOICES: Final = 1024
+MAX_STRUCTURE_SECONDS: Final = 0.5
+"""Processor time for compiling a structure and trying it, and for the masks of one round."""
+MAX_STRUCTURE_CHECKS: Final = 256
+"""Structures that wait for being compiled at a time; one more is refused with RESOURCE_EXHAUSTED."""
+MAX_COMPILED_STRUCTURES: Final = 256
+"""Structures a process keeps compiled."""
+
 MAX_N: Final = 128
 """Completions of one request."""
 MAX_LOGPROBS: Final = 20

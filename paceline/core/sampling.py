@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from paceline.core import limits
 from paceline.core.checks import from_mapping, integer, items, number, require
+from paceline.core.structured import StructuredOutputs, structured_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class SamplingParams:
     """The same for the prompt's tokens."""
     echo: bool = False
     """Put the prompt in front of the text."""
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    """What the text must look like."""
 
     def __post_init__(self) -> None:
         """Normalise the convenient spellings, then refuse what cannot be honoured."""
@@ -65,6 +68,7 @@ class SamplingParams:
         self._check_length()
         self._check_stop()
         self._check_masks()
+        self._check_structure()
         self._check_reports()
 
     def _check_distribution(self) -> None:
@@ -151,6 +155,22 @@ class SamplingParams:
         )
         for token_id in allowed:
             require(integer("allowed_token_ids", token_id) >= 0, "allowed_token_ids", "must not be negative")
+
+    def _check_structure(self) -> None:
+        """Together with a structure these could leave no token, or no way to end."""
+        object.__setattr__(self, "structured_outputs", structured_outputs(self.structured_outputs))
+        if self.structured_outputs is None:
+            return
+        message = "cannot be combined with structured_outputs"
+        require(not self.ignore_eos, "ignore_eos", message)
+        require(not self.bad_words, "bad_words", message)
+        require(self.allowed_token_ids is None, "allowed_token_ids", message)
+
+    @property
+    def structure(self) -> StructuredOutputs | None:
+        """`structured_outputs`, which may have been given as a dictionary."""
+        assert not isinstance(self.structured_outputs, Mapping)
+        return self.structured_outputs
 
     def _check_reports(self) -> None:
         require(

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from paceline.core.checks import DraftTokens, draft_tokens, from_mapping, require
 from paceline.core.sampling import SamplingParams
+from paceline.core.structured import StructuredOutputs
 
 __all__ = [
     "AcceptanceMode",
@@ -22,6 +23,7 @@ __all__ = [
     "SequenceParams",
     "SparseDistribution",
     "SpeculationParams",
+    "StructuredOutputs",
     "Timings",
     "TokenLogprobs",
     "TokenOrigin",

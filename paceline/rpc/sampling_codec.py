@@ -7,13 +7,15 @@ would change what the caller asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.core.structured import FIELD as STRUCTURE
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, StructuredOutputs
 from paceline.v1 import common_pb2
 
 _MODES = {
@@ -99,7 +101,34 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
             raise InvalidArgumentError(name, "does not fit the wire's type") from None
     if params.max_tokens is None:
         message.max_tokens = UNLIMITED_MAX_TOKENS
+    if params.structure is not None:
+        message.structured_outputs.CopyFrom(structure_to_proto(params.structure))
     return message
+
+
+def structure_to_proto(structure: StructuredOutputs) -> common_pb2.StructuredOutputs:
+    """Raises InvalidArgumentError for text that no UTF-8 can carry."""
+    message = common_pb2.StructuredOutputs(disable_any_whitespace=structure.disable_any_whitespace)
+    value: Any = getattr(structure, structure.kind)
+    if structure.kind == "choice":
+        for text in value:
+            check_text(structure.field, text)
+        message.choice.texts.extend(value)
+        return message
+    if structure.kind != "json_object":
+        check_text(structure.field, value)
+    setattr(message, structure.kind, value)
+    return message
+
+
+def structure_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOutputs:
+    """Raises InvalidArgumentError naming the field."""
+    refuse_unknown_fields(message, STRUCTURE)
+    refuse_unknown_fields(message.choice, f"{STRUCTURE}.choice")
+    kind = message.WhichOneof("constraint")
+    value: Any = () if kind is None else getattr(message, kind)
+    given = {} if kind is None else {kind: tuple(value.texts) if kind == "choice" else value}
+    return StructuredOutputs(disable_any_whitespace=message.disable_any_whitespace, **given)
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
@@ -121,6 +150,11 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         bad_words=tuple(message.bad_words),
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        structured_outputs=(
+            structure_from_proto(message.structured_outputs)
+            if message.HasField("structured_outputs")
+            else None
+        ),
         **values,
     )
 
