@@ -16,6 +16,7 @@ from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, Targe
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.round import RoundMachine
+from coordinator.structures import Structures
 from coordinator.together import together
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
@@ -79,6 +80,7 @@ class Coordinator:
         self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
         self._clock = clock
         self._pair = Pair(config.max_num_speculative_tokens)
+        self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
@@ -166,6 +168,8 @@ class Coordinator:
         if not prompt:
             raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+        if call.sampling.structure is not None:
+            await self._structures.check(call.sampling.structure, info.eos_token_ids)
         self._refuse_when_draining()
         request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
         if request_id in self._request_ids:

@@ -78,7 +78,9 @@ class Ahead:
         self.region = Branching(self.held.table, 1 + self.depth * len(self.outcomes))
         self.base_length = len(session.tokens)
         self._above = self.region.branch(self.held.table.length)
-        drafting = Drafting(session.params, tuple(session.tokens), k + 1, self.tape, list(self.drawn))
+        drafting = Drafting(
+            session.params, tuple(session.tokens), k + 1, self.tape, list(self.drawn), self.held.grammar
+        )
         self.last_entry = Limb(self._above, drafting)
 
     def guesses(self, accepted: int) -> tuple[int, ...]:
@@ -133,7 +135,7 @@ class Ahead:
         everything = accepted == len(self.drawn)
         entries = self.region.branch(self.base_length + accepted, self._above if everything else None)
         tape = self.tape.of_round_at(self.base_length, accepted + 1, session.params, k)
-        return Limb(entries, Drafting(session.params, ledger, k, tape))
+        return Limb(entries, Drafting(session.params, ledger, k, tape, grammar=self.held.grammar))
 
     def unfinished(self) -> list[Limb]:
         """What still needs passes."""

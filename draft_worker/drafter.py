@@ -23,6 +23,7 @@ from draft_worker.ahead import Ahead, Limb
 from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape, propose
+from draft_worker.structure import only_allowed, restrictions_of, steps_under
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import (
@@ -46,6 +47,8 @@ from paceline.engine.branches import BranchInput
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
+from paceline.engine.structured import grammar_for, restricted
+from paceline.grammar import Grammars
 from paceline.kv import BlockTable, Branch
 from paceline.rpc.codec import check_opening, check_token_ids
 
@@ -93,6 +96,7 @@ class Drafter:
         vocabulary_size: int,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
+        grammars: Grammars | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._runner = runner
@@ -100,6 +104,7 @@ class Drafter:
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
         self._clock = clock
         self.holdings: Holdings[DraftProposal] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds
@@ -136,10 +141,11 @@ class Drafter:
 
     def _open(self, command: OpenSequence) -> None:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
+        grammar = grammar_for(command.params, self._grammars)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._leave(command.sequence_id)
-        self.holdings.open(command)
+        self.holdings.open(command, grammar)
 
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:
         held = self.holdings.get(command.sequence_id)
@@ -166,7 +172,7 @@ class Drafter:
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the round's place alone, so what a branch drew is drawn already.
         tape = NoiseTape.record(held.session.params, base, k, self._vocabulary_size)
-        drafting = Drafting(held.session.params, tokens, k, tape, drawn)
+        drafting = Drafting(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *drafting.token_ids][held.table.length :]
         r = _Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))
         self._rounds[command.sequence_id] = r
@@ -239,14 +245,21 @@ class Drafter:
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> list[Drawn | None]:
         """The next token of each, None where the logits are no distribution."""
+        steps, allowed = [d.step for d in draftings], logits
+        restrictions = restrictions_of(draftings, self._eos_token_ids)
+        if restrictions is not None:
+            steps = steps_under(steps, restrictions)
+            allowed = restricted(logits, restrictions, [1] * len(steps))
         drawn = propose(
-            [d.step for d in draftings],
-            logits,
+            steps,
+            allowed,
             self._config.support_mass,
             self._config.support_bound,
             self._eos_token_ids,
             MAX_RANK if self._config.lookahead_branches else 0,
         )
+        if restrictions is not None:
+            drawn = only_allowed(drawn, restrictions)
         broken = broken_rows(logits)
         return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from draft_worker.propose import Drawn, NoiseTape, Step
 from paceline.core.types import SequenceParams
+from paceline.grammar import GrammarState
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +20,8 @@ class Drafting:
     k: int
     tape: NoiseTape
     drawn: list[Drawn] = field(default_factory=list)
+    grammar: GrammarState | None = None
+    """The sequence's, which knows what each token may be; None where it may be anything."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -10,6 +10,7 @@ import grpc
 from draft_worker.drafter import Drafter
 from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
+from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
 from paceline.rpc.worker import serve_stream
 from paceline.v1 import draft_pb2, draft_pb2_grpc
@@ -56,6 +57,7 @@ def _make_drafter(built: Built, config: WorkerConfig) -> Drafter:
         vocabulary_size=built.loaded.vocab_size,
         max_model_len=built.max_model_len,
         eos_token_ids=sorted(built.loaded.eos_token_ids),
+        grammars=grammars_of(built.loaded),
     )
 
 

@@ -9,6 +9,7 @@ import grpc
 
 from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
+from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
 from paceline.rpc.worker import serve_stream
 from paceline.v1 import target_pb2, target_pb2_grpc
@@ -56,6 +57,7 @@ def _make_verifier(built: Built, config: WorkerConfig) -> Verifier:
         vocabulary_size=built.loaded.vocab_size,
         max_model_len=built.max_model_len,
         eos_token_ids=sorted(built.loaded.eos_token_ids),
+        grammars=grammars_of(built.loaded),
     )
 
 

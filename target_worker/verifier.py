@@ -9,7 +9,7 @@ of them comes true the next round begins in the same breath as the verdict leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,6 +34,8 @@ from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
+from paceline.engine.structured import Restriction, grammar_for, restricted, restriction
+from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from target_worker.decide import Case, decide, logprobs_of
 
@@ -46,6 +48,8 @@ class _Round:
     job: Job
     foreseen: dict[tuple[int, int], VerifyRound] = field(default_factory=dict)
     """The next round, by outcome: (accepted, next token)."""
+    restriction: Restriction | None = None
+    """What its rows may be; None where that is anything."""
 
 
 def _place(command: VerifyRound | VerifyAhead) -> tuple[int, int, int]:
@@ -73,6 +77,7 @@ class Verifier:
         vocabulary_size: int,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
+        grammars: Grammars | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._runner = runner
@@ -80,6 +85,7 @@ class Verifier:
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
         self._clock = clock
         self.holdings: Holdings[Verdict] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds
@@ -115,10 +121,11 @@ class Verifier:
 
     def _open(self, command: OpenSequence) -> None:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
+        grammar = grammar_for(command.params, self._grammars)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)
-        self.holdings.open(command)
+        self.holdings.open(command, grammar)
 
     def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
         held = self.holdings.get(command.sequence_id)
@@ -195,7 +202,26 @@ class Verifier:
             else:
                 events.append(self._score(part))
         if result.finished:
+            events.extend(self._restrict(result.finished, spoiled))
             events.extend(self._judge(result, spoiled))
+        return events
+
+    def _restrict(self, finished: Sequence[Job], spoiled: set[str]) -> list[TargetEvent]:
+        """Settle what the rows of each may be; one whose grammar gives up fails and is `spoiled`."""
+        events: list[TargetEvent] = []
+        for job in finished:
+            state, session = job.held.grammar, job.held.session
+            if state is None or job.sequence_id in spoiled:
+                continue
+            r = self._rounds[job.sequence_id]
+            drafts = r.command.proposal.token_ids
+            try:
+                r.restriction = restriction(
+                    state, session.params, session.tokens, drafts, self._eos_token_ids
+                )
+            except PacelineError as error:
+                spoiled.add(job.sequence_id)
+                events.append(self._fail(job, error))
         return events
 
     def _score(self, part: Scored) -> PromptLogprobs:
@@ -213,17 +239,24 @@ class Verifier:
             tuple(reported_logprobs(part.logits, tokens, [wanted] * count)),
         )
 
-    def _judge(self, result: PassResult, spoiled: Set[str]) -> list[TargetEvent]:
+    def _judge(self, result: PassResult, spoiled: set[str]) -> list[TargetEvent]:
         assert result.logits is not None
         begun = self._clock()
         finished, logits, events = self._without_broken(result, spoiled)
         if not finished:
             return events
         rounds = [self._rounds.pop(job.sequence_id) for job in finished]
+        restrictions = [r.restriction for r in rounds]
         cases = [
-            Case(r.job.held.session.params, r.job.held.session.tokens, r.command.proposal) for r in rounds
+            Case(
+                r.job.held.session.params if r.restriction is None else r.restriction.params,
+                r.job.held.session.tokens,
+                r.command.proposal,
+            )
+            for r in rounds
         ]
-        verdicts = decide(cases, logits, self._eos_token_ids)
+        allowed = restricted(logits, restrictions, [case.rows for case in cases])
+        verdicts = decide(cases, allowed, self._eos_token_ids)
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
         for r, (num_accepted, next_token), reported in zip(rounds, verdicts, logprobs, strict=True):
@@ -249,7 +282,7 @@ class Verifier:
         return verdict
 
     def _without_broken(
-        self, result: PassResult, spoiled: Set[str]
+        self, result: PassResult, spoiled: set[str]
     ) -> tuple[Sequence[Job], torch.Tensor, list[TargetEvent]]:
         """Fail the sequences whose logits are no distribution; `spoiled` ones have failed, others go on."""
         assert result.logits is not None

@@ -16,9 +16,16 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from coordinator.coordinator import Coordinator
 from coordinator.http.errors import HttpError, unknown_parameter, unsupported_parameter
+from coordinator.http.structures import (
+    FORMAT_NAMES,
+    ResponseFormat,
+    StructuredOutputsBody,
+    TextFormat,
+    structure_of,
+)
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, StructuredOutputs
 from paceline.rpc.codec import GenerateCall, generate_request_from_proto, generate_request_to_proto
 
 MAX_LABEL_CHARACTERS = 512
@@ -125,6 +132,8 @@ class GenerationRequest(Schema):
     prompt_logprobs: int | None = told(
         "Likeliest tokens at each token of the prompt.", minimum=0, maximum=limits.MAX_LOGPROBS
     )
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     n: int | None = told("Choices for each prompt.", minimum=1, maximum=limits.MAX_N)
     stream: bool | None = None
     stream_options: StreamOptions | None = told("Goes with stream=true.")
@@ -147,10 +156,11 @@ class GenerationRequest(Schema):
     @property
     def names(self) -> dict[str, str]:
         """A core field's name to the name it has in this request, where they differ."""
-        return {
+        names = {
             "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
             "acceptance": "speculative_decoding.acceptance",
         }
+        return names if self.response_format is None else names | FORMAT_NAMES
 
     @property
     def include_usage(self) -> bool:
@@ -163,7 +173,15 @@ class GenerationRequest(Schema):
         given = {name: value for name in names if (value := getattr(self, name)) is not None} | own
         if self.logit_bias is not None:
             given["logit_bias"] = _token_bias(self.logit_bias)
+        given["structured_outputs"] = self._structure()
         return SamplingParams(**given)
+
+    def _structure(self) -> StructuredOutputs | None:
+        if self.structured_outputs is None:
+            return None if self.response_format is None else structure_of(self.response_format)
+        if not (self.response_format is None or isinstance(self.response_format, TextFormat)):
+            raise InvalidArgumentError("response_format", "cannot be combined with structured_outputs")
+        return self.structured_outputs.value()
 
     def speculation(self) -> SpeculationParams:
         """Raises InvalidArgumentError naming the core field."""

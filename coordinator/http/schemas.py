@@ -101,7 +101,6 @@ class ChatRequest(GenerationRequest):
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none",),

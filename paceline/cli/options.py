@@ -2,7 +2,7 @@
 
 `@options_from_fields` replaces every parameter that is annotated with a dataclass by one option a field,
 each also settable by its environment variable, and hands the command the built, validated object. A
-field's docstring is its help. Fields of mapping types have no option.
+field's docstring is its help. Fields of mapping types, and of dataclasses, have no option.
 """
 
 from __future__ import annotations
@@ -149,15 +149,19 @@ def _default(f: Field[Any]) -> Any:
 
 
 def _option_type(hint: Any) -> Any:
-    """What typer is to parse for a field; None for a mapping, which has no option."""
+    """What typer is to parse for a field; None for a mapping or a dataclass, which have no option."""
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
         named = [m for m in members if isinstance(m, type) and issubclass(m, enum.Enum)]
         member = (named or members)[0]
-        return _option_type(member) if get_origin(member) in (tuple, Sequence) else member | None
+        if get_origin(member) in (tuple, Sequence) or is_dataclass(member):
+            return _option_type(member)
+        return member | None
     if get_origin(hint) in (tuple, Sequence):
         return list[get_args(hint)[0]]  # type: ignore[misc]
     if get_origin(hint) is Mapping:
+        return None
+    if is_dataclass(hint):
         return None
     if isinstance(hint, type):
         return hint

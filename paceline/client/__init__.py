@@ -38,7 +38,13 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.tls import Tls
-from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
+from paceline.core.types import (
+    AcceptanceMode,
+    SamplingParams,
+    SpeculationParams,
+    StructuredOutputs,
+    TokenOrigin,
+)
 
 __all__ = [
     "AcceptanceMode",
@@ -68,6 +74,7 @@ __all__ = [
     "SpeculationParams",
     "SpeculativeDecoding",
     "StaleEpochError",
+    "StructuredOutputs",
     "Tls",
     "TokenOrigin",
     "TokenizerMismatchError",

@@ -10,6 +10,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.engine.session import Session
+from paceline.grammar import GrammarState
 from paceline.kv.lease import Leases
 from paceline.kv.table import BlockTable
 
@@ -22,6 +23,8 @@ class Held(Generic[Answer]):
 
     session: Session[Answer]
     table: BlockTable
+    grammar: GrammarState | None = None
+    """Where the text stands in its `structured_outputs`; derived from the session's tokens when asked."""
 
     def cut_to_ledger(self) -> None:
         """Drop the cache entries that the ledger does not confirm."""
@@ -65,7 +68,7 @@ class Holdings(Generic[Answer]):
         """The sequence if it is held; its lease is left alone."""
         return self._held.get(sequence_id)
 
-    def open(self, command: OpenSequence) -> None:
+    def open(self, command: OpenSequence, grammar: GrammarState | None = None) -> None:
         """Take a sequence on; one of an older epoch is replaced, the same epoch again changes nothing.
 
         Raises StaleEpochError, ResourceExhaustedError.
@@ -82,7 +85,7 @@ class Holdings(Generic[Answer]):
         session: Session[Answer] = Session(
             command.sequence_id, command.epoch, command.params, list(command.token_ids)
         )
-        self._held[command.sequence_id] = Held(session, self.new_table())
+        self._held[command.sequence_id] = Held(session, self.new_table(), grammar)
         self._leases.renew(command.sequence_id)
 
     def get(self, sequence_id: str) -> Held[Answer]:

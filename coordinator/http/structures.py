@@ -1,0 +1,112 @@
+"""Structured outputs as HTTP clients ask for them: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from paceline.core import limits
+from paceline.core.structured import FIELD, StructuredOutputs
+
+_TYPES: Final = ("text", "json_object", "json_schema")
+MAX_NAME_CHARACTERS: Final = 64
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TextFormat(_Schema):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Schema):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(_Schema):
+    """A JSON schema with a name."""
+
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    description: Annotated[str, Field(max_length=limits.MAX_STRUCTURE_CHARACTERS)] | None = None
+    strict: bool | None = Field(None, description="The schema is kept to whatever is said here.")
+
+
+class JsonSchemaFormat(_Schema):
+    """JSON that keeps to a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+def _type_of(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return f"<{kind}>" if isinstance(kind, str) else "<none>"
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _type_of,
+        custom_error_type="alternatives",
+        custom_error_message=f"must be an object whose type is {', '.join(_TYPES)}",
+    ),
+]
+
+
+def _schema_shape(value: Any) -> str:
+    return {str: "<text>", dict: "<object>"}.get(type(value), "<other>")
+
+
+class StructuredOutputsBody(_Schema):
+    """vLLM's structured_outputs: exactly one of json, regex, choice, grammar and json_object."""
+
+    json_text: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+            Discriminator(
+                _schema_shape,
+                custom_error_type="alternatives",
+                custom_error_message="must be a JSON schema: an object or its text",
+            ),
+        ]
+        | None
+    ) = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+
+    def value(self) -> StructuredOutputs:
+        """The core's. Raises InvalidArgumentError naming the field."""
+        given = self.model_dump(by_alias=True, exclude_none=True)
+        return StructuredOutputs.from_mapping(given)
+
+
+def structure_of(format_: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs | None:
+    """What a `response_format` asks for; None for text. Raises InvalidArgumentError naming the core field."""
+    match format_:
+        case TextFormat():
+            return None
+        case JsonObjectFormat():
+            return StructuredOutputs(json_object=True)
+        case JsonSchemaFormat():
+            return StructuredOutputs(json=format_.json_schema.json_schema)
+
+
+FORMAT_NAMES: Final = {
+    f"{FIELD}.json": "response_format.json_schema.schema",
+    f"{FIELD}.json_object": "response_format",
+    FIELD: "response_format",
+}
+"""What a core field is called in a request with a `response_format`."""

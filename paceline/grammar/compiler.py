@@ -1,0 +1,145 @@
+"""Compiling what requests ask for, within bounds: one object for each tokenizer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.structured import FIELD, StructuredOutputs
+from paceline.grammar.state import GrammarState, reason_of
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""About half of the library's own bounds: tens of milliseconds to compile, and a few for a mask. `verbose_errors`
+would put the text so far into messages."""
+_TRIAL_TOKENS = 8
+"""How far a structure is followed before a request is taken on: some meet their bounds only behind the
+first tokens."""
+
+
+class Grammars:
+    """The grammars of one model's tokenizer. Not thread-safe: one thread compiles, and uses the states."""
+
+    def __init__(
+        self,
+        tokenizer: str | None,
+        vocabulary_size: int,
+        eos_token_ids: Iterable[int],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """A tokenizer that cannot be used is no error before a request asks for a structure.
+
+        Args:
+            tokenizer: the content of its tokenizer.json; None when it has none.
+            vocabulary_size: V, the ids that a text may hold; padding above it is never allowed.
+            eos_token_ids: the tokens that end a text.
+            clock: processor time of the calling thread, in seconds.
+        """
+        self._vocabulary_size = vocabulary_size
+        self._ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
+        self._clock = clock
+        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._unusable = ""
+        self._tokenizer = self._load(tokenizer)
+
+    def _load(self, tokenizer: str | None) -> LLTokenizer | None:
+        if tokenizer is None:
+            self._unusable = "the model has no tokenizer.json"
+        elif not self._ends:
+            self._unusable = "the model has no end-of-sequence token, which a finished text needs"
+        else:
+            try:
+                text = _plain(tokenizer)
+                known = LLTokenizer(text, eos_token=list(self._ends))
+                if known.vocab_size < self._vocabulary_size:
+                    known = LLTokenizer(text, n_vocab=self._vocabulary_size, eos_token=list(self._ends))
+            except ValueError as error:
+                self._unusable = f"the model's tokenizer cannot be used for it: {reason_of(str(error))}"
+            else:
+                return known
+        return None
+
+    def start(self, wanted: StructuredOutputs) -> GrammarState:
+        """A state at the beginning of a text.
+
+        Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
+        constraint's own field.
+        """
+        if self._tokenizer is None:
+            raise InvalidArgumentError(FIELD, self._unusable)
+        prototype = self._compiled.get(wanted)
+        if prototype is None:
+            prototype = self._compile(wanted, self._tokenizer)
+            self._compiled[wanted] = prototype
+            if len(self._compiled) > limits.MAX_COMPILED_STRUCTURES:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(wanted)
+        return GrammarState(
+            prototype.deep_copy(),
+            wanted.field,
+            self._vocabulary_size,
+            self._tokenizer.vocab_size,
+            self._ends,
+            self._clock,
+        )
+
+    def _compile(self, wanted: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
+        try:
+            matcher = LLMatcher(tokenizer, _grammar(wanted), log_level=0, limits=_LIMITS)
+        except ValueError as error:
+            raise InvalidArgumentError(wanted.field, reason_of(str(error))) from None
+        if matcher.is_error():
+            raise InvalidArgumentError(wanted.field, reason_of(matcher.get_error()))
+        return matcher
+
+    def check(self, wanted: StructuredOutputs) -> None:
+        """Compile a structure and follow it for a few tokens, as if to generate. Raises as `start`."""
+        begun = self._clock()
+        state = self.start(wanted)
+        tokens: list[int] = []
+        for _ in range(_TRIAL_TOKENS):
+            (row,) = state.masks(tokens)
+            row[list(self._ends)] = False
+            if not row.any():
+                break
+            tokens.append(int(row.argmax()))
+        if self._clock() - begun > limits.MAX_STRUCTURE_SECONDS:
+            raise InvalidArgumentError(wanted.field, "takes too long to compile")
+
+
+def _plain(tokenizer: str) -> str:
+    """Texts are read whole: no truncation, no padding."""
+    return json.dumps(json.loads(tokenizer) | {"truncation": None, "padding": None})
+
+
+def _grammar(wanted: StructuredOutputs) -> str:
+    """In the library's own form. Raises ValueError."""
+    value: Any = getattr(wanted, wanted.kind)
+    match wanted.kind:
+        case "regex":
+            return LLMatcher.grammar_from_regex(value)
+        case "grammar":
+            return LLMatcher.grammar_from_lark(value)
+        case "choice":
+            # Escapes of JSON are escapes of Lark; what follows "start" is one rule of constants.
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
+    schema = value if wanted.kind == "json" else '{"type": "object"}'
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        # A schema may carry options of the library's own; what would ignore parts of it stays off.
+        overrides={"lenient": False, "coerce_one_of": False}
+        | ({"whitespace_flexible": False} if wanted.disable_any_whitespace else {}),
+    )

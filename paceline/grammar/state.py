@@ -1,0 +1,127 @@
+"""Where one sequence stands in its grammar, and what may come next.
+
+The state is derived from the tokens it is asked about: it is moved to where they lead, back and forth, so it
+cannot disagree with a ledger, and nobody has to roll it back when a proposal is rejected. Branches of
+one sequence share it in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
+
+from paceline.core import limits
+from paceline.core.errors import InternalError, InvalidArgumentError
+
+Mask = npt.NDArray[np.bool_]
+"""[rows, V]: True where a token may come."""
+_MAX_REASON_CHARACTERS = 300
+
+
+@dataclass(slots=True, eq=False)
+class GrammarState:
+    """One sequence's place in its grammar. Not thread-safe."""
+
+    matcher: LLMatcher
+    field_name: str
+    """What errors name."""
+    vocabulary_size: int
+    known_ids: int
+    """Ids that the matcher's tokenizer knows; at least V."""
+    ends: tuple[int, ...]
+    """The end-of-sequence tokens below V: allowed exactly where the text is complete."""
+    clock: Callable[[], float] = time.thread_time
+    """Processor time of the calling thread, in seconds."""
+    _path: list[int] = field(default_factory=list)
+    """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
+    _bits: npt.NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bits = np.zeros((1, -(-self.known_ids // 32)), dtype=np.int32)
+
+    def masks(self, generated: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
+        """What may come after the generated tokens, and after each draft token that follows them.
+
+        Args:
+            generated: the ledger's tokens after the prompt.
+            drafts: N draft tokens; they may be anything.
+
+        Returns:
+            bool [N + 1, V]. A row that no text can reach (behind a draft token that is forbidden, or behind
+            the end) allows everything: nothing that is drawn there is ever committed.
+
+        Raises:
+            InvalidArgumentError: the grammar met its limits, or leaves no token.
+            InternalError: the generated tokens do not keep to the grammar.
+        """
+        begun = self.clock()
+        rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
+        if self._go_to(generated):
+            for row, token_id in zip(rows, (*drafts, None), strict=True):
+                self._fill(row)
+                if token_id is None or not row[token_id] or not self._take(token_id):
+                    break
+        if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
+            raise InvalidArgumentError(self.field_name, "takes too long to follow")
+        return rows
+
+    def _go_to(self, tokens: Sequence[int]) -> bool:
+        """Stand behind `tokens`; False if the text has ended among them."""
+        agreed = self._agreed(tokens)
+        if agreed < len(self._path):
+            self._roll_back(len(self._path) - agreed)
+        for token_id in tokens[agreed:]:
+            if token_id in self.ends:
+                return False
+            if not self._take(token_id):
+                raise InternalError("the sequence's tokens do not keep to its structured_outputs")
+        return True
+
+    def _agreed(self, tokens: Sequence[int]) -> int:
+        """How many of the first `tokens` the matcher has taken."""
+        bound = min(len(self._path), len(tokens))
+        if self._path[:bound] == list(tokens[:bound]):
+            return bound
+        return next(i for i in range(bound) if self._path[i] != tokens[i])
+
+    def _roll_back(self, count: int) -> None:
+        self.matcher.rollback(count)
+        del self._path[-count:]
+
+    def _take(self, token_id: int) -> bool:
+        """Move on by one token; False, and no move, for one that cannot be: forbidden, or an end."""
+        if token_id in self.ends:
+            return False
+        if self.matcher.try_consume_tokens([token_id]) == 1:
+            self._path.append(token_id)
+            return True
+        self._refuse_if_broken()
+        return False
+
+    def _fill(self, row: Mask) -> None:
+        """What may come where the matcher stands."""
+        fill_next_token_bitmask(self.matcher, self._bits)
+        self._refuse_if_broken()
+        row[:] = np.unpackbits(
+            self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little"
+        )
+        row[list(self.ends)] = self.matcher.is_accepting()
+        if not row.any():
+            raise InvalidArgumentError(self.field_name, "leaves no token that may come next")
+
+    def _refuse_if_broken(self) -> None:
+        """The library gives a grammar up that meets its limits, or that can never be completed."""
+        if self.matcher.is_error():
+            raise InvalidArgumentError(self.field_name, reason_of(self.matcher.get_error()))
+
+
+def reason_of(message: str) -> str:
+    """A message of the library, on one line and bounded."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    return text[:_MAX_REASON_CHARACTERS] or "cannot be compiled"
