@@ -64,7 +64,9 @@ class Structures:
         if len(self._found) > limits.MAX_COMPILED_STRUCTURES:
             self._found.popitem(last=False)
 
-    def _error(self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]) -> InvalidArgumentError | None:
+    def _error(
+        self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]
+    ) -> InvalidArgumentError | None:
         """What is wrong with it; runs in the thread."""
         if self._grammars is None or self._eos_token_ids != eos_token_ids:
             tokenizer = self.vocabulary.tokenizer.to_str()

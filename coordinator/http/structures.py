@@ -1,4 +1,4 @@
-"""Structured outputs as HTTP clients ask for them: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Structured outputs over HTTP: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ ResponseFormat = Annotated[
 
 
 def _schema_shape(value: Any) -> str:
-    return {str: "<text>", dict: "<object>"}.get(type(value), "<other>")
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else "<other>"
 
 
 class StructuredOutputsBody(_Schema):

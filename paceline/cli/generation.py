@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,9 +50,7 @@ def generate(
     grammar: Annotated[
         Path | None, option("grammar", "A file with the Lark grammar the text keeps to.", dir_okay=False)
     ] = None,
-    choice: Annotated[
-        list[str] | None, option("choice", "A text to choose from; may be repeated.")
-    ] = None,
+    choice: Annotated[list[str] | None, option("choice", "A text to choose from; may be repeated.")] = None,
 ) -> None:
     """Continue a prompt; the text streams to standard output, that of several completions comes whole."""
     for name in ("logprobs", "prompt_logprobs"):
@@ -83,7 +81,7 @@ def _structure(
     json_schema: Path | None, regex: str | None, grammar: Path | None, choice: list[str] | None
 ) -> StructuredOutputs | None:
     """What the options ask the text to look like. Raises InvalidArgumentError."""
-    values = {
+    values: dict[str, Any] = {
         "json": None if json_schema is None else _content("json_schema", json_schema),
         "regex": regex,
         "grammar": None if grammar is None else _content("grammar", grammar),

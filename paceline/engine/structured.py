@@ -32,9 +32,7 @@ class Restriction:
 def grammars_of(loaded: LoadedModel) -> Grammars:
     """The grammars of a model's tokenizer."""
     backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
-    return Grammars(
-        None if backend is None else backend.to_str(), loaded.vocab_size, loaded.eos_token_ids
-    )
+    return Grammars(None if backend is None else backend.to_str(), loaded.vocab_size, loaded.eos_token_ids)
 
 
 def grammar_for(params: SequenceParams, grammars: Grammars | None) -> GrammarState | None:

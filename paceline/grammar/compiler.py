@@ -6,7 +6,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -14,6 +14,9 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD, StructuredOutputs
 from paceline.grammar.state import GrammarState, reason_of
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
@@ -23,8 +26,8 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""About half of the library's own bounds: tens of milliseconds to compile, and a few for a mask. `verbose_errors`
-would put the text so far into messages."""
+"""Half of the library's own bounds or less: tens of milliseconds to compile, and a few for a mask. Verbose
+errors would put the text so far into messages."""
 _TRIAL_TOKENS = 8
 """How far a structure is followed before a request is taken on: some meet their bounds only behind the
 first tokens."""
@@ -136,10 +139,9 @@ def _grammar(wanted: StructuredOutputs) -> str:
         case "choice":
             # Escapes of JSON are escapes of Lark; what follows "start" is one rule of constants.
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
+    # A schema may carry options of the library's own; what would ignore parts of it stays off.
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
+    if wanted.disable_any_whitespace:
+        options["whitespace_flexible"] = False
     schema = value if wanted.kind == "json" else '{"type": "object"}'
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        # A schema may carry options of the library's own; what would ignore parts of it stays off.
-        overrides={"lenient": False, "coerce_one_of": False}
-        | ({"whitespace_flexible": False} if wanted.disable_any_whitespace else {}),
-    )
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)

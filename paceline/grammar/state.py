@@ -108,9 +108,7 @@ class GrammarState:
         """What may come where the matcher stands."""
         fill_next_token_bitmask(self.matcher, self._bits)
         self._refuse_if_broken()
-        row[:] = np.unpackbits(
-            self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little"
-        )
+        row[:] = np.unpackbits(self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little")
         row[list(self.ends)] = self.matcher.is_accepting()
         if not row.any():
             raise InvalidArgumentError(self.field_name, "leaves no token that may come next")

@@ -127,7 +127,7 @@ def structure_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOut
     refuse_unknown_fields(message.choice, f"{STRUCTURE}.choice")
     kind = message.WhichOneof("constraint")
     value: Any = () if kind is None else getattr(message, kind)
-    given = {} if kind is None else {kind: tuple(value.texts) if kind == "choice" else value}
+    given: dict[str, Any] = {} if kind is None else {kind: tuple(value.texts) if kind == "choice" else value}
     return StructuredOutputs(disable_any_whitespace=message.disable_any_whitespace, **given)
 
 
