@@ -22,6 +22,9 @@ from paceline.core.errors import InternalError, InvalidArgumentError
 Mask = npt.NDArray[np.bool_]
 """[rows, V]: True where a token may come."""
 _MAX_REASON_CHARACTERS = 300
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+"""What the library says where neither a token nor the end may come."""
+_STUCK = "leaves no token that may come next"
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +56,8 @@ class GrammarState:
             drafts: N draft tokens; they may be anything.
 
         Returns:
-            bool [N + 1, V]. A row that no text can reach (behind a draft token that is forbidden, or behind
+            bool [N + 1, V]. Where the text can go on in one way only, it may be that only the token is
+            allowed that the tokenizer would make of it, and not each of its beginnings. A row that no text can reach (behind a draft token that is forbidden, or behind
             the end) allows everything: nothing that is drawn there is ever committed.
 
         Raises:
@@ -111,12 +115,13 @@ class GrammarState:
         row[:] = np.unpackbits(self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little")
         row[list(self.ends)] = self.matcher.is_accepting()
         if not row.any():
-            raise InvalidArgumentError(self.field_name, "leaves no token that may come next")
+            raise InvalidArgumentError(self.field_name, _STUCK)
 
     def _refuse_if_broken(self) -> None:
         """The library gives a grammar up that meets its limits, or that can never be completed."""
         if self.matcher.is_error():
-            raise InvalidArgumentError(self.field_name, reason_of(self.matcher.get_error()))
+            reason = reason_of(self.matcher.get_error())
+            raise InvalidArgumentError(self.field_name, _STUCK if reason in _DEAD_ENDS else reason)
 
 
 def reason_of(message: str) -> str:

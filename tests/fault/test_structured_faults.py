@@ -1,0 +1,64 @@
+"""Workers that die under a structured output: the text goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness.history import Recording, validate
+from harness.oracle import Ids, Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE
+from harness.stacks import RunningStack, running_stack
+from harness.waiting import HANG
+
+pytestmark = pytest.mark.xdist_group("structured faults")
+
+SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "pattern": "^[a-z]{2,6}$"}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["name", "n"],
+        "additionalProperties": False,
+    },
+    "minItems": 18,
+    "maxItems": 18,
+}  # fmt: skip
+SAMPLING: dict[str, Any] = {
+    "max_tokens": 900,
+    "temperature": 1.0,
+    "seed": 41,
+    "structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True},
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}) as stack:
+        yield stack
+        stack.check_pools_whole()
+        stack.check_logs()
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_killed_worker_costs_no_token(faulty: RunningStack, oracle: Oracle, role: str) -> None:
+    """The one that comes back derives the state from the ledger."""
+    prompt: Ids = oracle.encode(SOURCE)[:40]
+    for name in ("target", "draft"):
+        faulty.wait_for_worker(name)
+    expected = faulty.client.generate(
+        prompt, SAMPLING, speculation={"num_speculative_tokens": 0}, timeout=HANG
+    )
+    assert expected.finish_reason == "stop"
+    assert len(json.loads(expected.text)) == 18
+    stream = Recording(faulty.address, prompt, SAMPLING, {"num_speculative_tokens": 4})
+    stream.wait_for_tokens(60)
+    killed = faulty.stack.kill(role, signal.SIGKILL)
+    validate(stream.result(), expected.token_ids)
+    faulty.stack.wait_for_restart(role, after=killed, timeout=HANG)
+    faulty.wait_for_worker(role)
+    faulty.good_request()

@@ -1,0 +1,89 @@
+"""The coordinator's check of structured_outputs: beside the event loop, bounded, remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.structures import Structures
+from coordinator.vocabulary import Vocabulary
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.core.structured import StructuredOutputs
+from paceline.grammar import Grammars
+
+GOOD = StructuredOutputs(regex="[a-z]+")
+BAD = StructuredOutputs(regex="(")
+EOS = [0]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.load("embedded:target")
+
+
+@pytest.fixture
+def structures(vocabulary: Vocabulary) -> Iterator[Structures]:
+    made = Structures(vocabulary)
+    yield made
+    made._thread.shutdown()
+
+
+async def test_a_good_one_passes_and_a_bad_one_is_refused_by_name_again_and_again(
+    structures: Structures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    right = Grammars.check
+
+    def noting(self: Grammars, wanted: StructuredOutputs) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        checked.append(wanted)
+        right(self, wanted)
+
+    monkeypatch.setattr(Grammars, "check", noting)
+    for _ in range(2):
+        await structures.check(GOOD, EOS)
+        with pytest.raises(InvalidArgumentError, match="regex parse error") as caught:
+            await structures.check(BAD, EOS)
+        assert caught.value.field == "structured_outputs.regex"
+    assert checked == [GOOD, BAD]
+
+
+async def test_a_model_without_an_end_is_said(structures: Structures) -> None:
+    with pytest.raises(InvalidArgumentError, match="no end-of-sequence token") as caught:
+        await structures.check(GOOD, [])
+    assert caught.value.field == "structured_outputs"
+
+
+async def test_the_event_loop_goes_on_and_the_queue_is_bounded(
+    structures: Structures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_STRUCTURE_CHECKS", 2)
+    begun, released = threading.Event(), threading.Event()
+
+    def slow(self: Grammars, wanted: StructuredOutputs) -> None:
+        begun.set()
+        assert released.wait(60)
+
+    monkeypatch.setattr(Grammars, "check", slow)
+    waiting: list[asyncio.Task[Any]] = [
+        asyncio.create_task(structures.check(StructuredOutputs(regex=name), EOS)) for name in "ab"
+    ]
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError):
+        await structures.check(GOOD, EOS)
+    released.set()
+    await asyncio.gather(*waiting)
+    await structures.check(GOOD, EOS)
+
+
+async def test_what_is_remembered_is_bounded(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_COMPILED_STRUCTURES", 2)
+    for name in "abc":
+        await structures.check(StructuredOutputs(regex=name), EOS)
+    assert [wanted.regex for wanted in structures._found] == ["b", "c"]

@@ -1,0 +1,139 @@
+"""What can be compiled, what is refused by name, and that either costs a bounded time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.structured import StructuredOutputs
+from paceline.grammar import Grammars, compiler
+from tests.unit.grammar.tiny import VOCAB, grammars, tokenizer_json
+
+A = StructuredOutputs(regex="a+")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"regex": "a(b|c)*"},
+        {"regex": "^ab$"},
+        {"choice": ["a", "b"]},
+        {"grammar": 'start: "a" start | "b"'},
+        {"json_object": True},
+        {"json": {}},
+        {"json": {"type": "integer"}},
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/X"}},
+                "$defs": {"X": {"enum": [1]}},
+            }
+        },
+        {"json": {"type": "array", "items": {"type": "string"}}, "disable_any_whitespace": True},
+    ],
+)
+def test_what_can_be_followed(wanted: dict[str, Any]) -> None:
+    # The bytes of JSON's own signs are not in the tiny vocabulary.
+    from paceline import assets
+
+    text = (assets.path("target") / "tokenizer.json").read_text()
+    Grammars(text, 2048, [0]).check(StructuredOutputs(**wanted))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"regex": "a("}, "regex parse error"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"regex": r"[^\s\S]"}, ""),
+        ({"regex": "x"}, "leaves no token"),
+        ({"grammar": "start: other"}, "unknown name"),
+        ({"grammar": "other: /a/"}, "start"),
+        ({"grammar": 'start: <end> "a"'}, "leaves no token"),
+        ({"json": {"type": "number or so"}}, "Invalid type"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}}, "uniqueItems"),
+        ({"json": {"type": "string", "format": "no format"}}, "Unknown format"),
+        ({"json": {"$ref": "https://example.com/schema.json"}}, "not present in a registry"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "Unsatisfiable"),
+        ({"json": '{"not": ' * 500 + "{}" + "}" * 500}, ""),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(wanted: dict[str, Any], message: str) -> None:
+    made = StructuredOutputs(**wanted)
+    with pytest.raises(InvalidArgumentError) as caught:
+        grammars().check(made)
+    assert caught.value.field == made.field
+    assert message in caught.value.description
+    assert "\n" not in caught.value.description
+    assert len(caught.value.description) <= 300
+
+
+def test_what_takes_too_long_is_refused() -> None:
+    """By the processor time of the thread: here every look at the clock costs 60 ms."""
+    ticks = iter(range(1000))
+    slow = grammars(clock=lambda: next(ticks) * 0.06)
+    with pytest.raises(InvalidArgumentError, match="takes too long to compile"):
+        slow.check(A)
+
+
+def test_a_structure_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    right = compiler.Grammars._compile
+
+    def counting(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> Any:
+        compiled.append(wanted)
+        return right(self, wanted, tokenizer)
+
+    monkeypatch.setattr(compiler.Grammars, "_compile", counting)
+    one = grammars()
+    first, second = one.start(A), one.start(StructuredOutputs(regex="a+"))
+    assert compiled == [A]
+    first.masks([1, 1])
+    assert second.masks([]).sum() == first.masks([]).sum()
+
+
+def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_COMPILED_STRUCTURES", 2)
+    one = grammars()
+    for pattern in ("a", "b", "a", "c"):
+        one.start(StructuredOutputs(regex=pattern))
+    assert [wanted.regex for wanted in one._compiled] == ["a", "c"]
+
+
+def _wordpiece() -> str:
+    return str(Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).to_str())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "eos", "message"),
+    [
+        (None, (0,), "no tokenizer.json"),
+        (tokenizer_json(), (), "no end-of-sequence token"),
+        (tokenizer_json(), (VOCAB,), "no end-of-sequence token"),
+        (_wordpiece(), (0,), "cannot be used"),
+        ("{}", (0,), "cannot be used"),
+        ("no json", (0,), "cannot be used"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_said_when_a_structure_is_asked_for(
+    tokenizer: str | None, eos: tuple[int, ...], message: str
+) -> None:
+    unusable = Grammars(tokenizer, VOCAB, eos)
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
+        unusable.start(A)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_truncation_and_padding_of_a_tokenizer_change_nothing() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json())
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    changed = Grammars(tokenizer.to_str(), VOCAB, (0,))
+    wanted = StructuredOutputs(regex="(ab|c)+")
+    assert changed.start(wanted).masks([3]).tolist() == grammars().start(wanted).masks([3]).tolist()

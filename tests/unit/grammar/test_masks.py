@@ -1,0 +1,165 @@
+"""Masks against the slow obvious answer: which texts of a finite language begin with what is there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.errors import InternalError, InvalidArgumentError
+from paceline.core.structured import StructuredOutputs
+from paceline.grammar import GrammarState, Mask
+from tests.unit.grammar.tiny import END, LANGUAGES, OTHER, TOKENS, VOCAB, Language, grammars, text_of
+
+
+def paths(language: Language) -> Iterator[tuple[int, ...]]:
+    """Every way to spell every beginning of a text that the masks leave open."""
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        path = waiting.pop()
+        yield path
+        row = language.start().masks(path)[0]
+        waiting += [(*path, token) for token in sorted(tokens_of(row)) if token != END]
+
+
+def spelled_otherwise(language: Language, tokens: tuple[int, ...], path: tuple[int, ...]) -> bool:
+    """True when a token on the way from `path` is a forced text's, but not the one token that may come."""
+    state = language.start()
+    return any(
+        language.is_forced(tokens[:i]) and not state.masks(tokens[:i])[0][tokens[i]]
+        for i in range(len(path), len(tokens))
+    )
+
+
+def tokens_of(row: Mask) -> set[int]:
+    return {int(token) for token in np.flatnonzero(row)}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_what_may_come_next_after_every_beginning(name: str) -> None:
+    language, checked = LANGUAGES[name], 0
+    shared = language.start()
+    for path in paths(language):
+        fresh = language.start()
+        for state in (fresh, shared):
+            (row,) = state.masks(path)
+            assert language.agrees(row, path), text_of(path)
+        checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_every_row_of_every_proposal(name: str) -> None:
+    """Rows behind a forbidden token, or behind the end, may be anything: no text reaches them."""
+    language = LANGUAGES[name]
+    state = language.start()
+    lost = 0
+    for path in itertools.islice(paths(language), 12):
+        for drafts in itertools.product(range(VOCAB), repeat=2):
+            rows = state.masks(path, drafts)
+            assert rows.shape == (3, VOCAB)
+            for i, row in enumerate(rows):
+                before = (*path, *drafts[:i])
+                # A forced text may have to be spelled as the tokenizer does.
+                lost += language.allowed(before) is None
+                assert language.agrees(row, before) or (
+                    row.all() and spelled_otherwise(language, before, path)
+                )
+    assert lost
+
+
+def test_longer_proposals_are_walked_to_their_end() -> None:
+    language = LANGUAGES["one text"]
+    abc = TOKENS.index("abc")
+    rows = language.start().masks([], [abc, abc, END])
+    assert [tokens_of(row) for row in rows[:3]] == [{abc}, {abc}, {END}]
+    assert rows[3].all()
+    ways = LANGUAGES["regex with anchors"]
+    a, b = TOKENS.index("a"), TOKENS.index("b")
+    rows = ways.start().masks([], [a, a, a, b, END])
+    assert all(ways.agrees(rows[i], [a, a, a, b][:i]) for i in range(5))
+    assert rows[5].all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    queries=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, VOCAB - 1), max_size=4), st.lists(st.integers(0, VOCAB - 1), max_size=4)
+        ),
+        max_size=8,
+    )
+)
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_a_state_that_was_anywhere_answers_like_a_new_one(
+    name: str, queries: list[tuple[list[int], list[int]]]
+) -> None:
+    language = LANGUAGES[name]
+    state = language.start()
+    for generated, drafts in queries:
+        answers = []
+        for one in (state, language.start()):
+            try:
+                answers.append(one.masks(generated, drafts).tolist())
+            except InternalError:
+                answers.append("does not keep to it")
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("bug", ["not advanced", "not rolled back"])
+def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "not rolled back":
+        monkeypatch.setattr(GrammarState, "_roll_back", lambda self, count: None)
+    else:
+        right = GrammarState.masks
+
+        def stuck(self: GrammarState, generated: list[int], drafts: tuple[int, ...] = ()) -> Mask:
+            return np.repeat(right(self, generated), len(drafts) + 1, axis=0)
+
+        monkeypatch.setattr(GrammarState, "masks", stuck)
+    with pytest.raises((AssertionError, InternalError)):
+        test_every_row_of_every_proposal("regex")
+
+
+def test_tokens_that_are_no_text_never_come() -> None:
+    state = grammars().start(StructuredOutputs(regex=".*"))
+    (row,) = state.masks([])
+    assert tokens_of(row) == set(range(VOCAB)) - {OTHER}
+
+
+def test_padding_of_the_vocabulary_is_masked() -> None:
+    state = grammars(VOCAB + 5).start(StructuredOutputs(regex=".*"))
+    (row,) = state.masks([])
+    assert row.shape == (VOCAB + 5,)
+    assert not row[OTHER:].any()
+
+
+def test_a_narrower_output_than_the_tokenizer_has_fewer_tokens_to_go_on_with() -> None:
+    state = grammars(4).start(StructuredOutputs(regex="(abc|ba)+"))
+    (row,) = state.masks([])
+    assert tokens_of(row) == {TOKENS.index("a"), TOKENS.index("b")}
+
+
+def test_tokens_that_do_not_keep_to_it_are_a_defect() -> None:
+    state = LANGUAGES["regex"].start()
+    with pytest.raises(InternalError, match="do not keep"):
+        state.masks([TOKENS.index("1")])
+    assert tokens_of(state.masks([])[0]) == LANGUAGES["regex"].allowed(())
+
+
+def test_where_no_token_can_go_on_the_field_is_named() -> None:
+    """The alphabet lacks the letter that must come."""
+    state = grammars().start(StructuredOutputs(regex="ax"))
+    with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.regex: leaves no token"):
+        state.masks([TOKENS.index("a")])
+
+
+def test_masks_that_take_too_long_end_the_sequence() -> None:
+    times = iter([0.0, 5.0])
+    state = grammars(clock=lambda: next(times)).start(StructuredOutputs(regex="a*"))
+    with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
+        state.masks([])
