@@ -57,8 +57,9 @@ class GrammarState:
 
         Returns:
             bool [N + 1, V]. Where the text can go on in one way only, it may be that only the token is
-            allowed that the tokenizer would make of it, and not each of its beginnings. A row that no text can reach (behind a draft token that is forbidden, or behind
-            the end) allows everything: nothing that is drawn there is ever committed.
+            allowed that the tokenizer would make of it, and not each of its beginnings. A row that no text
+            can reach (behind a draft token that is forbidden, or behind the end) allows everything: nothing
+            that is drawn there is ever committed.
 
         Raises:
             InvalidArgumentError: the grammar met its limits, or leaves no token.

@@ -21,13 +21,16 @@ SCHEMA: dict[str, Any] = {
     "type": "array",
     "items": {
         "type": "object",
-        "properties": {"name": {"type": "string", "pattern": "^[a-z]{2,6}$"}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "properties": {
+            "name": {"type": "string", "pattern": "^[a-z]{2,6}$"},
+            "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
         "required": ["name", "n"],
         "additionalProperties": False,
     },
     "minItems": 18,
     "maxItems": 18,
-}  # fmt: skip
+}
 SAMPLING: dict[str, Any] = {
     "max_tokens": 900,
     "temperature": 1.0,

@@ -16,6 +16,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
     SpeculationParams,
+    StructuredOutputs,
     Timings,
     TokenLogprobs,
     Verdict,
@@ -28,6 +29,18 @@ ids = st.lists(uint32, max_size=12).map(tuple)
 float32s = st.floats(width=32, allow_nan=False)
 penalties = st.floats(-2, 2)
 modes = st.sampled_from(AcceptanceMode)
+
+structures = st.one_of(
+    st.builds(
+        StructuredOutputs,
+        json=st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts, max_size=3),
+        disable_any_whitespace=st.booleans(),
+    ),
+    st.builds(StructuredOutputs, json_object=st.just(True), disable_any_whitespace=st.booleans()),
+    st.builds(StructuredOutputs, regex=texts.filter(bool)),
+    st.builds(StructuredOutputs, grammar=texts.filter(bool)),
+    st.builds(StructuredOutputs, choice=st.lists(texts.filter(bool), min_size=1, max_size=4)),
+)
 
 
 @st.composite
@@ -55,7 +68,10 @@ def samplings(draw: Any, **fixed: Any) -> SamplingParams:
         "logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
         "prompt_logprobs": draw(st.none() | st.integers(0, limits.MAX_LOGPROBS)),
         "echo": draw(st.booleans()),
+        "structured_outputs": draw(st.none() | structures),
     }
+    if values["structured_outputs"] is not None:
+        values |= {"ignore_eos": False, "bad_words": (), "allowed_token_ids": None}
     return SamplingParams(**(values | fixed))
 
 

@@ -73,8 +73,7 @@ async def test_the_event_loop_goes_on_and_the_queue_is_bounded(
     waiting: list[asyncio.Task[Any]] = [
         asyncio.create_task(structures.check(StructuredOutputs(regex=name), EOS)) for name in "ab"
     ]
-    while not begun.is_set():
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(begun.wait, 60)
     with pytest.raises(ResourceExhaustedError):
         await structures.check(GOOD, EOS)
     released.set()
