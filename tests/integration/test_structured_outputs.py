@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -200,6 +203,50 @@ def test_what_cannot_be_followed_is_refused_and_the_server_goes_on(
             stack.client.generate(prompt, sampling, timeout=HANG)
         assert caught.value.field == field
     stack.good_request()
+
+
+# ---- on the command line ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_the_command_line_takes_every_form(stack: RunningStack, tmp_path: Path, name: str) -> None:
+    structure, valid = STRUCTURES[name]
+    file = tmp_path / "structure"
+    file.write_text(str(structure.json or structure.grammar))
+    options = {
+        "regex": ["--regex", REGEX],
+        "choice": [word for text in CHOICE for word in ("--choice", text)],
+        "json": ["--json-schema", str(file)],
+        "grammar": ["--grammar", str(file)],
+    }[name]
+    answer = generate_by_command(stack, *options)
+    assert answer.returncode == 0, answer.stderr
+    output = json.loads(answer.stdout)
+    assert valid(output["text"]) or output["finish_reason"] == "length"
+    assert output["finish_reason"] == "stop" or name == "json"
+
+
+def test_the_command_line_names_what_is_wrong(stack: RunningStack, tmp_path: Path) -> None:
+    for options, word in (
+        (["--regex", "("], "structured_outputs.regex"),
+        (["--regex", "a", "--choice", "b"], "exactly one of"),
+        (["--json-schema", str(tmp_path / "nothing")], "json_schema"),
+    ):
+        answer = generate_by_command(stack, *options)
+        assert answer.returncode != 0
+        assert word in answer.stderr
+        assert "Traceback" not in answer.stderr
+
+
+def generate_by_command(stack: RunningStack, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ["generate", "x = ", "--json", "--temperature", "0", "--max-tokens", "300", *options]
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "paceline", *words, "--address", stack.address],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
 
 
 # ---- over HTTP -------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def test_exported_names() -> None:
         "SamplingParams",
         "SpeculationParams",
         "StaleEpochError",
+        "StructuredOutputs",
         "Tls",
         "TokenOrigin",
         "TokenizerMismatchError",
