@@ -28,6 +28,10 @@ _LIMITS = LLParserLimits(
 )
 """Half of the library's own bounds or less: tens of milliseconds to compile, and a few for a mask. Verbose
 errors would put the text so far into messages."""
+_WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
+"""Between the parts of JSON: enough to indent, and no way to go on with nothing else for ever."""
+_OWN_OPTIONS = '"x-guidance"'
+"""Where a schema says for itself how it is compiled."""
 _TRIAL_TOKENS = 8
 """How far a structure is followed before a request is taken on: some meet their bounds only behind the
 first tokens."""
@@ -144,4 +148,7 @@ def _grammar(wanted: StructuredOutputs) -> str:
     if wanted.disable_any_whitespace:
         options["whitespace_flexible"] = False
     schema = value if wanted.kind == "json" else '{"type": "object"}'
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    # The library takes a pattern for more than any other word on whitespace.
+    bounded = not wanted.disable_any_whitespace and _OWN_OPTIONS not in schema
+    defaults: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE} if bounded else {}
+    return LLMatcher.grammar_from_json_schema(schema, defaults=defaults, overrides=options)

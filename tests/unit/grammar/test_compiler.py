@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from paceline import assets
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
@@ -38,8 +39,6 @@ A = StructuredOutputs(regex="a+")
 )
 def test_what_can_be_followed(wanted: dict[str, Any]) -> None:
     # The bytes of JSON's own signs are not in the tiny vocabulary.
-    from paceline import assets
-
     text = (assets.path("target") / "tokenizer.json").read_text()
     Grammars(text, 2048, [0]).check(StructuredOutputs(**wanted))
 
@@ -80,6 +79,33 @@ def test_what_takes_too_long_is_refused() -> None:
     slow = grammars(clock=lambda: next(ticks) * 0.06)
     with pytest.raises(InvalidArgumentError, match="takes too long to compile"):
         slow.check(A)
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "extra", "fits"),
+    [
+        ("", {}, {}, True),
+        ("\n" + " " * 40, {}, {}, True),
+        (" " * 41, {}, {}, False),
+        ("\n\n", {}, {}, False),
+        ("", {"disable_any_whitespace": True}, {}, True),
+        (" ", {"disable_any_whitespace": True}, {}, False),
+        (" ", {}, {"x-guidance": {"whitespace_flexible": False}}, False),
+        (" " * 99, {}, {"x-guidance": {"whitespace_flexible": True}}, True),
+    ],
+)
+def test_whitespace_in_json_is_bounded(
+    space: str, changes: dict[str, Any], extra: dict[str, Any], fits: bool
+) -> None:
+    from llguidance import LLTokenizer
+
+    text = (assets.path("target") / "tokenizer.json").read_text()
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], **extra}
+    state = Grammars(text, 2048, [0]).start(StructuredOutputs(json=schema, **changes))
+    tokens = LLTokenizer(text, eos_token=[0]).tokenize_str("{" + space + '"a":1}')
+    rows = state.masks([], tokens)
+    reached = all(row[token] for row, token in zip(rows, tokens, strict=False)) and rows[-1][0]
+    assert bool(reached and not rows[-1].all()) == fits
 
 
 def test_a_structure_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
