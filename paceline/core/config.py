@@ -39,6 +39,9 @@ class WorkerConfig:
     """At most the model's own length, which None takes."""
     max_batch_tokens: int = 512
     """Rows of one pass, prefill chunks and verification together."""
+    max_mixed_prefill_tokens: int = 0
+    """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 64 on a CPU, else
+    what `max_batch_tokens` leaves."""
     max_sequences: int = 256
     lease_seconds: float = 600.0
     """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""
@@ -73,6 +76,7 @@ class WorkerConfig:
             "max_batch_tokens",
             f"must be greater than {limits.MAX_SPECULATIVE_TOKENS}, the most draft tokens of a round",
         )
+        _check(self.max_mixed_prefill_tokens >= 0, "max_mixed_prefill_tokens", "must not be negative")
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
         without_authority = self.tls is not None and not self.tls_ca

@@ -99,6 +99,29 @@ def test_short_feeds_go_before_prefill_chunks() -> None:
     ]
 
 
+def test_streams_wait_for_no_more_of_a_prompt_than_they_are_told_to() -> None:
+    """Alone, a prompt takes the whole budget."""
+    feeds = [Feed("long", 1500, 1), Feed("other", 300, 1), Feed("a", 5, 5)]
+    assert plan_pass(feeds, 512, 64) == [Chunk("a", 5, final=True), Chunk("long", 64, final=False)]
+    assert plan_pass(feeds[:2], 512, 64) == [Chunk("long", 512, final=False)]
+    assert plan_pass([Feed("a", 5, 5), Feed("short", 40, 1), Feed("other", 300, 1)], 512, 64) == [
+        Chunk("a", 5, final=True),
+        Chunk("short", 40, final=True),
+        Chunk("other", 24, final=False),
+    ]
+
+
+@SETTINGS
+@given(workloads(), st.integers(1, 40))
+def test_everything_is_fed_in_the_end_with_little_room_beside_streams(
+    workload: tuple[list[Feed], int], beside: int
+) -> None:
+    feeds, budget = workload
+    for _ in range(len(feeds) + sum(feed.remaining for feed in feeds)):
+        feeds = advance(feeds, plan_pass(feeds, budget, beside))
+    assert feeds == []
+
+
 def test_the_last_chunk_holds_all_wanted_rows() -> None:
     assert plan_pass([Feed("a", 9, 4)], 8) == [Chunk("a", 5, final=False)]
     assert plan_pass([Feed("a", 4, 4)], 8) == [Chunk("a", 4, final=True)]
