@@ -64,6 +64,14 @@ class Generation:
         return self.choices[0].machine.params
 
 
+def workers_salt(call: GenerateCall) -> str:
+    """Who shares cached prefixes with whom: the workers' salt of a request.
+
+    Whatever else must keep requests apart belongs in here, in front of what the client says.
+    """
+    return call.cache_salt
+
+
 class Coordinator:
     """Owns the links and the dispatcher."""
 
@@ -218,7 +226,8 @@ class Coordinator:
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(64))
         mode = call.speculation.mode or self.config.acceptance
-        return SequenceParams(sampling, mode, prompt_length, self.vocabulary.bad_words(sampling.bad_words))
+        bad_words = self.vocabulary.bad_words(sampling.bad_words)
+        return SequenceParams(sampling, mode, prompt_length, bad_words, workers_salt(call))
 
     def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
         if not call.sampling.echo:

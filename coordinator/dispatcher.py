@@ -51,6 +51,8 @@ class Running:
     target: Link | None = None
     draft: Link | None = None
     admitted: bool = False
+    order: int = 0
+    """Of admission: the oldest sequence has the smallest."""
     was_blocked: bool = False
     alone_since: float | None = None
     """Since when it lacks blocks although no other sequence holds any."""
@@ -72,12 +74,15 @@ class Dispatcher:
         self.drafts: list[Link] = []
         self.finished = 0
         self.failed = 0
+        self.num_preemptions = 0
+        """Times a sequence that had blocks had to give them up for others."""
         self._clock = clock
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._sequences: dict[str, Running] = {}
         self._queue: deque[Running] = deque()
-        self._blocked: deque[Running] = deque()
+        self._blocked: list[Running] = []
+        self._submitted = 0
 
     @property
     def running(self) -> int:
@@ -87,15 +92,16 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Sequences that wait for a place or for blocks."""
-        return len(self._queue) + len(self._blocked)
+        return len(self._queue) + len(self._waiting_for_blocks())
 
     # ---- for the faces -----------------------------------------------------------------------------
 
     def submit(self, machine: RoundMachine) -> Running:
         """Take a sequence on. Raises ResourceExhaustedError when the queue is full."""
-        if len(self._queue) >= self._max_waiting and self.running >= self._max_running:
+        if len(self._queue) >= self._max_waiting and not self._may_admit():
             raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
-        running = Running(machine)
+        self._submitted += 1
+        running = Running(machine, order=self._submitted)
         self._sequences[machine.sequence_id] = running
         self._queue.append(running)
         self._admit()
@@ -162,6 +168,7 @@ class Dispatcher:
                 # It got its blocks, so the next one may try.
                 running.was_blocked, running.alone_since = False, None
                 self._unblock_one()
+                self._admit()
 
     async def sweep(self) -> None:
         """Tell machines whose deadline has passed, for ever. In the queue no deadline runs."""
@@ -172,13 +179,23 @@ class Dispatcher:
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._handle(running, Signal.DEADLINE)
-            if self._blocked and not self._somebody_holds_blocks():
-                self._unblock_one()
+            if self._waiting_for_blocks():
+                self._take_blocks_of_paused()
+                if not self._somebody_holds_blocks():
+                    self._unblock_one()
+            self._admit()
 
     # ---- within ------------------------------------------------------------------------------------
 
+    def _may_admit(self) -> bool:
+        """Not past one that waits for blocks: a new sequence would only have to give them up again."""
+        return self.running < self._max_running and not self._waiting_for_blocks()
+
+    def _waiting_for_blocks(self) -> list[Running]:
+        return [running for running in self._blocked if running.machine.phase is Phase.WAITING]
+
     def _admit(self) -> None:
-        while self._queue and self.running < self._max_running:
+        while self._queue and self._may_admit():
             running = self._queue.popleft()
             if not running.ended:
                 running.admitted = True
@@ -224,7 +241,8 @@ class Dispatcher:
                 case Fail(error):
                     self.failed += 1
                     running.parts.put_nowait(error)
-                case WaitForBlocks(error):
+                case WaitForBlocks(error, preempted):
+                    self.num_preemptions += preempted
                     self._block(running, error)
                 case TargetHangs():
                     if running.target is not None:
@@ -247,26 +265,39 @@ class Dispatcher:
         now = self._clock()
         if self._somebody_holds_blocks():
             running.alone_since = None
-            self._blocked.append(running)
+            self._wait_for_blocks(running)
         elif running.alone_since is None:
-            # Those it competed with gave theirs back since: it may fit now that it is alone.
+            # Those it competed with gave theirs back since: the oldest may fit now that nobody has any.
             running.alone_since = now
-            self._handle(running, Signal.BLOCKS_FREED)
+            self._wait_for_blocks(running)
+            self._unblock_one()
         elif now - running.alone_since < GRACE_SECONDS:
             # A worker may not have learned yet that a stream, and all that it held, is over.
-            self._blocked.append(running)
+            self._wait_for_blocks(running)
         else:
             self._carry_out(running, running.machine.give_up(error))
+
+    def _wait_for_blocks(self, running: Running) -> None:
+        if running not in self._blocked:
+            self._blocked.append(running)
 
     def _somebody_holds_blocks(self) -> bool:
         return any(running.machine.holds_target for running in self._sequences.values())
 
     def _unblock_one(self) -> None:
-        while self._blocked:
-            running = self._blocked.popleft()
-            if running.machine.phase is Phase.WAITING:
-                self._handle(running, Signal.BLOCKS_FREED)
-                return
+        """The oldest tries again; it may have what younger ones hold."""
+        self._blocked = self._waiting_for_blocks()
+        if self._blocked:
+            oldest = min(self._blocked, key=lambda running: running.order)
+            self._blocked.remove(oldest)
+            self._handle(oldest, Signal.BLOCKS_FREED)
+
+    def _take_blocks_of_paused(self) -> None:
+        """A client that does not read must not keep the others waiting."""
+        for running in list(self._sequences.values()):
+            if running.machine.phase is Phase.PAUSED and running.machine.holds_target:
+                self.num_preemptions += 1
+                self._handle(running, Signal.BLOCKS_WANTED)
 
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:

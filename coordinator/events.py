@@ -63,6 +63,8 @@ class WaitForBlocks:
     """Tell the sequence when another one has given blocks back."""
 
     error: ResourceExhaustedError
+    preempted: bool = False
+    """It had blocks, and lost them to an older one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Signal(enum.Enum):
     TARGET_READY = "a target worker is there"
     TARGET_LOST = "the target worker is gone"
     BLOCKS_FREED = "blocks were freed on the target"
+    BLOCKS_WANTED = "another sequence waits for blocks"
     DEADLINE = "the deadline passed"
     CLIENT_BEHIND = "the client has too much to read"
     CLIENT_CAUGHT_UP = "the client has read enough"

@@ -85,12 +85,16 @@ class TargetPeer(Peer):
 
     attempts: int = 0
     """Times the present round was refused."""
+    computed: bool = False
+    """It has entries of the sequence: since its last verdict nothing was heard of their loss."""
 
     def verify(
         self, ledger: Ledger, params: SequenceParams, round_number: int, proposal: Proposal
     ) -> list[OpenSequence | VerifyRound]:
         """The round."""
         opening = self.opening(ledger, params)
+        if opening:
+            self.computed = False
         base, tail = len(ledger), self.tail(ledger)
         return [
             *opening,

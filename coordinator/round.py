@@ -13,7 +13,7 @@ come too late for that, the next round at least skips DRAFTING. The draft is tol
 |---|---|
 | the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
 | the target worker is gone | STALLED until one is ready, then reopened from the ledger, epoch + 1 |
-| the target has no room | closed there, WAITING until blocks are free, then reopened |
+| the target has no room beside older sequences | WAITING until blocks are free, then sent again |
 | a worker lost the sequence | opened again from the ledger |
 | a worker lacks tokens | the round is sent again with the tail it lacks |
 | the client reads slowly | PAUSED between rounds until it caught up |
@@ -89,6 +89,8 @@ class RoundMachine(Sequence):
                 return self._resume_on_target(now) if self.phase in (Phase.NEW, Phase.STALLED) else []
             case Signal.BLOCKS_FREED:
                 return self._resume_on_target(now) if self.phase is Phase.WAITING else []
+            case Signal.BLOCKS_WANTED:
+                return self._yield_blocks()
             case Signal.CLIENT_CAUGHT_UP:
                 self._client_behind = False
                 return self._begin_round(now) if self.phase is Phase.PAUSED else []
@@ -226,8 +228,9 @@ class RoundMachine(Sequence):
         if not self._target.ready:
             self._stall(now)
             return []
-        self._verifying(now, prefills=not self._target.open)
-        return [ToTarget(c) for c in self._target.verify(self.ledger, self.params, self.round, proposal)]
+        commands = self._target.verify(self.ledger, self.params, self.round, proposal)
+        self._verifying(now, prefills=not self._target.computed)
+        return [ToTarget(command) for command in commands]
 
     def _verifying(self, now: float, *, prefills: bool) -> None:
         self.phase, self.deadline, self._target.sent_at = Phase.VERIFYING, now + self.deadlines.target, now
@@ -247,7 +250,7 @@ class RoundMachine(Sequence):
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
         self._policy.judged(num_draft, verdict.num_accepted, timing)
         # The worker extended its own copy of the ledger with the same tokens.
-        self._target.known = len(self.ledger) + len(verdict.token_ids)
+        self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         foreseen = self._foreseen_by(verdict)
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
         if commit.finish is not None:
@@ -313,9 +316,7 @@ class RoundMachine(Sequence):
         if failure.round not in (0, self.round):
             return []
         if isinstance(failure.error, ResourceExhaustedError):
-            # Nothing is wrong with the round, so waiting does not count as an attempt.
-            self.phase, self.deadline = Phase.WAITING, None
-            return [*self._close_target(), WaitForBlocks(failure.error)]
+            return self._wait_for_blocks(failure.round, failure.error)
         self._target.attempts += 1
         match failure.error:
             case NotFoundError() | StaleEpochError():
@@ -330,6 +331,23 @@ class RoundMachine(Sequence):
         if self._target.attempts >= MAX_ATTEMPTS:
             return self._fail(InternalError("the target worker keeps refusing the round"))
         return self._verify(self._proposal, now)
+
+    def _wait_for_blocks(self, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
+        """Nothing is wrong with the round, so waiting does not count as an attempt.
+
+        A worker that refused the round has freed the blocks; the sequence keeps its place among the others
+        there. One that refused the opening never had it.
+        """
+        self.phase, self.deadline = Phase.WAITING, None
+        closing = self._close_target() if refused_round == 0 else []
+        preempted, self._target.computed = self._target.computed, False
+        return [*closing, WaitForBlocks(error, preempted)]
+
+    def _yield_blocks(self) -> list[Action]:
+        """While its client reads, others can use the room; it is computed again when the client caught up."""
+        if self.phase is not Phase.PAUSED:
+            return []
+        return [*self._close_target(), *self._close_draft()]
 
     def _resume_on_target(self, now: float) -> list[Action]:
         """Open the sequence from the ledger, and put the round that was in progress again."""

@@ -46,7 +46,7 @@ class Sequence:
     _lacked: int = 0
     """Ledger tokens that the draft did not have when this round's proposal was asked for."""
     _prefills: bool = False
-    """The target opens the sequence in this round."""
+    """The target computes the sequence from its beginning in this round."""
     _client_behind: bool = False
 
     def __post_init__(self, policy: Policy | None) -> None:
@@ -58,7 +58,7 @@ class Sequence:
     @property
     def holds_target(self) -> bool:
         """True while the sequence may hold blocks on its target worker."""
-        return self._target.open
+        return self._target.open and self.phase is not Phase.WAITING
 
     def give_up(self, error: PacelineError) -> list[Action]:
         """The shell knows that the sequence cannot go on."""

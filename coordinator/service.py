@@ -112,6 +112,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
+            num_preemptions=dispatcher.num_preemptions,
             http_address=self._http.address if self._http is not None else "",
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))

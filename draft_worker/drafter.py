@@ -107,7 +107,7 @@ class Drafter:
         self._grammars = grammars
         self._clock = clock
         self.holdings: Holdings[DraftProposal] = Holdings(
-            runner.new_table, config.max_sequences, clock, config.lease_seconds
+            runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, _Round] = {}
         self._aheads: dict[str, Ahead] = {}
@@ -218,12 +218,10 @@ class Drafter:
             return self._step_ahead()
         by_id = {r.job.sequence_id: r for r in self._rounds.values()}
         jobs = [r.job for r in by_id.values()]
-        result = run_pass(jobs, self._runner, self._config.max_batch_tokens, self._clock)
-        events: list[DraftEvent] = []
-        for job, error in result.failed:
-            # Branches are worth less than a round: give their blocks back and try again.
-            if not (isinstance(error, ResourceExhaustedError) and self._free_branches()):
-                events.append(self._fail(job, error))
+        budget = self._config.max_batch_tokens
+        # Branches are worth less than a round.
+        result = run_pass(jobs, self._runner, budget, self._clock, self.holdings, self._free_branches)
+        events: list[DraftEvent] = [self._fail(job, error) for job, error in result.failed]
         if result.finished:
             assert result.logits is not None
             rounds = [by_id[job.sequence_id] for job in result.finished]

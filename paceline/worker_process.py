@@ -20,7 +20,9 @@ from paceline.core import limits
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
+from paceline.engine.holdings import Holdings
 from paceline.engine.loop import Engine, EngineThread
+from paceline.kv import BlockPool
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.server import Server, configure_logging, tune_interpreter
@@ -36,7 +38,7 @@ class Holder(Engine[Any, Any], Protocol):
     """An engine that holds sequences."""
 
     @property
-    def holdings(self) -> Any:
+    def holdings(self) -> Holdings[Any]:
         """Its sequences."""
 
 
@@ -90,14 +92,25 @@ class WorkerShell:
         return info
 
     def _cache_info(self) -> common_pb2.CacheInfo:
-        pool = self._built.runner.cache.pool
-        pool.check_integrity()
-        return common_pb2.CacheInfo(
-            block_size=pool.block_size,
-            total_blocks=pool.num_blocks,
-            free_blocks=pool.free_blocks,
-            sequences=len(self._engine.holdings),
-        )
+        return cache_info(self._built.runner.cache.pool, self._engine.holdings)
+
+
+def cache_info(pool: BlockPool, holdings: Holdings[Any]) -> common_pb2.CacheInfo:
+    """A worker's cache in numbers. Raises InternalError when its bookkeeping is damaged."""
+    pool.check_integrity()
+    index = holdings.prefix_index
+    if index is not None:
+        index.check_integrity()
+    return common_pb2.CacheInfo(
+        block_size=pool.block_size,
+        total_blocks=pool.num_blocks,
+        free_blocks=pool.free_blocks,
+        cached_blocks=pool.cached_blocks,
+        sequences=len(holdings),
+        prefix_cache_queries=index.queries if index is not None else 0,
+        prefix_cache_hits=index.hits if index is not None else 0,
+        num_preemptions=holdings.num_preemptions,
+    )
 
 
 def _for_device(config: WorkerConfig, device: str) -> WorkerConfig:

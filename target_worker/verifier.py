@@ -88,7 +88,7 @@ class Verifier:
         self._grammars = grammars
         self._clock = clock
         self.holdings: Holdings[Verdict] = Holdings(
-            runner.new_table, config.max_sequences, clock, config.lease_seconds
+            runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, _Round] = {}
 
@@ -192,7 +192,7 @@ class Verifier:
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
         jobs = [r.job for r in self._rounds.values()]
-        result = run_pass(jobs, self._runner, self._budget, self._clock)
+        result = run_pass(jobs, self._runner, self._budget, self._clock, self.holdings)
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
         spoiled: set[str] = set()
         for part in result.scored:

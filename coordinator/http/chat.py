@@ -91,7 +91,7 @@ class ChatCompletions:
             add_generation_prompt=wanted.add_generation_prompt,
             variables=wanted.chat_template_kwargs,
         )
-        return make_call(request_id, tuple(token_ids), sampling, speculation)
+        return make_call(request_id, tuple(token_ids), sampling, speculation, wanted.cache_salt)
 
 
 class ChatWording:

@@ -54,7 +54,7 @@ def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
         )
     speculation = wanted.speculation()
     return [
-        make_call(f"{request_id}-{index}", prompt, sampling, speculation)
+        make_call(f"{request_id}-{index}", prompt, sampling, speculation, wanted.cache_salt)
         for index, prompt in enumerate(prompts)
     ]
 

@@ -139,6 +139,10 @@ class GenerationRequest(Schema):
     stream_options: StreamOptions | None = told("Goes with stream=true.")
     speculative_decoding: SpeculativeDecoding | None = None
     include_speculative_decoding: bool | None = told("Whether the usage says what speculation did.")
+    cache_salt: str | None = told(
+        "Requests with different salts never share cached prefixes.",
+        maxLength=limits.MAX_CACHE_SALT_CHARACTERS,
+    )
     user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
 
     @model_validator(mode="before")
@@ -228,10 +232,14 @@ def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) ->
 
 
 def make_call(
-    request_id: str, prompt: str | tuple[int, ...], sampling: SamplingParams, speculation: SpeculationParams
+    request_id: str,
+    prompt: str | tuple[int, ...],
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    cache_salt: str | None = None,
 ) -> GenerateCall:
     """The core's call, through the very message that the gRPC face takes: what is refused there is refused
     here, with the same words. Raises InvalidArgumentError naming the core field.
     """
-    call = GenerateCall(request_id, prompt, sampling, speculation)
+    call = GenerateCall(request_id, prompt, sampling, speculation, cache_salt or "")
     return generate_request_from_proto(generate_request_to_proto(call))

@@ -17,7 +17,7 @@ from paceline.cli.connecting import Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.serving import DEFAULT_PORT
 from paceline.client import AsyncClient, Client
-from paceline.client.server_status import ServerStatus, WorkerStatus
+from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams, StructuredOutputs
 
@@ -41,6 +41,7 @@ def generate(
     connection: Connection,
     address: Address = _DEFAULT_ADDRESS,
     as_json: Json = False,
+    cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
     no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
     timeout: Annotated[float | None, option("timeout", "Seconds for the whole generation.")] = None,
     json_schema: Annotated[
@@ -62,7 +63,9 @@ def generate(
 
     async def run() -> None:
         async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:
-            stream = client.stream(text, sampling, speculation=speculation, timeout=timeout)
+            stream = client.stream(
+                text, sampling, speculation=speculation, cache_salt=cache_salt, timeout=timeout
+            )
             async for chunk in stream:
                 if streams:
                     print(chunk.text, end="", flush=True)
@@ -124,7 +127,7 @@ def status_table(answer: ServerStatus) -> Table:
     for title in ("role", "address", "pid", "state"):
         table.add_column(title, no_wrap=title != "state")
     table.add_column("model", overflow="fold")
-    for title in ("vocabulary", "cache used"):
+    for title in ("vocabulary", "cache used", "prefix hits", "preemptions"):
         table.add_column(title, justify="right", no_wrap=True)
     mine = answer.coordinator
     table.add_row("coordinator", mine.address, str(mine.process_id), "ready")
@@ -140,8 +143,15 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}; "
         f"{mine.running} running, {mine.waiting} waiting, "
-        f"{mine.finished_requests} finished, {mine.failed_requests} failed{http}"
+        f"{mine.finished_requests} finished, {mine.failed_requests} failed, "
+        f"{mine.num_preemptions} preempted{http}"
     )
+
+
+def _hit_rate(cache: CacheInfo) -> str:
+    """Share of the tokens looked up whose entries were cached, and of how many."""
+    queries = cache.prefix_cache_queries
+    return f"{cache.prefix_cache_hits / queries:.0%} of {queries:,}" if queries else "none yet"
 
 
 def _worker_row(worker: WorkerStatus) -> list[str]:
@@ -159,4 +169,6 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
         f"{info.model}, {info.num_parameters / 1e6:,.1f}M, {info.dtype}, {info.device}",
         f"{info.vocabulary_size:,}",
         f"{used:,} of {cache.total_blocks * cache.block_size:,}",
+        _hit_rate(cache),
+        f"{cache.num_preemptions:,}",
     ]

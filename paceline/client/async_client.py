@@ -117,11 +117,17 @@ class AsyncClient:
         *,
         speculation: requests.Speculation = None,
         request_id: str | None = None,
+        cache_salt: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - travels to the server as the call's deadline
     ) -> GenerationResult:
         """Generate to the end. `prompt` is text or token ids; parameters are objects or dictionaries."""
         stream = self.stream(
-            prompt, sampling, speculation=speculation, request_id=request_id, timeout=timeout
+            prompt,
+            sampling,
+            speculation=speculation,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            timeout=timeout,
         )
         async for _ in stream:
             pass
@@ -134,13 +140,14 @@ class AsyncClient:
         *,
         speculation: requests.Speculation = None,
         request_id: str | None = None,
+        cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerationStream:
         """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream.
 
         Not a coroutine: `async for chunk in client.stream(...)`.
         """
-        request = requests.generate_request(prompt, sampling, speculation, request_id)
+        request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
         service = self._service()
         with translated():

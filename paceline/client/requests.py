@@ -64,7 +64,11 @@ def _speculation(value: Speculation) -> SpeculationParams:
 
 
 def generate_request(
-    prompt: Prompt, sampling: Sampling, speculation: Speculation, request_id: str | None
+    prompt: Prompt,
+    sampling: Sampling,
+    speculation: Speculation,
+    request_id: str | None,
+    cache_salt: str | None = None,
 ) -> generation_pb2.GenerateRequest:
     """Sampling and speculation default to what their classes say."""
     return codec.generate_request_to_proto(
@@ -73,6 +77,7 @@ def generate_request(
             prompt=prompt if isinstance(prompt, str) else token_ids_of("prompt", prompt),
             sampling=_sampling(sampling),
             speculation=_speculation(speculation),
+            cache_salt="" if cache_salt is None else _text("cache_salt", cache_salt),
         )
     )
 

@@ -53,7 +53,16 @@ class CacheInfo:
     block_size: int
     total_blocks: int
     free_blocks: int
+    """The cached ones included."""
     sequences: int
+    prefix_cache_queries: int
+    """Tokens of all sequences that were looked up in the prefix cache."""
+    prefix_cache_hits: int
+    """Those whose entries were there."""
+    num_preemptions: int
+    """Times a sequence lost its blocks to an older one."""
+    cached_blocks: int
+    """Free blocks with entries that may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class CoordinatorStatus:
     failed_requests: int
     http_address: str
     """Empty where HTTP is not served."""
+    num_preemptions: int
+    """Times a sequence that was being generated had to wait for blocks of the target's cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,17 @@ class Client:
         *,
         speculation: requests.Speculation = None,
         request_id: str | None = None,
+        cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> GenerationResult:
         """Generate to the end. `prompt` is text or token ids; parameters are objects or dictionaries."""
         stream = self.stream(
-            prompt, sampling, speculation=speculation, request_id=request_id, timeout=timeout
+            prompt,
+            sampling,
+            speculation=speculation,
+            request_id=request_id,
+            cache_salt=cache_salt,
+            timeout=timeout,
         )
         for _ in stream:
             pass
@@ -123,10 +129,11 @@ class Client:
         *,
         speculation: requests.Speculation = None,
         request_id: str | None = None,
+        cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> GenerationStream:
         """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream."""
-        request = requests.generate_request(prompt, sampling, speculation, request_id)
+        request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
         with translated():
             return GenerationStream(

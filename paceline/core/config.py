@@ -42,6 +42,8 @@ class WorkerConfig:
     max_mixed_prefill_tokens: int = 0
     """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 64 on a CPU, else
     what `max_batch_tokens` leaves."""
+    prefix_cache: bool = True
+    """Keep what ended sequences computed, for those that begin with the same tokens."""
     max_sequences: int = 256
     lease_seconds: float = 600.0
     """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""

@@ -65,6 +65,8 @@ MIN_TEMPERATURE: Final = 1e-4
 
 MAX_SEED: Final = 2**64 - 1
 MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_CACHE_SALT_CHARACTERS: Final = 256
+"""What a client may say; a worker takes as much again, for what the coordinator adds."""
 
 MAX_RUNNING_SEQUENCES: Final = 1024
 MAX_WAITING_SEQUENCES: Final = 4096

@@ -104,6 +104,8 @@ class SequenceParams:
     prompt_length: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`sampling.bad_words` as the target's tokenizer has them: no sequence of these may be completed."""
+    cache_salt: str = ""
+    """Cached prefixes are shared among sequences with the same salt only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.engine.session import Session
 from paceline.grammar import GrammarState
 from paceline.kv.lease import Leases
+from paceline.kv.prefix import CachedPrefix, PrefixIndex
 from paceline.kv.table import BlockTable
 
 Answer = TypeVar("Answer")
@@ -25,6 +26,10 @@ class Held(Generic[Answer]):
     table: BlockTable
     grammar: GrammarState | None = None
     """Where the text stands in its `structured_outputs`; derived from the session's tokens when asked."""
+    prefix: CachedPrefix | None = None
+    """None where nothing is cached."""
+    age: int = 0
+    """Older sequences have smaller numbers; no two the same."""
 
     def cut_to_ledger(self) -> None:
         """Drop the cache entries that the ledger does not confirm."""
@@ -34,11 +39,28 @@ class Held(Generic[Answer]):
         """Drop the cache entries at `length` and beyond, and any reservation."""
         self.table.truncate_to(length)
         del self.session.cached[length:]
+        if self.prefix is not None:
+            self.prefix.cut_to(length)
 
     def fed(self, token_ids: list[int]) -> None:
-        """Record that the pass just run wrote entries for `token_ids`."""
-        self.session.cached.extend(token_ids)
-        assert self.table.length == len(self.session.cached)
+        """Record that the pass just run wrote entries for `token_ids`.
+
+        Blocks that are full of the ledger's tokens are final now; proposed tokens are not in the ledger.
+        """
+        session = self.session
+        session.cached.extend(token_ids)
+        assert self.table.length == len(session.cached)
+        if self.prefix is not None:
+            self.prefix.enter(session.tokens)
+
+    def reuse(self, most: int) -> int:
+        """Go on with entries of the ledger's first `most` tokens that the prefix cache has; how many."""
+        if self.prefix is None:
+            return 0
+        tokens = self.session.tokens[:most]
+        found = self.prefix.extend(tokens)
+        self.session.cached.extend(tokens[self.table.length - found : self.table.length])
+        return found
 
 
 @dataclass(slots=True)
@@ -49,11 +71,19 @@ class Holdings(Generic[Answer]):
     max_sequences: int
     clock: Clock
     lease_seconds: float
+    prefix_cache: bool = False
+    """Keep what ended sequences computed, for others that begin in the same way."""
+    prefix_index: PrefixIndex | None = field(init=False, default=None)
+    num_preemptions: int = 0
+    """Times a sequence lost its blocks to an older one."""
+    _opened: int = 0
     _held: dict[str, Held[Answer]] = field(default_factory=dict)
     _leases: Leases[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._leases = Leases(self.clock, self.lease_seconds)
+        if self.prefix_cache:
+            self.prefix_index = PrefixIndex(self.new_table().pool)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -71,7 +101,7 @@ class Holdings(Generic[Answer]):
     def open(self, command: OpenSequence, grammar: GrammarState | None = None) -> None:
         """Take a sequence on; one of an older epoch is replaced, the same epoch again changes nothing.
 
-        Raises StaleEpochError, ResourceExhaustedError.
+        One that replaces another is as old as that was. Raises StaleEpochError, ResourceExhaustedError.
         """
         old = self._held.get(command.sequence_id)
         if old is not None:
@@ -85,7 +115,11 @@ class Holdings(Generic[Answer]):
         session: Session[Answer] = Session(
             command.sequence_id, command.epoch, command.params, list(command.token_ids)
         )
-        self._held[command.sequence_id] = Held(session, self.new_table(), grammar)
+        self._opened += 1
+        table, age = self.new_table(), self._opened if old is None else old.age
+        index, salt = self.prefix_index, command.params.cache_salt
+        prefix = None if index is None else CachedPrefix(index, table, salt)
+        self._held[command.sequence_id] = Held(session, table, grammar, prefix, age)
         self._leases.renew(command.sequence_id)
 
     def get(self, sequence_id: str) -> Held[Answer]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,8 +18,9 @@ from paceline.core.clock import Clock
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
 from paceline.core.types import Timings
 from paceline.engine.batch import SequenceInput
-from paceline.engine.holdings import Held
+from paceline.engine.holdings import Held, Holdings
 from paceline.engine.planner import Chunk, Feed, plan_pass
+from paceline.engine.room import Need, make_room
 from paceline.kv.table import BlockTable
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Job:
     scored: bool = False
     """The logits of all other rows are wanted as well, as soon as they are there."""
     offset: int = 0
+    reused: int = 0
+    """Entries that came from the prefix cache; none of a scored feed, which wants every row."""
     started: float | None = None
     compute: float = 0.0
     rows_in_pass: int = 0
@@ -60,6 +63,18 @@ class Job:
     def remaining(self) -> int:
         """Tokens not fed yet."""
         return len(self.feed) - self.offset
+
+    @property
+    def begins(self) -> bool:
+        """True while its sequence has no entries but those that came from the prefix cache for this job."""
+        return self.started is None and self.held.table.length == self.reused
+
+    def reuse(self) -> None:
+        """Leave out what the prefix cache has, short of the rows whose logits are wanted."""
+        if self.begins and not self.scored:
+            found = self.held.reuse(len(self.feed) - self.rows)
+            self.reused += found
+            self.offset += found
 
     def feed_next(self, token_ids: list[int], rows: int) -> None:
         """Go on with another feed; the timings go on as well."""
@@ -91,17 +106,32 @@ class PassResult:
     failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
 
 
-def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> PassResult:
-    """Plan and run one pass over `jobs` (in order of arrival)."""
+def run_pass(
+    jobs: Sequence[Job],
+    runner: Runner,
+    budget: int,
+    clock: Clock,
+    holdings: Holdings[Any],
+    spare: Callable[[], bool] = lambda: False,
+) -> PassResult:
+    """Plan and run one pass over `jobs` (in order of arrival).
+
+    `holdings`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
+    sequence; False when there were none.
+    """
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
+    for job in jobs:
+        job.reuse()
     plan = plan_pass([Feed(job.sequence_id, job.remaining, job.rows, job.scored) for job in jobs], budget)
-    chunks = _with_room([(by_id[chunk.sequence_id], chunk) for chunk in plan], result)
+    planned = [(by_id[chunk.sequence_id], chunk) for chunk in plan]
+    chunks = _with_room(planned, jobs, holdings, spare, result)
     if not chunks:
         return result
     begun = clock()
     for job, _ in chunks:
         if job.started is None:
+            _count_lookup(job, holdings)
             job.started = begun
     try:
         result.logits = _forward(chunks, runner, result)
@@ -119,22 +149,30 @@ def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> 
     return result
 
 
-def _with_room(chunks: list[tuple[Job, Chunk]], result: PassResult) -> list[tuple[Job, Chunk]]:
-    """Leave out, as failed, the sequences for whose rows the pool has no blocks."""
-    fitting: list[tuple[Job, Chunk]] = []
-    taken = 0
-    for job, chunk in chunks:
-        table = job.held.table
-        needed = table.blocks_needed(chunk.count)
-        if taken + needed <= table.pool.free_blocks:
-            taken += needed
-            fitting.append((job, chunk))
-        else:
-            error = ResourceExhaustedError(
-                f"{needed} cache blocks are needed, {table.pool.free_blocks - taken} are free"
-            )
-            result.failed.append((job, error))
-    return fitting
+def _with_room(
+    chunks: list[tuple[Job, Chunk]],
+    jobs: Sequence[Job],
+    holdings: Holdings[Any],
+    spare: Callable[[], bool],
+    result: PassResult,
+) -> list[tuple[Job, Chunk]]:
+    """Leave out, as failed, the sequences that have to wait for blocks (room.py)."""
+    needs = [Need(job.held, chunk.count, job.remaining if job.begins else 0) for job, chunk in chunks]
+    beginning = {id(job.held) for job in jobs if job.begins}
+    preempted = {id(held) for held in make_room(needs, holdings, spare)}
+    if not preempted:
+        return chunks
+    holdings.num_preemptions += len(preempted - beginning)
+    error = ResourceExhaustedError("the cache has no free blocks beside those of older sequences")
+    result.failed += [(job, error) for job in jobs if id(job.held) in preempted]
+    return [(job, chunk) for job, chunk in chunks if id(job.held) not in preempted]
+
+
+def _count_lookup(job: Job, holdings: Holdings[Any]) -> None:
+    """Once for each time that a sequence begins; the row of a feed's last token is always computed."""
+    if holdings.prefix_index is not None and job.begins and not job.scored:
+        holdings.prefix_index.queries += len(job.feed) - job.rows + 1
+        holdings.prefix_index.hits += job.reused
 
 
 def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult) -> torch.Tensor:

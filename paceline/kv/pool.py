@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
+from collections.abc import Callable
 
 from paceline.core.errors import InternalError, ResourceExhaustedError
+
+EVICTED_SHARE = 64
+"""One block in so many is evicted at once: a sequence that grows block by block gets consecutive ones."""
 
 
 class BlockPool:
     """Reference-counted blocks of `block_size` entries each.
 
-    A block is either free (count 0) or used (count >= 1), never both. Free blocks are handed out lowest
-    id first, or next to the caller's last one where that is free, so that a sequence alone in the pool
-    lies contiguously and its attention needs no gather.
+    A block is either free (count 0) or used (count >= 1), never both. A free block is blank, or cached: its
+    contents were worth keeping when its last holder let go, and may be taken up again until somebody needs
+    the room. Blank blocks are handed out lowest id first, or next to the caller's last one where that is
+    blank, so that a sequence alone in the pool lies contiguously and its attention needs no gather. Cached
+    ones become blank when no others are left, those that nobody held for longest first.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -28,11 +35,20 @@ class BlockPool:
         # `_queued` remembers that, so the entry is skipped while the block is used and reused after.
         self._heap = list(range(num_blocks))
         self._queued = bytearray(b"\x01" * num_blocks)
+        self._kept = bytearray(num_blocks)
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the cached blocks, longest idle first
+        self.on_discard: Callable[[int], None] = lambda block: None
+        """Told of every kept block whose contents are given up."""
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that nobody holds, the cached ones included."""
         return self._free_blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Free blocks with contents that may be taken up again."""
+        return len(self._idle)
 
     @property
     def used_blocks(self) -> int:
@@ -49,7 +65,7 @@ class BlockPool:
         return self.allocate_many(1, after=after)[0]
 
     def allocate_many(self, n: int, *, after: int | None = None) -> list[int]:
-        """Take `n` free blocks with count 1 each, continuing past block `after` as long as those are free.
+        """Take `n` free blocks with count 1 each, continuing past block `after` as long as those are blank.
 
         Raises ResourceExhaustedError, taking none, when fewer than `n` are free.
         """
@@ -59,11 +75,14 @@ class BlockPool:
             raise ResourceExhaustedError(
                 f"the KV cache has {self._free_blocks} of {self.num_blocks} blocks free, {n} are needed"
             )
+        blank = self._free_blocks - len(self._idle)
+        if n > blank:
+            self._evict(max(n - blank, self.num_blocks // EVICTED_SHARE))
         blocks = []
         last = after
         for _ in range(n):
             following = None if last is None else last + 1
-            if following is None or following >= self.num_blocks or self._counts[following]:
+            if following is None or following >= self.num_blocks or not self._is_blank(following):
                 following = self._pop_lowest()
             self._counts[following] = 1
             blocks.append(following)
@@ -72,19 +91,46 @@ class BlockPool:
         return blocks
 
     def retain(self, block: int) -> None:
-        """Add a holder to a used block."""
-        self._check_used(block)
+        """Add a holder to a used block, or take a cached one up again."""
+        self._check_id(block)
+        if block in self._idle:
+            del self._idle[block]
+            self._free_blocks -= 1
+        else:
+            self._check_used(block)
         self._counts[block] += 1
 
     def release(self, block: int) -> None:
-        """Drop one holder of a used block; the last one frees it."""
+        """Drop one holder of a used block; the last one frees it, and leaves it cached if it is kept."""
         self._check_used(block)
         self._counts[block] -= 1
         if self._counts[block] == 0:
             self._free_blocks += 1
-            if not self._queued[block]:
-                self._queued[block] = 1
-                heapq.heappush(self._heap, block)
+            if self._kept[block]:
+                self._idle[block] = None
+            else:
+                self._queue(block)
+
+    def keep(self, block: int) -> None:
+        """The contents of a used block are final, and worth keeping."""
+        self._check_used(block)
+        self._kept[block] = 1
+
+    def is_kept(self, block: int) -> bool:
+        """True from `keep` until the contents are given up."""
+        self._check_id(block)
+        return bool(self._kept[block])
+
+    def discard(self, block: int) -> None:
+        """Give up the contents of a kept block; a cached one becomes blank."""
+        self._check_id(block)
+        if not self._kept[block]:
+            raise ValueError(f"block {block} is not kept")
+        self._kept[block] = 0
+        if block in self._idle:
+            del self._idle[block]
+            self._queue(block)
+        self.on_discard(block)
 
     def check_integrity(self) -> None:
         """Raise InternalError unless free + used == total, with every block exactly one of the two."""
@@ -97,14 +143,32 @@ class BlockPool:
         queued = set(self._heap)
         if len(queued) != len(self._heap) or queued != {b for b in range(self.num_blocks) if self._queued[b]}:
             raise InternalError("the block pool's free list disagrees with its own index")
-        if any(count == 0 and block not in queued for block, count in enumerate(self._counts)):
+        if any(self._counts[block] or not self._kept[block] for block in self._idle):
+            raise InternalError("the block pool caches a block that is used or not kept")
+        idle = self._idle
+        lost = (count == 0 and b not in queued and b not in idle for b, count in enumerate(self._counts))
+        if any(lost) or any(
+            self._kept[b] and count == 0 and b not in idle for b, count in enumerate(self._counts)
+        ):
             raise InternalError("the block pool has lost a free block")
+
+    def _is_blank(self, block: int) -> bool:
+        return self._counts[block] == 0 and not self._kept[block]
+
+    def _evict(self, n: int) -> None:
+        for _ in range(min(n, len(self._idle))):
+            self.discard(next(iter(self._idle)))
+
+    def _queue(self, block: int) -> None:
+        if not self._queued[block]:
+            self._queued[block] = 1
+            heapq.heappush(self._heap, block)
 
     def _pop_lowest(self) -> int:
         while True:
             block = heapq.heappop(self._heap)
             self._queued[block] = 0
-            if self._counts[block] == 0:
+            if self._is_blank(block):
                 return block
 
     def _check_id(self, block: int) -> None:

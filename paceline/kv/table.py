@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +21,7 @@ class BlockTable:
     """The blocks of one sequence, in order; position p lives in slot blocks[p // size] * size + p % size.
 
     Entries [0, length) hold values, [length, length + reserved) may be written. A block with several
-    holders is never written: `fork` copies the partial block, and `reserve` replaces a shared tail.
+    holders is never written: `share` takes full blocks only, and `reserve` replaces a shared tail.
     """
 
     __slots__ = ("_blocks", "_contiguous", "_length", "_pool", "_reserved")
@@ -64,8 +65,9 @@ class BlockTable:
         """Make room for `n` entries past `length`, replacing any earlier reservation's size.
 
         Returns the copies to carry out before writing: none, or one when the partial block at the end is
-        shared (after truncating into a forked prefix). Raises ResourceExhaustedError, changing nothing,
-        when the pool has too few free blocks.
+        shared (after truncating into a shared prefix). A partial block that was kept is written from here
+        on, so its contents are given up. Raises ResourceExhaustedError, changing nothing, when the pool has
+        too few free blocks.
         """
         if n < 0:
             raise ValueError(f"cannot reserve {n} entries")
@@ -85,6 +87,8 @@ class BlockTable:
             for block in taken:
                 self._append(block)
         self._reserved = n
+        if n and not copies:
+            self._own_tail()
         return copies
 
     def commit(self, n: int) -> None:
@@ -108,26 +112,17 @@ class BlockTable:
         self._length = length
         self._reserved = 0
 
-    def fork(self) -> tuple[BlockTable, list[CopyBlock]]:
-        """A second table with the same entries: full blocks are shared, the partial one is copied.
+    def share(self, blocks: Sequence[int]) -> None:
+        """Go on with full blocks that hold the next entries: used by others too, or cached.
 
-        Returns the new table and the copies to carry out before either is written. Raises
-        ResourceExhaustedError, changing nothing, when the partial block finds no room.
+        Raises ValueError unless the entries end with a block and nothing is reserved.
         """
-        full = self._length // self._pool.block_size
-        shared = self._blocks[:full]
-        copies: list[CopyBlock] = []
-        if self._length % self._pool.block_size:
-            copy = self._pool.allocate(after=shared[-1] if shared else None)
-            copies.append(CopyBlock(self._blocks[full], copy))
-        other = type(self)(self._pool)
-        for block in shared:
+        if self._reserved or len(self._blocks) * self._pool.block_size != self._length:
+            raise ValueError("only a table that ends with its last block can go on with shared ones")
+        for block in blocks:
             self._pool.retain(block)
-            other._append(block)
-        for pair in copies:
-            other._append(pair.destination)
-        other._length = self._length
-        return other, copies
+            self._append(block)
+        self._length = len(self._blocks) * self._pool.block_size
 
     def free(self) -> None:
         """Release every block; the table is then empty and may be used again."""
@@ -170,6 +165,11 @@ class BlockTable:
         if self._contiguous == len(blocks) and (not blocks or blocks[-1] + 1 == block):
             self._contiguous += 1
         blocks.append(block)
+
+    def _own_tail(self) -> None:
+        size = self._pool.block_size
+        if self._length % size and self._pool.is_kept(tail := self._blocks[self._length // size]):
+            self._pool.discard(tail)
 
     def _tail_is_shared(self) -> bool:
         """True when position `length` falls inside a block that somebody else holds too."""

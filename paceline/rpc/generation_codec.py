@@ -95,15 +95,19 @@ class GenerateCall:
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
     speculation: SpeculationParams
+    cache_salt: str = ""
+    """Requests with different ones never share cached prefixes."""
 
 
 def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequest:
     """What the SDK sends. Raises InvalidArgumentError for text or ids that the wire cannot carry."""
     check_text("request_id", call.request_id)
+    check_text("cache_salt", call.cache_salt)
     message = generation_pb2.GenerateRequest(
         request_id=call.request_id,
         sampling=sampling_to_proto(call.sampling),
         speculation=speculation_to_proto(call.speculation),
+        cache_salt=call.cache_salt,
     )
     if isinstance(call.prompt, str):
         check_text("prompt", call.prompt)
@@ -119,6 +123,8 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
     refuse_unknown_fields(message, "request")
     if len(message.request_id) > limits.MAX_REQUEST_ID_CHARACTERS:
         raise InvalidArgumentError("request_id", f"at most {limits.MAX_REQUEST_ID_CHARACTERS} characters")
+    if len(message.cache_salt) > limits.MAX_CACHE_SALT_CHARACTERS:
+        raise InvalidArgumentError("cache_salt", f"at most {limits.MAX_CACHE_SALT_CHARACTERS} characters")
     prompt: str | tuple[int, ...]
     match message.WhichOneof("prompt"):
         case "text":
@@ -139,6 +145,7 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
         prompt=prompt,
         sampling=sampling_from_proto(message.sampling),
         speculation=speculation_from_proto(message.speculation),
+        cache_salt=message.cache_salt,
     )
 
 

@@ -180,6 +180,7 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
         bad_words_token_ids=[
             common_pb2.TokenSequence(token_ids=token_ids) for token_ids in params.bad_words_token_ids
         ],
+        cache_salt=params.cache_salt,
     )
 
 
@@ -195,11 +196,14 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
         raise InvalidArgumentError("bad_words", f"at most {2 * limits.MAX_BAD_WORDS} sequences of tokens")
     if not all(1 <= len(token_ids) <= limits.MAX_BAD_WORD_TOKENS for token_ids in bad_words):
         raise InvalidArgumentError("bad_words", f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each")
+    if len(message.cache_salt) > 2 * limits.MAX_CACHE_SALT_CHARACTERS:
+        raise InvalidArgumentError("cache_salt", f"at most {2 * limits.MAX_CACHE_SALT_CHARACTERS} characters")
     return SequenceParams(
         sampling=sampling,
         mode=mode_from_proto(message.acceptance_mode),
         prompt_length=message.prompt_length,
         bad_words_token_ids=bad_words,
+        cache_salt=message.cache_salt,
     )
 
 

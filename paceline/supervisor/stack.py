@@ -75,6 +75,8 @@ class StackConfig:
     max_model_len: int | None = None
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
+    prefix_cache: bool = True
+    """Keep what ended requests computed, for those that begin with the same tokens."""
     trust_remote_code: bool = False
     certificates: str = ""
     """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
@@ -119,7 +121,8 @@ class StackConfig:
             name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
-        shared = ("block_size", "num_blocks", "max_model_len", "deterministic", "trust_remote_code")
+        shared = ("block_size", "num_blocks", "max_model_len", "prefix_cache", "deterministic")
+        shared += ("trust_remote_code",)
         values |= {name: getattr(self, name) for name in shared}
         values |= self._certificate_of(role, "tls")
         if role == "draft":

@@ -322,8 +322,11 @@ class SequenceParams(_message.Message):
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     acceptance_mode: Global___AcceptanceMode.ValueType
     prompt_length: _builtins.int
+    cache_salt: _builtins.str
+    """Cached prefixes are shared among sequences with the same salt only."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -337,10 +340,11 @@ class SequenceParams(_message.Message):
         acceptance_mode: Global___AcceptanceMode.ValueType = ...,
         prompt_length: _builtins.int = ...,
         bad_words_token_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "prompt_length", b"prompt_length", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "cache_salt", b"cache_salt", "prompt_length", b"prompt_length", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,10 +524,22 @@ class CacheInfo(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     total_blocks: _builtins.int
     free_blocks: _builtins.int
+    """The cached ones included."""
     sequences: _builtins.int
+    prefix_cache_queries: _builtins.int
+    """Tokens of all sequences that were looked up in the prefix cache, and those whose entries were there."""
+    prefix_cache_hits: _builtins.int
+    num_preemptions: _builtins.int
+    """Times a sequence lost its blocks to an older one."""
+    cached_blocks: _builtins.int
+    """Free blocks with entries that may be used again."""
     def __init__(
         self,
         *,
@@ -531,10 +547,14 @@ class CacheInfo(_message.Message):
         total_blocks: _builtins.int = ...,
         free_blocks: _builtins.int = ...,
         sequences: _builtins.int = ...,
+        prefix_cache_queries: _builtins.int = ...,
+        prefix_cache_hits: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "free_blocks", b"free_blocks", "sequences", b"sequences", "total_blocks", b"total_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cached_blocks", b"cached_blocks", "free_blocks", b"free_blocks", "num_preemptions", b"num_preemptions", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "sequences", b"sequences", "total_blocks", b"total_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

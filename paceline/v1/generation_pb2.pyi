@@ -145,9 +145,12 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client, or empty."""
     text: _builtins.str
+    cache_salt: _builtins.str
+    """Requests with different salts never share what the workers have cached."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -162,10 +165,11 @@ class GenerateRequest(_message.Message):
         token_ids: Global___TokenIds | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         speculation: Global___SpeculationParams | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -722,6 +726,7 @@ class CoordinatorStatus(_message.Message):
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -736,6 +741,8 @@ class CoordinatorStatus(_message.Message):
     """It chooses for every round, where a request does not say; num_speculative_tokens is 0 then."""
     max_num_speculative_tokens: _builtins.int
     """The most it chooses."""
+    num_preemptions: _builtins.int
+    """Times a sequence that was being generated had to wait for blocks of the target's cache."""
     def __init__(
         self,
         *,
@@ -750,10 +757,11 @@ class CoordinatorStatus(_message.Message):
         http_address: _builtins.str = ...,
         auto_num_speculative_tokens: _builtins.bool = ...,
         max_num_speculative_tokens: _builtins.int = ...,
+        num_preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

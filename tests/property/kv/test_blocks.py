@@ -32,7 +32,7 @@ SETTINGS = settings(
 
 
 class BlockMachine(RuleBasedStateMachine):
-    """Random open, feed, roll back, fork and close of up to five sequences."""
+    """Random open, feed, roll back, share and close of up to five sequences."""
 
     table_class: type[BlockTable] = BlockTable
 
@@ -87,18 +87,24 @@ class BlockMachine(RuleBasedStateMachine):
         assert table.reserved == 0
         assert len(table.blocks) == -(-length // self.pool.block_size)
 
-    @precondition(lambda self: 0 < len(self.live) < 5)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        table, expected = data.draw(st.sampled_from(self.live))
+    def full(self) -> list[tuple[BlockTable, list[int]]]:
+        """The tables with a full block."""
+        return [it for it in self.live if it[0].length >= self.pool.block_size]
+
+    @precondition(lambda self: len(self.live) < 5 and self.full())
+    @rule(data=st.data(), left=st.integers(0, 2), back=st.integers(0, 3))
+    def begin_with_shared_blocks(self, data: st.DataObject, left: int, back: int) -> None:
+        """`back`: entries to leave again, so that the new table ends within a shared block."""
+        table, expected = data.draw(st.sampled_from(self.full()))
+        size = self.pool.block_size
+        full = max(1, table.length // size - left)
         free = self.pool.free_blocks
-        try:
-            other, copies = table.fork()
-        except ResourceExhaustedError:
-            assert self.pool.free_blocks == free == 0
-            return
-        self.copy(copies)
-        self.live.append((other, list(expected)))
+        other = self.table_class(self.pool)
+        other.share(table.blocks[:full])
+        assert self.pool.free_blocks == free
+        length = max(0, full * size - back)
+        other.truncate_to(length)
+        self.live.append((other, expected[:length]))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

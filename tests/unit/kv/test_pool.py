@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.errors import InternalError, ResourceExhaustedError
 from paceline.kv import BlockPool
+from paceline.kv.pool import EVICTED_SHARE
 
 
 def test_blocks_come_out_ascending_and_return_to_the_front() -> None:
@@ -56,6 +57,82 @@ def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
     assert (pool.count(block), pool.free_blocks) == (0, 2)
 
 
+def kept(pool: BlockPool, n: int) -> list[int]:
+    """Blocks that become cached when they are released."""
+    blocks = pool.allocate_many(n)
+    for block in blocks:
+        pool.keep(block)
+    return blocks
+
+
+def test_a_kept_block_is_free_and_can_be_taken_up_again() -> None:
+    pool = BlockPool(4, 1)
+    (block,) = kept(pool, 1)
+    assert (pool.used_blocks, pool.cached_blocks) == (1, 0)
+    pool.release(block)
+    assert (pool.free_blocks, pool.cached_blocks, pool.is_kept(block)) == (4, 1, True)
+    pool.retain(block)
+    assert (pool.free_blocks, pool.cached_blocks, pool.count(block)) == (3, 0, 1)
+    pool.check_integrity()
+
+
+def test_blank_blocks_go_before_cached_ones_even_out_of_order() -> None:
+    pool = BlockPool(4, 1)
+    for block in kept(pool, 2):
+        pool.release(block)
+    assert pool.allocate_many(2) == [2, 3]
+    assert pool.cached_blocks == 2
+    pool.release(3)
+    assert pool.allocate(after=0) == 3, "the one behind is cached"
+    pool.check_integrity()
+
+
+def test_the_longest_idle_block_is_evicted_first() -> None:
+    pool = BlockPool(3, 1)
+    discarded: list[int] = []
+    pool.on_discard = discarded.append
+    blocks = kept(pool, 3)
+    for block in (1, 2, 0):
+        pool.release(block)
+    pool.retain(1)
+    pool.release(1)  # used again, so it is the youngest
+    assert pool.allocate() == 2
+    assert discarded == [2]
+    assert sorted(pool.allocate_many(2)) == [0, 1]
+    assert discarded == [2, 0, 1]
+    assert not any(pool.is_kept(block) for block in blocks)
+    pool.check_integrity()
+
+
+def test_a_large_pool_evicts_some_more_so_that_sequences_lie_together() -> None:
+    pool = BlockPool(3 * EVICTED_SHARE, 1)
+    for block in reversed(kept(pool, 3 * EVICTED_SHARE)):
+        pool.release(block)
+    grown = [pool.allocate()]
+    for _ in range(2):
+        grown.append(pool.allocate(after=grown[-1]))
+    last = 3 * EVICTED_SHARE - 1
+    assert grown == [last - 2, last - 1, last]
+    assert pool.cached_blocks == 3 * EVICTED_SHARE - 3
+    pool.check_integrity()
+
+
+def test_a_discarded_block_is_blank() -> None:
+    pool = BlockPool(2, 1)
+    first, second = kept(pool, 2)
+    pool.release(first)
+    pool.discard(first)
+    pool.discard(second)
+    assert (pool.cached_blocks, pool.free_blocks, pool.count(second)) == (0, 1, 1)
+    pool.release(second)
+    assert pool.cached_blocks == 0
+    with pytest.raises(ValueError, match="not kept"):
+        pool.discard(first)
+    with pytest.raises(ValueError, match="is free"):
+        pool.keep(first)
+    pool.check_integrity()
+
+
 @pytest.mark.parametrize("block", [-1, 2, 1])
 def test_only_used_blocks_can_be_retained_or_released(block: int) -> None:
     pool = BlockPool(2, 1)
@@ -98,8 +175,25 @@ def corrupt_lost(pool: BlockPool) -> None:
     pool._queued[2] = 0
 
 
+def corrupt_kept(pool: BlockPool) -> None:
+    pool._kept[2] = 1
+
+
+def corrupt_cached(pool: BlockPool) -> None:
+    pool._idle[0] = None
+
+
 @pytest.mark.parametrize(
-    "corrupt", [corrupt_count, corrupt_negative, corrupt_free, corrupt_heap, corrupt_lost]
+    "corrupt",
+    [
+        corrupt_count,
+        corrupt_negative,
+        corrupt_free,
+        corrupt_heap,
+        corrupt_lost,
+        corrupt_kept,
+        corrupt_cached,
+    ],
 )
 def test_the_integrity_check_sees_planted_damage(corrupt: object) -> None:
     pool = BlockPool(4, 1)

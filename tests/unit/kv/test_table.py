@@ -1,4 +1,4 @@
-"""BlockTable: positions to slots, rollback, fork."""
+"""BlockTable: positions to slots, rollback, shared blocks."""
 
 from __future__ import annotations
 
@@ -118,12 +118,21 @@ def test_contiguous_start() -> None:
     assert first.contiguous_start(4) == 0
 
 
-def test_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
+def shared(pool: BlockPool, table: BlockTable, full: int) -> BlockTable:
+    """A second table with the same first blocks."""
+    other = BlockTable(pool)
+    other.share(table.blocks[:full])
+    return other
+
+
+def test_full_blocks_are_shared_and_each_goes_on_in_its_own() -> None:
     pool = BlockPool(8, 4)
     table = filled(pool, 10)
-    other, copies = table.fork()
-    assert copies == [CopyBlock(2, 3)]
-    assert (other.blocks, other.length) == ((0, 1, 3), 10)
+    other = shared(pool, table, 2)
+    assert (other.blocks, other.length, other.reserved) == ((0, 1), 8, 0)
+    other.reserve(2)
+    other.commit(2)
+    assert other.blocks == (0, 1, 3)
     assert [pool.count(block) for block in range(4)] == [2, 2, 1, 1]
     table.free()
     assert pool.used_blocks == 3
@@ -131,27 +140,21 @@ def test_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     assert pool.used_blocks == 0
 
 
-def test_fork_at_a_block_boundary_copies_nothing_and_leaves_the_reservation_out() -> None:
-    pool = BlockPool(4, 4)
-    table = filled(pool, 8)
-    table.reserve(4)
-    other, copies = table.fork()
-    assert (copies, other.blocks, other.reserved) == ([], (0, 1), 0)
-
-
-def test_fork_without_room_changes_nothing() -> None:
-    pool = BlockPool(2, 4)
-    table = filled(pool, 6)
-    with pytest.raises(ResourceExhaustedError):
-        table.fork()
-    assert [pool.count(block) for block in range(2)] == [1, 1]
+@pytest.mark.parametrize(("entries", "reserved"), [(3, 0), (4, 1), (0, 4)])
+def test_only_a_table_that_ends_with_its_last_block_shares(entries: int, reserved: int) -> None:
+    pool = BlockPool(8, 4)
+    table, other = filled(pool, 8), filled(pool, entries)
+    other.reserve(reserved)
+    with pytest.raises(ValueError, match="ends with its last block"):
+        other.share(table.blocks)
+    assert pool.count(0) == 1
 
 
 def test_a_shared_partial_block_is_replaced_before_it_is_written() -> None:
     """Truncating into a shared prefix leaves a shared tail; whoever writes first gets a copy."""
     pool = BlockPool(8, 4)
     table = filled(pool, 8)
-    other, _ = table.fork()
+    other = shared(pool, table, 2)
     table.truncate_to(6)
     other.truncate_to(5)
     assert table.blocks_needed(2) == 1
@@ -165,11 +168,27 @@ def test_a_shared_partial_block_is_replaced_before_it_is_written() -> None:
 def test_a_full_pool_refuses_the_copy_of_a_shared_tail() -> None:
     pool = BlockPool(2, 4)
     table = filled(pool, 8)
-    other, _ = table.fork()
+    other = shared(pool, table, 2)
     table.truncate_to(6)
     with pytest.raises(ResourceExhaustedError):
         table.reserve(1)
     assert table.blocks == other.blocks == (0, 1)
+
+
+def test_a_kept_block_is_given_up_by_the_only_holder_that_writes_to_it() -> None:
+    """Without needing another one: a sequence alone in a full pool must be able to go back."""
+    pool = BlockPool(2, 4)
+    given_up: list[int] = []
+    pool.on_discard = given_up.append
+    table = filled(pool, 8)
+    pool.keep(0)
+    pool.keep(1)
+    table.truncate_to(6)
+    assert table.reserve(0) == []
+    assert given_up == []
+    assert table.reserve(2) == []
+    assert given_up == [1]
+    assert (pool.is_kept(0), pool.is_kept(1)) == (True, False)
 
 
 def test_a_table_frees_itself_as_a_context() -> None:

