@@ -104,6 +104,48 @@ def foreseeing_world(seed: int) -> World:
     return world
 
 
+PROMPTS = tuple(tuple(random.Random(f"prompt {i}").choices(range(VOCAB - 1), k=16)) for i in range(2))
+"""What requests of a crowded world begin with."""
+
+
+def crowded_world(seed: int) -> World:
+    """Clients with prompts that begin alike, under two salts, in pools for a fraction of them."""
+    rng = random.Random(f"crowd {seed}")
+    num_drafts = rng.choice((0, 1, 1))
+    kinds = [kind for kind in FAULTS if num_drafts or kind.startswith("target")]
+    faults = Faults(
+        duplicates=rng.choice((0.0, 0.0, 0.3)),
+        slowest=rng.choice((0.001, 0.004)),
+        events=[(rng.uniform(0, 0.3), rng.choice(kinds)) for _ in range(rng.choice((0, 0, 2)))],
+    )
+    world = World(
+        seed,
+        target=TARGET,
+        draft=DRAFT,
+        num_drafts=num_drafts,
+        # One sequence of full length has 10 blocks; all together want some hundred.
+        target_blocks=rng.choice((10, 14, 25)),
+        draft_blocks=rng.choice((4, 12, 40)),
+        max_unread=rng.choice((2, 1024, 1024)),
+        faults=faults,
+        eos=EOS,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    for i in range(rng.randint(4, 12)):
+        request = random_request(rng, f"s{i}", choosing=True)
+        same = rng.choice(PROMPTS)[: rng.randint(0, 16)]
+        long = {"max_tokens": rng.randint(8, 24), "min_tokens": 0, "ignore_eos": True}
+        world.submit(
+            replace(
+                request,
+                prompt=(*same, *request.prompt[:6]),
+                sampling=replace(request.sampling, **long, stop=(), stop_token_ids=()),
+                cache_salt=rng.choice(("", "", "tenant")),
+            )
+        )
+    return world
+
+
 def random_world(seed: int, *, choosing: bool = True) -> World:
     """A service with 1 to 5 clients, 1 or 2 workers of each kind and up to 5 faults."""
     rng = random.Random(f"scenario {seed}")

@@ -22,15 +22,18 @@ from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpo
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict, VerifyAhead
 from paceline.core.types import TokenOrigin, Verdict
 from paceline.decoding.bad_words import WordTable
+from paceline.engine import room
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.loop import EngineThread
+from paceline.engine.passes import Job
 from paceline.engine.session import Disposition, Session
+from paceline.kv import prefix
 from target_worker.verifier import Verifier
 from tests.property.workers.test_drafter import SETTINGS as DRAFTER_SETTINGS
 from tests.property.workers.test_drafter import DrafterMachine
 from tests.property.workers.test_verifier import SETTINGS as VERIFIER_SETTINGS
 from tests.property.workers.test_verifier import VerifierMachine
-from tests.sim.scenarios import check_equal, foreseeing_world, random_world
+from tests.sim.scenarios import check_equal, crowded_world, foreseeing_world, random_world
 from tests.sim.world import SimulationError, World
 
 FAULTS: tuple[type[BaseException], ...] = (AssertionError, ValueError, StopIteration, IndexError, KeyError)
@@ -122,6 +125,48 @@ def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytes
 
     monkeypatch.setattr(Verifier, "_foresee", foresee)
     simulation_catches(make_world=foreseeing_world)
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_speculative_block_that_is_entered_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fed(self: Held[Any], token_ids: list[int]) -> None:
+        self.session.cached.extend(token_ids)
+        if self.prefix is not None:
+            self.prefix.enter(self.session.cached)
+
+    monkeypatch.setattr(Held, "fed", fed)
+    assert "no part of any ledger" in simulation_catches(make_world=crowded_world)
+
+
+def test_a_salt_that_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "first_key", lambda salt: b"")
+    assert "of its salt" in simulation_catches(make_world=crowded_world)
+
+
+def test_cached_entries_that_are_taken_for_rows_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scored prompt needs the logits of every row, the cached ones too."""
+
+    def reuse(self: Job) -> None:
+        if self.begins:
+            found = self.held.reuse(len(self.feed) - self.rows)
+            self.reused += found
+            self.offset += found
+
+    monkeypatch.setattr(Job, "reuse", reuse)
+    simulation_catches(make_world=crowded_world)
+
+
+def test_the_oldest_gives_way_to_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes takes what others hold: two that do not fit together never end."""
+
+    def steal(holders: list[Held[Any]], age: int) -> Held[Any] | None:
+        others = [held for held in holders if held.age != age and held.table.blocks]
+        return others[0] if others else None
+
+    monkeypatch.setattr(room, "_youngest", steal)
+    simulation_catches(make_world=crowded_world)
 
 
 # ---- the ledger ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from paceline.core.errors import (
 )
 from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from tests.sim.caches import CacheChecker
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, worker_config
 
@@ -61,7 +62,15 @@ def params(draw: st.DrawFn) -> SequenceParams:
         min_tokens=draw(st.sampled_from([0, 0, 8])),
         stop_token_ids=draw(st.sampled_from([(), (2,)])),
     )
-    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1)
+    salt = draw(st.sampled_from(["", "a"]))
+    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1, cache_salt=salt)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Of four tokens and more, two in three begin with the same ones as many others."""
+    same = draw(st.sampled_from([0, 9, 25]))
+    return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
 
 
 class DrafterMachine(RuleBasedStateMachine):
@@ -80,6 +89,7 @@ class DrafterMachine(RuleBasedStateMachine):
             eos_token_ids=EOS,
             clock=ManualClock(),
         )
+        self.caches = CacheChecker()
         self.sequences: list[Sequence] = []
         self.count = 0
 
@@ -133,7 +143,7 @@ class DrafterMachine(RuleBasedStateMachine):
     # ---- rules -----------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.sequences) < 4)
-    @rule(of=params(), prompt=st.lists(tokens, min_size=1, max_size=60))
+    @rule(of=params(), prompt=prompts())
     def open_one(self, of: SequenceParams, prompt: list[int]) -> None:
         self.count += 1
         one = Sequence(f"s{self.count}", of, list(prompt), len(prompt), epoch=0)
@@ -228,9 +238,7 @@ class DrafterMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_whole(self) -> None:
-        self.runner.pool.check_integrity()
-        held = [block for one in self.it.holdings for block in one.table.blocks]
-        assert len(held) == len(set(held)) == self.runner.pool.used_blocks
+        self.caches.check(self.runner, self.it.holdings)
 
     def teardown(self) -> None:
         for of in self.sequences:

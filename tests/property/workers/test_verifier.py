@@ -26,6 +26,7 @@ from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, Se
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
 from paceline.decoding.sampling import to_sparse, truncate_support
 from target_worker.verifier import Verifier
+from tests.sim.caches import CacheChecker
 from tests.sim.reference import masked_probabilities, slow_verdict
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
 
@@ -82,7 +83,15 @@ def params(draw: st.DrawFn) -> SequenceParams:
         stop_token_ids=draw(st.sampled_from([(), (2,)])),
         ignore_eos=draw(st.booleans()),
     )
-    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1)
+    salt = draw(st.sampled_from(["", "a"]))
+    return SequenceParams(sampling, draw(st.sampled_from(AcceptanceMode)), 1, cache_salt=salt)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Of four tokens and more, two in three begin with the same ones as many others."""
+    same = draw(st.sampled_from([0, 9, 25]))
+    return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
 
 
 class VerifierMachine(RuleBasedStateMachine):
@@ -101,6 +110,7 @@ class VerifierMachine(RuleBasedStateMachine):
             eos_token_ids=EOS,
             clock=ManualClock(),
         )
+        self.caches = CacheChecker()
         self.sequences: list[Sequence] = []
         self.count = 0
 
@@ -187,7 +197,7 @@ class VerifierMachine(RuleBasedStateMachine):
     # ---- rules -----------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.sequences) < 4)
-    @rule(of=params(), prompt=st.lists(tokens, min_size=1, max_size=60))
+    @rule(of=params(), prompt=prompts())
     def open_one(self, of: SequenceParams, prompt: list[int]) -> None:
         self.count += 1
         one = Sequence(f"s{self.count}", of, list(prompt), len(prompt))
@@ -295,9 +305,7 @@ class VerifierMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_whole(self) -> None:
-        self.runner.pool.check_integrity()
-        held = [block for one in self.it.holdings for block in one.table.blocks]
-        assert len(held) == len(set(held)) == self.runner.pool.used_blocks
+        self.caches.check(self.runner, self.it.holdings)
 
     def teardown(self) -> None:
         for of in self.sequences:

@@ -344,6 +344,66 @@ def test_a_blocked_sequence_can_be_cancelled() -> None:
     assert third.machine.phase is Phase.VERIFYING
 
 
+def test_the_oldest_of_those_that_wait_is_the_first_to_try_again() -> None:
+    service = Service()
+    first, second, third, fourth = (service.submit() for _ in range(4))
+    service.fail(fourth)
+    service.fail(second)
+    service.fail(third)
+    service.it.cancel(first)
+    assert [r.machine.phase for r in (second, third, fourth)] == [
+        Phase.VERIFYING,
+        Phase.WAITING,
+        Phase.WAITING,
+    ]
+
+
+def test_nobody_is_admitted_past_one_that_waits_for_blocks() -> None:
+    """The newest would have to give up again what it got."""
+    service = Service(max_waiting=1)
+    first, second = service.submit(), service.submit()
+    service.fail(second)
+    third = service.submit()
+    assert (third.admitted, service.it.waiting) == (False, 2)
+    with pytest.raises(ResourceExhaustedError):
+        service.submit()
+    service.it.cancel(first)
+    assert second.machine.phase is Phase.VERIFYING
+    assert third.admitted
+
+
+def test_those_that_lose_their_blocks_are_counted_once() -> None:
+    service = Service()
+    first, second = service.submit(), service.submit()
+    service.fail(second)
+    assert service.it.num_preemptions == 0, "it had none yet"
+    service.answer(first, 5)
+    service.fail(first)
+    assert second.machine.phase is Phase.WAITING
+    assert service.it.num_preemptions == 1
+    service.fail(first)
+    assert service.it.num_preemptions == 1
+
+
+def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the oldest held blocks and did not read, everybody else would have waited for its client."""
+    monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
+    service = Service()
+    slow, other = service.submit(), service.submit()
+    for token in (5, 6, 7):
+        service.answer(slow, token)
+    assert slow.machine.phase is Phase.PAUSED
+    service.fail(other)
+    assert other.machine.phase is Phase.WAITING
+    service.sweep()
+    assert other.machine.phase is Phase.VERIFYING
+    assert types(service.targets[0])[-2:] == [CloseSequence, VerifyRound]
+    assert service.it.num_preemptions == 1
+    while slow.machine.phase is Phase.PAUSED:
+        read(service, slow)
+    assert types(service.targets[0])[-2:] == [OpenSequence, VerifyRound]
+
+
 def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 2)
     service = Service()

@@ -436,23 +436,55 @@ def test_a_hanging_target_is_given_up_and_the_round_waits_for_another() -> None:
 # ---- the target refuses ---------------------------------------------------------------------------
 
 
-def test_a_target_without_room_is_closed_and_waited_for() -> None:
+def test_a_preempted_sequence_keeps_its_place_and_puts_its_round_again() -> None:
+    """It stays open there: opened anew it would be the youngest."""
     it = verifying(5)
     error = ResourceExhaustedError("full")
-    assert it.target_fails(error) == [ToTarget(CloseSequence("s", 1)), WaitForBlocks(error)]
+    assert it.target_fails(error) == [WaitForBlocks(error, preempted=True)]
     assert (it.phase, it.machine.deadline, it.machine.holds_target) == (Phase.WAITING, None, False)
+    (command,) = sent(it(Signal.BLOCKS_FREED))
+    assert command == VerifyRound("s", 1, 2, 4, (), Proposal((5,)))
+    assert (it.phase, it.machine.holds_target) == (Phase.VERIFYING, True)
+    # It had nothing since, so nothing was taken from it.
+    assert it.target_fails(error) == [WaitForBlocks(error, preempted=False)]
+
+
+def test_a_new_sequence_without_room_is_not_preempted() -> None:
+    it = Driver()
+    it(Signal.TARGET_READY)
+    error = ResourceExhaustedError("full")
+    assert it.target_fails(error) == [WaitForBlocks(error, preempted=False)]
+
+
+def test_an_opening_that_is_refused_is_put_again() -> None:
+    it = Driver()
+    it(Signal.TARGET_READY)
+    error = ResourceExhaustedError("as many sequences as it holds")
+    assert it.target_fails(error, round=0) == [ToTarget(CloseSequence("s", 1)), WaitForBlocks(error)]
     opening, command = sent(it(Signal.BLOCKS_FREED))
-    assert (opening.epoch, command.proposal) == (2, Proposal((5,)))
-    assert it.phase is Phase.VERIFYING
+    assert (opening.epoch, command.epoch) == (2, 2)
+
+
+def test_a_paused_sequence_gives_its_blocks_up_for_one_that_waits() -> None:
+    it = verifying(5)
+    assert it(Signal.BLOCKS_WANTED) == [], "it goes on by itself"
+    it(Signal.CLIENT_BEHIND)
+    it.judge(7)
+    assert it.phase is Phase.PAUSED
+    assert it(Signal.BLOCKS_WANTED) == [ToTarget(CloseSequence("s", 1)), ToDraft(CloseSequence("s", 1))]
+    assert not it.machine.holds_target
+    assert it(Signal.BLOCKS_WANTED) == []
+    opening = sent(it(Signal.CLIENT_CAUGHT_UP))[0]
+    assert opening == OpenSequence("s", 2, tuple(it.machine.ledger.token_ids), it.machine.params)
 
 
 def test_waiting_for_blocks_is_no_failed_attempt() -> None:
     """Once: a sequence that had waited a few times was failed by the first lost lease."""
     it = verifying(5)
-    for epoch in range(1, 2 * MAX_ATTEMPTS):
-        it.target_fails(ResourceExhaustedError("full"), epoch=epoch)
+    for _ in range(2 * MAX_ATTEMPTS):
+        it.target_fails(ResourceExhaustedError("full"))
         it(Signal.BLOCKS_FREED)
-    it.target_fails(NotFoundError("gone"), epoch=2 * MAX_ATTEMPTS)
+    it.target_fails(NotFoundError("gone"))
     assert it.phase is Phase.VERIFYING
 
 

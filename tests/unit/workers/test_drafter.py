@@ -23,11 +23,11 @@ GREEDY = SamplingParams(temperature=0, seed=1)
 class Worker:
     """A drafter and short words for what is asked of it."""
 
-    def __init__(self, num_blocks: int = 50, max_model_len: int = 60) -> None:
+    def __init__(self, num_blocks: int = 50, max_model_len: int = 60, **config: Any) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.it = Drafter(
             self.runner,
-            worker_config(support_mass=0.9),
+            worker_config(support_mass=0.9, **config),
             vocabulary_size=VOCAB,
             max_model_len=max_model_len,
             clock=ManualClock(),
@@ -149,16 +149,50 @@ def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode) -
     assert isinstance(again, DraftProposal)
 
 
-def test_out_of_blocks_in_the_middle_of_a_proposal_ends_it_alone() -> None:
+def test_out_of_blocks_in_the_middle_of_a_proposal_the_younger_one_yields() -> None:
     worker = Worker(num_blocks=2)
     worker.open("a")
     worker.open("b", (3, 2, 1))
+    worker.ask(3, "b")
     worker.ask(3, "a")
-    worker.ask(2, "b")
     events = {event.sequence_id: event for event in worker.run()}
-    assert isinstance(events["a"].error, ResourceExhaustedError)
-    assert events["b"].proposal.num_draft_tokens == 2
-    assert worker.cached("a") == list(PROMPT[:2])
+    assert isinstance(events["b"].error, ResourceExhaustedError)
+    assert events["a"].proposal.token_ids == best(3)
+    assert worker.cached("b") == []
+    assert worker.it.holdings.num_preemptions == 1
+    worker.it.drop("a")
+    worker.ask(3, "b")
+    (event,) = worker.run()
+    assert event.proposal.token_ids == best(3, (3, 2, 1))
+
+
+def test_branches_go_before_any_sequence() -> None:
+    worker = Worker(num_blocks=5, lookahead_branches=8)
+    for name in ("a", "b"):
+        worker.open(name)
+    worker.ask(3, "a")
+    while not worker.it.branch_tables():
+        worker.it.step()
+    worker.ask(3, "b")
+    events: list[Any] = []
+    while not events:
+        events = [e for e in worker.it.step() if isinstance(e, DraftProposal | SequenceFailed)]
+    assert isinstance(events[0], DraftProposal)
+    assert worker.it.holdings.num_preemptions == 0
+
+
+def test_a_second_sequence_drafts_from_cached_entries() -> None:
+    worker = Worker()
+    prompt = tuple(i % 5 for i in range(9))
+    proposals = []
+    for name in ("a", "b"):
+        worker.open(name, prompt)
+        worker.ask(3, name, base=9)
+        (event,) = worker.run()
+        proposals.append(event.proposal)
+    assert proposals[0] == proposals[1]
+    # Two full blocks were there: one row is left of the prompt, then two draft tokens are fed.
+    assert worker.runner.passes == [9, 1, 1, 1, 1, 1]
 
 
 def test_a_proposal_beyond_the_models_length_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
+from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
 from paceline.engine.holdings import Held, Holdings
@@ -167,3 +169,204 @@ def test_timings_tell_waiting_from_computing() -> None:
 )
 def test_rows_that_are_no_distribution_are_found(row: list[float], broken: bool) -> None:
     assert broken_rows(torch.tensor([[1.0, 2.0], row])) == [False, broken]
+
+
+# ---- room ------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Sequences of one worker in order of age, each with as many entries as named."""
+
+    def __init__(self, num_blocks: int, **entries: int) -> None:
+        self.clock = ManualClock()
+        self.runner = ToyRunner(MODEL, num_blocks, block_size=4)
+        self.holdings: Holdings[object] = Holdings(self.runner.new_table, 99, self.clock, 1.0)
+        for name, count in entries.items():
+            self.holdings.open(OpenSequence(name, 1, tuple([1] * (count + 1)), PARAMS))
+            if count:
+                self.run(self.job(name, count))
+
+    def job(self, name: str, count: int) -> Job:
+        held = self.holdings.find(name)
+        assert held is not None
+        return Job(held, [1] * count, 1, self.clock())
+
+    def run(self, *jobs: Job, spare: Callable[[], bool] = lambda: False, budget: int = 99) -> PassResult:
+        return run_pass(jobs, self.runner, budget, self.clock, self.holdings, spare)
+
+    def lengths(self) -> list[int]:
+        return [held.table.length for held in self.holdings]
+
+
+def test_the_youngest_gives_its_blocks_to_the_oldest_whoever_came_first() -> None:
+    crowd = Crowd(3, a=4, b=4, c=4)
+    young, old = crowd.job("c", 1), crowd.job("a", 1)
+    result = crowd.run(young, old)
+    assert names(result.finished) == ["a"]
+    assert [job for job, _ in result.failed] == [young]
+    assert crowd.lengths() == [5, 4, 0]
+    assert crowd.holdings.num_preemptions == 1
+
+
+def test_an_idle_sequence_is_preempted_without_a_word() -> None:
+    crowd = Crowd(3, a=4, b=4, c=4)
+    result = crowd.run(crowd.job("a", 1))
+    assert (names(result.finished), result.failed) == (["a"], [])
+    assert crowd.lengths() == [5, 4, 0]
+    assert crowd.holdings.num_preemptions == 1
+
+
+def test_the_youngest_yields_itself_when_it_is_the_one_that_lacks_room() -> None:
+    crowd = Crowd(3, a=4, b=4, c=4)
+    result = crowd.run(crowd.job("a", 1), crowd.job("b", 1), crowd.job("c", 1))
+    assert names(result.finished) == ["a"]
+    assert {job.sequence_id for job, _ in result.failed} == {"b", "c"}
+    assert crowd.lengths() == [5, 0, 0]
+    assert crowd.holdings.num_preemptions == 2
+
+
+def test_as_many_as_needed_are_preempted_and_no_more() -> None:
+    crowd = Crowd(5, a=4, b=4, c=4, d=4, e=4)
+    crowd.run(crowd.job("a", 7))
+    assert crowd.lengths() == [11, 4, 4, 0, 0]
+
+
+def test_a_new_sequence_waits_until_its_whole_feed_has_room() -> None:
+    """Let in chunk by chunk, it would compute what it has to give up again."""
+    crowd = Crowd(4, a=4, b=0)
+    new = crowd.job("b", 13)
+    result = crowd.run(new, budget=8)
+    assert [job for job, _ in result.failed] == [new]
+    assert crowd.lengths() == [4, 0]
+    assert crowd.holdings.num_preemptions == 0, "it had nothing to lose"
+    assert crowd.run(crowd.job("b", 12), budget=8).failed == []
+
+
+def test_an_older_one_that_begins_again_takes_what_younger_ones_hold() -> None:
+    crowd = Crowd(4, a=0, b=8, c=8)
+    result = crowd.run(crowd.job("a", 9), crowd.job("c", 1))
+    assert names(result.finished) == ["a"]
+    assert crowd.lengths() == [9, 0, 0]
+
+
+def test_what_is_worth_less_than_a_sequence_goes_first() -> None:
+    crowd = Crowd(3, a=4, b=4)
+    branches = crowd.runner.new_table()
+    branches.reserve(4)
+    asked = []
+
+    def spare() -> bool:
+        asked.append(1)
+        branches.free()
+        return True
+
+    assert crowd.run(crowd.job("b", 1), spare=spare).failed == []
+    assert (asked, crowd.holdings.num_preemptions) == ([1], 0)
+    crowd.run(crowd.job("b", 1), spare=spare)
+    assert asked == [1], "nothing was short"
+
+
+def test_the_oldest_always_gets_on() -> None:
+    """Whoever asks and however little there is: no livelock."""
+    crowd = Crowd(4, a=1, b=1, c=1)
+    left = 14
+    for _ in range(left):
+        jobs = [crowd.job(name, 1) for name in ("c", "b", "a")]
+        assert "a" in names(crowd.run(*jobs).finished)
+    assert crowd.lengths() == [15, 0, 0]
+
+
+# ---- the prefix cache ------------------------------------------------------------------------------
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 1]
+
+
+class Cached:
+    """A worker with a prefix cache."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.runner = ToyRunner(MODEL, block_size=4)
+        self.holdings: Holdings[object] = Holdings(self.runner.new_table, 99, self.clock, 1.0, True)
+
+    def job(self, name: str, rows: int = 1, salt: str = "", proposed: Sequence[int] = ()) -> Job:
+        params = replace(PARAMS, cache_salt=salt)
+        self.holdings.open(OpenSequence(name, 1, tuple(PROMPT), params))
+        return Job(self.holdings.get(name), [*PROMPT, *proposed], rows, 0.0)
+
+    def run(self, *jobs: Job, budget: int = 99) -> PassResult:
+        return run_pass(jobs, self.runner, budget, self.clock, self.holdings)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        index = self.holdings.prefix_index
+        assert index is not None
+        return index.queries, index.hits
+
+
+def test_what_is_cached_is_not_fed_again() -> None:
+    worker = Cached()
+    cold = worker.run(worker.job("a", 3, proposed=[4, 4])).logits
+    warm = worker.run(worker.job("b", 3, proposed=[4, 4])).logits
+    assert worker.runner.passes == [11, 3]
+    assert cold is not None
+    assert warm is not None
+    assert torch.equal(cold, warm)
+    assert worker.counts == (18, 8)
+
+
+def test_the_rows_that_are_wanted_are_fed_even_if_they_are_cached() -> None:
+    worker = Cached()
+    worker.run(worker.job("a", 1, proposed=[]))
+    worker.holdings.open(OpenSequence("b", 1, tuple(PROMPT[:8]), PARAMS))
+    result = worker.run(Job(worker.holdings.get("b"), PROMPT[:8], 1, 0.0))
+    assert worker.runner.passes == [9, 4]
+    assert result.logits is not None
+    assert torch.equal(result.logits, logits_of(PROMPT[:8], 1))
+
+
+def test_another_salt_computes_everything_itself() -> None:
+    worker = Cached()
+    worker.run(worker.job("a", salt="one"))
+    worker.run(worker.job("b", salt="two"))
+    worker.run(worker.job("c", salt="one"))
+    assert worker.runner.passes == [9, 9, 1]
+
+
+def test_a_scored_feed_computes_every_row() -> None:
+    worker = Cached()
+    worker.run(worker.job("a"))
+    job = worker.job("b")
+    job.scored = True
+    result = worker.run(job)
+    assert worker.runner.passes == [9, 9]
+    assert sum(len(part.logits) for part in result.scored) == 8
+    assert worker.counts == (9, 0)
+
+
+def test_a_proposal_is_not_cached_before_it_is_in_the_ledger() -> None:
+    worker = Cached()
+    worker.run(worker.job("a", 4, proposed=[2, 3, 4]))
+    index = worker.holdings.prefix_index
+    assert index is not None
+    assert len(index) == 2
+    held = worker.holdings.get("a")
+    held.session.tokens += [2, 3, 4]
+    worker.run(Job(held, [4], 1, 0.0))
+    assert len(index) == 3
+
+
+def test_one_that_waits_for_its_first_chunk_takes_what_others_have_computed_meanwhile() -> None:
+    worker = Cached()
+    first, second = worker.job("a"), worker.job("b")
+    while not second.offset:
+        worker.run(*(job for job in (first, second) if job.remaining), budget=9)
+    assert (second.reused, second.remaining) == (8, 0)
+    assert worker.runner.passes == [9, 1]
+
+
+def test_without_a_cache_nothing_is_kept() -> None:
+    crowd = Crowd(8, a=8, b=0)
+    crowd.holdings.drop("a")
+    assert crowd.runner.pool.cached_blocks == 0
+    assert crowd.holdings.prefix_index is None
