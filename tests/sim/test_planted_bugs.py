@@ -158,14 +158,26 @@ def test_cached_entries_that_are_taken_for_rows_that_are_wanted(monkeypatch: pyt
     simulation_catches(make_world=crowded_world)
 
 
-def test_the_oldest_gives_way_to_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes takes what others hold: two that do not fit together never end."""
+def test_a_preempted_sequence_that_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: RoundMachine, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
+        return [*self._close(), Fail(error)]
 
-    def steal(holders: list[Held[Any]], age: int) -> Held[Any] | None:
-        others = [held for held in holders if held.age != age and held.table.blocks]
-        return others[0] if others else None
+    monkeypatch.setattr(RoundMachine, "_wait_for_blocks", fail)
+    assert "invariant 6" in simulation_catches(make_world=crowded_world)
 
-    monkeypatch.setattr(room, "_youngest", steal)
+
+def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks are given away, and it goes on as if they were there."""
+    real = room._youngest
+
+    def youngest(holders: list[Held[Any]], age: int) -> Held[Any] | None:
+        held = real(holders, age)
+        if held is not None:
+            held.table.free()
+            monkeypatch.setattr(Held, "cut_to", lambda self, length: self.table.truncate_to(length))
+        return held
+
+    monkeypatch.setattr(room, "_youngest", youngest)
     simulation_catches(make_world=crowded_world)
 
 

@@ -1,0 +1,211 @@
+"""Real processes: what one request computed serves the next one, and changes none of its tokens."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from harness.oracle import Ids, Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE
+from harness.stacks import RunningStack, running_stack, together
+from harness.waiting import HANG
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.limits import MAX_CACHE_SALT_CHARACTERS
+
+pytestmark = pytest.mark.xdist_group("prefix cache")
+
+BLOCK = 16
+LENGTH = 300
+FULL = LENGTH // BLOCK * BLOCK
+"""Entries in the full blocks of a prompt: all that can come from the cache."""
+salts = (f"salt {i}" for i in itertools.count())
+"""Nothing is cached under a new one."""
+
+
+@pytest.fixture(scope="module")
+def stack(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, block_size=BLOCK) as stack:
+        yield stack
+        stack.check_pools_whole()
+        stack.check_logs()
+
+
+def prompt_of(oracle: Oracle, beginning: int = 0) -> Ids:
+    ids = oracle.encode(SOURCE * 3)
+    return ids[beginning : beginning + LENGTH]
+
+
+def counts(stack: RunningStack, role: str) -> tuple[int, int]:
+    info = stack.worker(role).info
+    assert info is not None
+    return info.cache.prefix_cache_queries, info.cache.prefix_cache_hits
+
+
+@pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_second_request_hits_and_gets_the_tokens_of_a_cold_one(
+    stack: RunningStack, oracle: Oracle, mode: str, temperature: float
+) -> None:
+    prompt, salt = prompt_of(oracle), next(salts)
+
+    def tokens(of: str) -> Ids:
+        return stack.client.generate(
+            prompt,
+            {"max_tokens": 24, "ignore_eos": True, "temperature": temperature, "seed": 5},
+            speculation={"num_speculative_tokens": 4, "acceptance": mode},
+            cache_salt=of,
+            timeout=HANG,
+        ).token_ids
+
+    at_first = {role: counts(stack, role) for role in ("target", "draft")}
+    cold = tokens(salt)
+    between = {role: counts(stack, role) for role in ("target", "draft")}
+    warm = tokens(salt)
+    at_last = {role: counts(stack, role) for role in ("target", "draft")}
+    assert warm == cold == tokens(next(salts))
+    for role in ("target", "draft"):
+        assert between[role][1] == at_first[role][1], "nothing was there to hit"
+        assert at_last[role][1] - between[role][1] == FULL
+        assert at_last[role][0] - between[role][0] >= LENGTH
+    if temperature == 0:
+        oracle.check_greedy(prompt, warm, 24, ignore_eos=True)
+
+
+def test_a_shared_beginning_is_shared_and_the_rest_is_not(stack: RunningStack, oracle: Oracle) -> None:
+    salt, same = next(salts), prompt_of(oracle)
+    first, second = (*same, 5, 6, 7), (*same[: 10 * BLOCK], *prompt_of(oracle, 37)[:90])
+    greedy = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
+    for prompt in (first, second):
+        before = counts(stack, "target")[1]
+        got = stack.client.generate(prompt, greedy, cache_salt=salt, timeout=HANG).token_ids
+        found = counts(stack, "target")[1] - before
+        oracle.check_greedy(prompt, got, 16, ignore_eos=True)
+    assert found == 10 * BLOCK
+
+
+def test_another_salt_misses(stack: RunningStack, oracle: Oracle) -> None:
+    prompt = prompt_of(oracle)
+    before = {role: counts(stack, role)[1] for role in ("target", "draft")}
+    for _ in range(3):
+        stack.client.generate(prompt, {"max_tokens": 8}, cache_salt=next(salts), timeout=HANG)
+    assert {role: counts(stack, role)[1] for role in ("target", "draft")} == before
+
+
+def test_a_scored_prompt_reports_every_token_however_much_is_cached(
+    stack: RunningStack, oracle: Oracle
+) -> None:
+    prompt, salt = prompt_of(oracle), next(salts)
+    told = [
+        stack.client.generate(
+            prompt, {"max_tokens": 2, "temperature": 0, "prompt_logprobs": 1}, cache_salt=salt, timeout=HANG
+        ).prompt_logprobs
+        for _ in range(2)
+    ]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert len(told[1]) == LENGTH
+    for cold, warm in zip(told[0][1:], told[1][1:], strict=True):
+        assert cold is not None
+        assert warm is not None
+        token_id = next(iter(cold))
+        assert next(iter(warm)) == token_id
+        assert warm[token_id].logprob == pytest.approx(cold[token_id].logprob, abs=1e-4)
+
+
+def test_many_at_once_share_one_prompt(stack: RunningStack, oracle: Oracle) -> None:
+    prompt, salt = prompt_of(oracle), next(salts)
+    sampled = {"temperature": 1.0, "max_tokens": 16, "ignore_eos": True}
+
+    def call(seed: int, of: str) -> Ids:
+        return stack.client.generate(prompt, {**sampled, "seed": seed}, cache_salt=of, timeout=HANG).token_ids
+
+    alone = [call(seed, next(salts)) for seed in range(4)]
+    call(0, salt)
+    assert together([lambda s=s: call(s, salt) for s in range(4)], at_once=4) == alone
+
+
+def test_over_http_too(stack: RunningStack, oracle: Oracle) -> None:
+    prompt, salt = prompt_of(oracle), next(salts)
+    body = {"prompt": list(prompt), "max_tokens": 4, "temperature": 0, "cache_salt": salt}
+    url = f"http://{stack.stack.http_address}/v1/completions"
+    texts = []
+    for _ in range(2):
+        before = counts(stack, "target")[1]
+        answer = httpx2.post(url, json=body, timeout=HANG)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["choices"][0]["text"])
+        found = counts(stack, "target")[1] - before
+    long_salt = "x" * (MAX_CACHE_SALT_CHARACTERS + 1)
+    too_long = httpx2.post(url, json={**body, "cache_salt": long_salt}, timeout=HANG)
+    assert texts[0] == texts[1]
+    assert found == FULL
+    assert too_long.status_code == 400
+    assert too_long.json()["error"]["param"] == "cache_salt"
+
+
+def test_a_salt_beyond_the_bound_is_refused(stack: RunningStack) -> None:
+    with pytest.raises(InvalidArgumentError) as failure:
+        stack.client.generate([5], {"max_tokens": 1}, cache_salt="x" * (MAX_CACHE_SALT_CHARACTERS + 1))
+    assert failure.value.field == "cache_salt"
+    stack.good_request()
+
+
+def test_the_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
+    command = [sys.executable, "-P", "-m", "paceline", "status", "--address", stack.address]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True).stdout
+    assert "prefix hits" in shown
+    assert "preemptions" in shown
+    told = json.loads(
+        subprocess.run([*command, "--json"], capture_output=True, timeout=HANG, check=True).stdout
+    )
+    target = next(w for w in told["workers"] if w["role"] == "target")["info"]["cache"]
+    assert target["prefix_cache_queries"] >= target["prefix_cache_hits"] >= 0
+    assert (target["num_preemptions"], told["coordinator"]["num_preemptions"]) == (0, 0)
+
+
+def test_it_can_be_switched_off(pair_paths: Pair, oracle: Oracle) -> None:
+    with running_stack(pair_paths, prefix_cache=False, http=False) as stack:
+        for _ in range(2):
+            stack.client.generate(prompt_of(oracle), {"max_tokens": 4}, timeout=HANG)
+        assert (counts(stack, "target"), counts(stack, "draft")) == ((0, 0), (0, 0))
+        stack.check_pools_whole()
+
+
+# ---- pressure ----------------------------------------------------------------------------------------
+
+REQUESTS, PROMPT, NEW_TOKENS, SMALL_BLOCK = 12, 48, 40, 8
+NEED = REQUESTS * -(-(PROMPT + NEW_TOKENS) // SMALL_BLOCK)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_pool_a_quarter_of_what_is_needed(pair_paths: Pair, oracle: Oracle, temperature: float) -> None:
+    """All requests finish with the tokens they get alone, and sequences were preempted."""
+    ids = oracle.encode(SOURCE * 3)
+    prompts = [ids[29 * i : 29 * i + PROMPT] for i in range(REQUESTS)]
+    with running_stack(pair_paths, num_blocks=NEED // 4, block_size=SMALL_BLOCK, http=False) as stack:
+
+        def call(i: int) -> Ids:
+            parameters = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": temperature, "seed": i}
+            speculation = {"num_speculative_tokens": 3}
+            return stack.client.generate(
+                prompts[i], parameters, speculation=speculation, timeout=HANG
+            ).token_ids
+
+        alone = [call(i) for i in range(REQUESTS)]
+        before = stack.client.status()
+        assert before.coordinator.num_preemptions == 0
+        assert together([lambda i=i: call(i) for i in range(REQUESTS)], at_once=REQUESTS) == alone
+        status = stack.client.status()
+        preempted = [w.info.cache.num_preemptions for w in status.workers if w.info is not None]
+        assert preempted[0] > 0, "the target"
+        assert status.coordinator.num_preemptions > 0
+        assert status.coordinator.failed_requests == 0
+        stack.check_pools_whole()
+        stack.check_logs()
