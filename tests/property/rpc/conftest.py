@@ -80,12 +80,14 @@ speculations = st.builds(
     num_speculative_tokens=st.none() | st.just("auto") | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     acceptance=st.none() | modes,
 )
+salts = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_CACHE_SALT_CHARACTERS)
 calls = st.builds(
     codec.GenerateCall,
     request_id=st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS),
     prompt=texts.filter(bool) | ids.filter(bool),
     sampling=samplings(),
     speculation=speculations,
+    cache_salt=salts,
 )
 
 
@@ -96,6 +98,7 @@ def sequence_params(draw: Any) -> SequenceParams:
         mode=draw(modes),
         prompt_length=draw(uint32),
         bad_words_token_ids=draw(st.lists(ids.filter(bool), max_size=4).map(tuple)),
+        cache_salt=draw(salts),
     )
 
 

@@ -87,10 +87,11 @@ def test_the_request_carries_what_the_user_asked_for(server: Any, client: Any) -
         sampling,
         speculation=SpeculationParams(num_speculative_tokens=2, acceptance="rejection"),
         request_id="mine",
+        cache_salt="tenant",
     )
     call = codec.generate_request_from_proto(server.requests[0])
     assert call.prompt == (1, 2, 3)
-    assert call.request_id == "mine"
+    assert (call.request_id, call.cache_salt) == ("mine", "tenant")
     assert call.sampling == sampling
     assert call.speculation.num_speculative_tokens == 2
     assert call.speculation.mode is AcceptanceMode.REJECTION
@@ -129,6 +130,7 @@ def test_defaults_are_those_of_the_parameter_classes(server: Any, client: Any) -
         ({"prompt": [1, 2.0]}, "prompt"),
         ({"prompt": [True]}, "prompt"),
         ({"prompt": "x", "request_id": 5}, "request_id"),
+        ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
         ({"prompt": "x", "timeout": 0}, "timeout"),
         ({"prompt": "x", "timeout": float("nan")}, "timeout"),
         ({"prompt": "x", "timeout": float("inf")}, "timeout"),

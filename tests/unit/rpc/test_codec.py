@@ -214,6 +214,10 @@ def test_no_drafting_is_not_the_servers_setting() -> None:
             generation_pb2.GenerateRequest(text="x", request_id="i" * (limits.MAX_REQUEST_ID_CHARACTERS + 1)),
             "request_id",
         ),
+        (
+            generation_pb2.GenerateRequest(text="x", cache_salt="i" * (limits.MAX_CACHE_SALT_CHARACTERS + 1)),
+            "cache_salt",
+        ),
     ],
 )
 def test_requests_that_cannot_be_honoured(message: Any, name: str) -> None:
@@ -245,6 +249,7 @@ def test_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sampling": None}, "seed"),
         ({"acceptance_mode": 0}, "acceptance"),
         ({"sampling": common_pb2.SamplingParams(seed=1, top_p=3)}, "top_p"),
+        ({"cache_salt": "x" * (2 * limits.MAX_CACHE_SALT_CHARACTERS + 1)}, "cache_salt"),
     ],
 )
 def test_sequence_params_need_a_seed_and_a_mode(changes: dict[str, Any], field: str) -> None:
@@ -362,6 +367,7 @@ def test_text_that_no_wire_can_carry() -> None:
     for made, field in (
         (codec.GenerateCall("", "\ud800", SamplingParams(), SpeculationParams()), "prompt"),
         (codec.GenerateCall("\ud800", "x", SamplingParams(), SpeculationParams()), "request_id"),
+        (codec.GenerateCall("", "x", SamplingParams(), SpeculationParams(), "\ud800"), "cache_salt"),
         (codec.GenerateCall("", (2**32,), SamplingParams(), SpeculationParams()), "prompt"),
         (codec.GenerateCall("", (-1,), SamplingParams(), SpeculationParams()), "prompt"),
     ):
