@@ -218,9 +218,16 @@ class Drafter:
             return self._step_ahead()
         by_id = {r.job.sequence_id: r for r in self._rounds.values()}
         jobs = [r.job for r in by_id.values()]
-        budget = self._config.max_batch_tokens
-        # Branches are worth less than a round.
-        result = run_pass(jobs, self._runner, budget, self._clock, self.holdings, self._free_branches)
+        config = self._config
+        result = run_pass(
+            jobs,
+            self._runner,
+            config.max_batch_tokens,
+            self._clock,
+            self.holdings,
+            self._free_branches,  # worth less than a round
+            config.max_mixed_prefill_tokens or None,
+        )
         events: list[DraftEvent] = [self._fail(job, error) for job, error in result.failed]
         if result.finished:
             assert result.logits is not None

@@ -31,7 +31,7 @@ from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-_MIXED_PREFILL_ON_CPU = 64
+_MIXED_PREFILL_ON_CPU = 32
 
 
 class Holder(Engine[Any, Any], Protocol):

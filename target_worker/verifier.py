@@ -82,6 +82,7 @@ class Verifier:
     ) -> None:
         self._runner = runner
         self._budget = config.max_batch_tokens
+        self._beside = config.max_mixed_prefill_tokens or None
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
@@ -192,7 +193,7 @@ class Verifier:
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
         jobs = [r.job for r in self._rounds.values()]
-        result = run_pass(jobs, self._runner, self._budget, self._clock, self.holdings)
+        result = run_pass(jobs, self._runner, self._budget, self._clock, self.holdings, beside=self._beside)
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
         spoiled: set[str] = set()
         for part in result.scored:

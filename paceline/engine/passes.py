@@ -113,17 +113,21 @@ def run_pass(
     clock: Clock,
     holdings: Holdings[Any],
     spare: Callable[[], bool] = lambda: False,
+    beside: int | None = None,
 ) -> PassResult:
     """Plan and run one pass over `jobs` (in order of arrival).
 
     `holdings`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
-    sequence; False when there were none.
+    sequence; False when there were none. `beside`: rows of prefill in a pass that others wait for. So do
+    the sequences between two rounds, whose next one may arrive while the pass runs.
     """
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
     for job in jobs:
         job.reuse()
-    plan = plan_pass([Feed(job.sequence_id, job.remaining, job.rows, job.scored) for job in jobs], budget)
+    feeds = [Feed(job.sequence_id, job.remaining, job.rows, job.scored) for job in jobs]
+    alone = all(feed.remaining > feed.rows for feed in feeds) and len(holdings) == len(feeds)
+    plan = plan_pass(feeds, budget, None if alone else beside)
     planned = [(by_id[chunk.sequence_id], chunk) for chunk in plan]
     chunks = _with_room(planned, jobs, holdings, spare, result)
     if not chunks:

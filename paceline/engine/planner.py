@@ -39,10 +39,10 @@ class Chunk:
     final: bool
 
 
-def plan_pass(feeds: Sequence[Feed], budget: int, beside: int | None = None) -> list[Chunk]:
+def plan_pass(feeds: Sequence[Feed], budget: int, most_prefill: int | None = None) -> list[Chunk]:
     """Chunks of one pass, at most `budget` rows in all (feeds in order of arrival).
 
-    Where the pass has short feeds, prefill takes at most `beside` rows of it: those streams wait for them.
+    Prefill takes at most `most_prefill` rows of it: the running streams wait for them.
     Never empty when there is a feed, as long as no feed wants more rows than the budget. The oldest feed
     always gets on.
     """
@@ -53,8 +53,8 @@ def plan_pass(feeds: Sequence[Feed], budget: int, beside: int | None = None) -> 
         if feed.remaining == feed.rows and feed.rows <= left - (kept if i else 0):
             chunks.append(Chunk(feed.sequence_id, feed.rows, final=True))
             left -= feed.rows
-    if chunks and beside is not None:
-        left = min(left, beside)
+    if most_prefill is not None:
+        left = min(left, most_prefill)
     for feed in feeds:
         if feed.remaining == feed.rows:
             continue

@@ -31,6 +31,16 @@ from paceline.supervisor.children import (
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
 
+_SHARED = (
+    "block_size",
+    "num_blocks",
+    "max_model_len",
+    "prefix_cache",
+    "deterministic",
+    "trust_remote_code",
+)
+"""Fields of both workers' WorkerConfig."""
+
 _NVIDIA = Path("/dev/nvidia0")
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
@@ -121,9 +131,7 @@ class StackConfig:
             name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
-        shared = ("block_size", "num_blocks", "max_model_len", "prefix_cache", "deterministic")
-        shared += ("trust_remote_code",)
-        values |= {name: getattr(self, name) for name in shared}
+        values |= {name: getattr(self, name) for name in _SHARED}
         values |= self._certificate_of(role, "tls")
         if role == "draft":
             branches = self.lookahead_branches

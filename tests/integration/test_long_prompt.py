@@ -17,8 +17,9 @@ from harness.waiting import HANG
 STREAMS = 8
 LONG = 1500
 TOKENS = 160
-FEW_STEPS = 12.0
-"""The longest pause over the median one. One pass over the whole prompt would be some hundred."""
+FEW_STEPS = 25.0
+"""The longest pause over the median one, on a machine that has other work; docs/benchmarks.md has what it is
+on one that has none. One pass over the whole prompt takes about a hundred."""
 
 pytestmark = pytest.mark.xdist_group("soak")
 
@@ -33,8 +34,8 @@ def reading(pair_paths: Pair) -> Iterator[RunningStack]:
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_running_streams_hardly_pause(reading: RunningStack, oracle: Oracle, k: int) -> None:
-    ids = oracle.encode(SOURCE * 3)
-    assert len(ids) >= LONG
+    ids = oracle.encode(SOURCE * 4)
+    assert len(ids) >= LONG + 100
     halfway = threading.Barrier(STREAMS + 1)
     gaps: list[list[tuple[float, float]]] = [[] for _ in range(STREAMS)]
 
@@ -60,7 +61,8 @@ def test_running_streams_hardly_pause(reading: RunningStack, oracle: Oracle, k: 
         thread.start()
     halfway.wait(HANG)
     begun = time.monotonic()
-    result = reading.client.generate(ids[:LONG], {"temperature": 0.0, "max_tokens": 1}, timeout=HANG)
+    # Not the prompt of the other K: nothing of this one is cached.
+    result = reading.client.generate(ids[k : LONG + k], {"temperature": 0.0, "max_tokens": 1}, timeout=HANG)
     ended = time.monotonic()
     for thread in threads:
         thread.join()
@@ -79,5 +81,5 @@ def test_running_streams_hardly_pause(reading: RunningStack, oracle: Oracle, k: 
 
 def test_the_prompt_is_long(oracle: Oracle) -> None:
     """Longer than a pass may be."""
-    tokens: Ids = oracle.encode(SOURCE * 3)
+    tokens: Ids = oracle.encode(SOURCE * 4)
     assert len(tokens) >= LONG

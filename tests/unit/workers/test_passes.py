@@ -66,6 +66,20 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
     assert it.held.session.cached == prompt
 
 
+def test_a_prompt_is_read_in_small_chunks_while_others_run() -> None:
+    """A sequence between two rounds runs as well: its next one may arrive during the pass."""
+    runner, clock = ToyRunner(MODEL), ManualClock()
+    holdings: Holdings[object] = Holdings(runner.new_table, 9, clock, 1.0)
+    holdings.open(OpenSequence("long", 1, tuple(i % 9 for i in range(30)), PARAMS))
+    long = Job(holdings.get("long"), [i % 9 for i in range(30)], 1, 0.0)
+    run_pass([long], runner, 16, clock, holdings, beside=4)
+    holdings.open(OpenSequence("running", 1, (1, 2), PARAMS))
+    run_pass([long], runner, 16, clock, holdings, beside=4)
+    other = Job(holdings.get("running"), [1, 2], 2, 0.0)
+    run_pass([long, other], runner, 16, clock, holdings, beside=4)
+    assert runner.passes == [16, 4, 6]
+
+
 def test_only_sequences_whose_rows_find_no_blocks_fail() -> None:
     runner = ToyRunner(MODEL, num_blocks=2, block_size=4)
     jobs = [job(runner, "a", [1] * 4, 4), job(runner, "b", [2] * 8, 8), job(runner, "c", [3] * 3, 3)]

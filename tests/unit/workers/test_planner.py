@@ -100,10 +100,10 @@ def test_short_feeds_go_before_prefill_chunks() -> None:
 
 
 def test_streams_wait_for_no_more_of_a_prompt_than_they_are_told_to() -> None:
-    """Alone, a prompt takes the whole budget."""
+    """Whoever knows of no streams lets a prompt take the whole budget."""
     feeds = [Feed("long", 1500, 1), Feed("other", 300, 1), Feed("a", 5, 5)]
     assert plan_pass(feeds, 512, 64) == [Chunk("a", 5, final=True), Chunk("long", 64, final=False)]
-    assert plan_pass(feeds[:2], 512, 64) == [Chunk("long", 512, final=False)]
+    assert plan_pass(feeds[:2], 512) == [Chunk("long", 512, final=False)]
     assert plan_pass([Feed("a", 5, 5), Feed("short", 40, 1), Feed("other", 300, 1)], 512, 64) == [
         Chunk("a", 5, final=True),
         Chunk("short", 40, final=True),
