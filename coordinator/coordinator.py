@@ -12,8 +12,11 @@ from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Deadlines
 from coordinator.ledger import Commit, Ledger
 from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.observer import Observer, RequestRecord
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy
+from coordinator.recorder import Recorder
+from coordinator.requests import Requests
 from coordinator.round import RoundMachine
 from coordinator.together import together
 from coordinator.vocabulary import Vocabulary
@@ -64,10 +67,20 @@ class Generation:
 class Coordinator:
     """Owns the links and the dispatcher."""
 
-    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        vocabulary: Vocabulary,
+        clock: Clock = monotonic,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.config = config
         self.vocabulary = vocabulary
-        self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
+        self.recorder = Recorder()
+        self._requests = Requests((self.recorder, *observers), clock)
+        self.dispatcher = Dispatcher(
+            config.max_running, config.max_waiting, clock, (self.recorder, *observers)
+        )
         self._clock = clock
         self._pair = Pair(config.max_num_speculative_tokens)
         self._target_found = asyncio.Event()
@@ -141,19 +154,29 @@ class Coordinator:
 
         Raises PacelineError; InvalidArgumentError names the field.
         """
+        with self._requests.observed(call, self._known_name()) as request:
+            async with self._taken_on(call, request) as generation:
+                self._requests.taken_on(request, generation)
+                yield generation
+
+    def _known_name(self) -> str:
+        return self.model_name if self.serving else self.config.model_name
+
+    @contextlib.asynccontextmanager
+    async def _taken_on(self, call: GenerateCall, request: RequestRecord) -> AsyncIterator[Generation]:
         self._refuse_when_draining()
         await self._wait_for_target()
-        info = self.target_info()
+        info, request.model = self.target_info(), self.model_name
         text = isinstance(call.prompt, str)
         prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if not prompt:
             raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
         self._refuse_when_draining()
-        request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
+        request_id = request.request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
         if request_id in self._request_ids:
             raise InvalidArgumentError("request_id", "is running already")
-        params = self._params(call, len(prompt))
+        params = replace(self._params(call, len(prompt)), traceparent=request.traceparent)
         check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
         choices: list[Running] = []
         self._request_ids.add(request_id)

@@ -7,10 +7,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from coordinator.coordinator import Coordinator
+from coordinator.grpc_calls import CallObserver
 from coordinator.service import GenerationService
+from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
-from paceline.rpc.server import FAREWELL_SECONDS, Server, configure_logging, tune_interpreter
+from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
+from paceline.telemetry.logs import configure_logging
+from paceline.telemetry.tracing import make_spans
 from paceline.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
@@ -24,8 +28,10 @@ DRAFT_GRACE_SECONDS = 30.0
 
 
 async def _serve(config: CoordinatorConfig) -> None:
-    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer))
-    server = Server("coordinator", config.host, config.port)
+    spans = make_spans("coordinator", config.otlp_traces_endpoint, config.otlp_traces_sampling_ratio)
+    observers = [] if spans is None else [Tracer(spans)]
+    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer), observers=observers)
+    server = Server("coordinator", config.host, config.port, [CallObserver(coordinator.recorder)])
     work = asyncio.create_task(coordinator.run())
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
@@ -45,6 +51,8 @@ async def _serve(config: CoordinatorConfig) -> None:
         announcing.cancel()
     finally:
         work.cancel()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
 
 def _http_face(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
@@ -73,5 +81,5 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
-    configure_logging("coordinator")
+    configure_logging("coordinator", config.log_format)
     asyncio.run(_serve(config))

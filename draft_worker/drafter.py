@@ -48,6 +48,9 @@ from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
 from paceline.kv import BlockTable, Branch
 from paceline.rpc.codec import check_opening, check_token_ids
+from paceline.rpc.status import code_name
+from paceline.telemetry.tracing import Attributes
+from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,7 @@ class Drafter:
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
+        self.observer = WorkerObserver()
         self.holdings: Holdings[DraftProposal] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds
         )
@@ -212,7 +216,9 @@ class Drafter:
             return self._step_ahead()
         by_id = {r.job.sequence_id: r for r in self._rounds.values()}
         jobs = [r.job for r in by_id.values()]
-        result = run_pass(jobs, self._runner, self._config.max_batch_tokens, self._clock)
+        result = run_pass(
+            jobs, self._runner, self._config.max_batch_tokens, self._clock, self.observer.passes["rounds"]
+        )
         events: list[DraftEvent] = []
         for job, error in result.failed:
             # Branches are worth less than a round: give their blocks back and try again.
@@ -265,8 +271,19 @@ class Drafter:
             r.job.timings(),
         )
         held.session.finish(answer)
+        if held.session.params.traceparent:
+            self._trace(r)
         self._look_ahead(command, held, drafting)
         return answer
+
+    def _trace(self, r: _Round, error: str = "") -> None:
+        """Tell whoever traces the request of this round."""
+        where = r.job.held.session.params.traceparent, r.command.sequence_id, r.command.round
+        attributes: Attributes = {
+            "paceline.num_draft_tokens": len(r.drafting.drawn),
+            **timings_told(r.job.timings()),
+        }
+        self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
 
     def _look_ahead(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
         """Begin branches for the verdict's outcomes, where there is time, length and memory for them."""
@@ -293,12 +310,16 @@ class Drafter:
             limbs += [(ahead, limb) for limb in ahead.unfinished()]
         if not limbs:
             return []
+        begun = self._clock()
         try:
             logits = self._runner.forward_branches([limb.next_input for _, limb in limbs])
         except Exception:
             log.exception("a pass over %d branches failed; going on without them", len(limbs))
             self._free_branches()
             return []
+        self.observer.passes["ahead"].ran(
+            len(limbs), len({id(ahead) for ahead, _ in limbs}), self._clock() - begun
+        )
         drawn = self._draw([limb.drafting for _, limb in limbs], logits)
         for (ahead, limb), token in zip(limbs, drawn, strict=True):
             if token is None:
@@ -331,6 +352,8 @@ class Drafter:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""
         r = self._rounds.pop(job.sequence_id)
         held: Held[DraftProposal] = job.held
+        if held.session.params.traceparent:
+            self._trace(r, code_name(error))
         held.cut_to_ledger()
         held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)

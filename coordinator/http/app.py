@@ -5,12 +5,14 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from coordinator.coordinator import Coordinator
 from coordinator.http import chat_template
+from coordinator.http.calls import CallObserver
 from coordinator.http.chat import ChatCompletions, Conversations
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import Completions
@@ -50,7 +52,8 @@ def make_app(
         HTTPException: on_routing_error,
         Exception: on_defect,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    observing = Middleware(CallObserver, recorder=coordinator.recorder)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[observing])
 
 
 async def _openapi(_request: Request) -> Response:

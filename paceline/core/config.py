@@ -10,11 +10,23 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOG_FORMATS = ("text", "json")
 
 
 def _check(condition: bool, name: str, message: str) -> None:
     if not condition:
         raise InvalidArgumentError(name, message)
+
+
+def _check_telemetry(log_format: str, endpoint: str) -> None:
+    _check(
+        log_format in LOG_FORMATS, "log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {log_format}"
+    )
+    _check(
+        not endpoint or endpoint.startswith(("http://", "https://")),
+        "otlp_traces_endpoint",
+        f"must begin with http:// or https://, got {endpoint}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,12 @@ class WorkerConfig:
     lookahead_branches: int = 8
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
     trust_remote_code: bool = False
+    log_format: str = "text"
+    """Log lines as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    metrics_port: int | None = None
+    """Port of `/metrics`, on the same host; 0 takes a free one, none given serves none."""
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
 
@@ -54,6 +72,12 @@ class WorkerConfig:
         """Raises InvalidArgumentError naming the field."""
         _check(bool(self.model), "model", "is required")
         _check(0 <= self.port < 65536, "port", f"must be in [0, 65535], got {self.port}")
+        _check(
+            self.metrics_port is None or 0 <= self.metrics_port < 65536,
+            "metrics_port",
+            f"must be in [0, 65535], got {self.metrics_port}",
+        )
+        _check_telemetry(self.log_format, self.otlp_traces_endpoint)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 0, "threads", "must not be negative")
         _check(self.block_size >= 1, "block_size", "must be at least 1")
@@ -111,6 +135,12 @@ class CoordinatorConfig:
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256
     max_waiting: int = limits.MAX_WAITING_SEQUENCES
+    log_format: str = "text"
+    """Log lines as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    otlp_traces_sampling_ratio: float = 1.0
+    """Share of the requests that are traced, of those that do not say so themselves."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -119,6 +149,12 @@ class CoordinatorConfig:
         for name in ("port", "http_port"):
             value = getattr(self, name)
             _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")
+        _check_telemetry(self.log_format, self.otlp_traces_endpoint)
+        _check(
+            0 <= self.otlp_traces_sampling_ratio <= 1,
+            "otlp_traces_sampling_ratio",
+            f"must be in [0, 1], got {self.otlp_traces_sampling_ratio}",
+        )
         draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         _check(
             1 <= self.max_num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,

@@ -102,6 +102,8 @@ class SequenceParams:
     prompt_length: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`sampling.bad_words` as the target's tokenizer has them: no sequence of these may be completed."""
+    traceparent: str = ""
+    """W3C trace context of the request's span; empty where the request is not traced."""
 
 
 @dataclass(frozen=True, slots=True)

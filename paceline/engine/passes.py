@@ -21,6 +21,8 @@ from paceline.engine.batch import SequenceInput
 from paceline.engine.holdings import Held
 from paceline.engine.planner import Chunk, Feed, plan_pass
 from paceline.kv.table import BlockTable
+from paceline.telemetry.logs import fields
+from paceline.telemetry.worker import Passes
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,9 @@ class PassResult:
     failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
 
 
-def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> PassResult:
+def run_pass(
+    jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock, passes: Passes | None = None
+) -> PassResult:
     """Plan and run one pass over `jobs` (in order of arrival)."""
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
@@ -111,6 +115,8 @@ def run_pass(jobs: Sequence[Job], runner: Runner, budget: int, clock: Clock) -> 
         done, result.logits = _forward_one_by_one(chunks, runner, result)
     spent = clock() - begun
     rows = sum(chunk.count for _, chunk in done)
+    if passes is not None:
+        passes.ran(rows, len(done), spent)
     for job, chunk in done:
         job.compute += spent
         job.rows_in_pass, job.sequences_in_pass = rows, len(done)
@@ -180,7 +186,7 @@ def _forward_one_by_one(
         try:
             part = _forward([(job, chunk)], runner, result)
         except Exception as error:
-            log.exception("the pass of one sequence failed")
+            log.exception("the pass of one sequence failed", extra=fields(sequence_id=job.sequence_id))
             known = error if isinstance(error, PacelineError) else InternalError("the model failed")
             result.failed.append((job, known))
         else:

@@ -14,6 +14,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.telemetry import traceparent
 from paceline.v1 import common_pb2
 
 _MODES = {
@@ -146,6 +147,7 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
         bad_words_token_ids=[
             common_pb2.TokenSequence(token_ids=token_ids) for token_ids in params.bad_words_token_ids
         ],
+        traceparent=params.traceparent,
     )
 
 
@@ -166,7 +168,14 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
         mode=mode_from_proto(message.acceptance_mode),
         prompt_length=message.prompt_length,
         bad_words_token_ids=bad_words,
+        traceparent=_traceparent(message.traceparent),
     )
+
+
+def _traceparent(text: str) -> str:
+    if text and traceparent.parse(text) is None:
+        raise InvalidArgumentError("traceparent", "is not a W3C trace context")
+    return text
 
 
 def check_token_ids(name: str, token_ids: Iterable[int], vocabulary_size: int) -> None:

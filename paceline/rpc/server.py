@@ -56,16 +56,6 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-def configure_logging(role: str) -> None:
-    """Log lines on standard error; standard output is for the announcement."""
-    logging.basicConfig(
-        level=os.environ.get("PACELINE_LOG_LEVEL", "INFO").upper(),
-        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-
-
 def tune_interpreter() -> None:
     """Keep the interpreter out of the way of a round; call once, when everything is loaded.
 
@@ -81,14 +71,16 @@ def tune_interpreter() -> None:
 class Server:
     """A grpc.aio server with health, a bound port, and a shutdown that drains."""
 
-    def __init__(self, role: str, host: str, port: int) -> None:
+    def __init__(
+        self, role: str, host: str, port: int, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+    ) -> None:
         self.role = role
         self._host = host
         self._port = port
         self._stop = asyncio.Event()
         self.abandoned = False
         self._heeds_signals = False
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

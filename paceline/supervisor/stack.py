@@ -68,6 +68,16 @@ class StackConfig:
     num_blocks: int | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
+    log_format: str = "text"
+    """Log lines of all processes as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    otlp_traces_sampling_ratio: float = 1.0
+    """Share of the requests that are traced, of those that do not say so themselves."""
+    target_metrics_port: int | None = None
+    """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
+    draft_metrics_port: int | None = None
+    """The same for the draft."""
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
@@ -97,11 +107,12 @@ class StackConfig:
         mine: Mapping[str, Any] = getattr(self, role)
         prefix = f"{role}_"
         values = {
-            name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
+            name: getattr(self, prefix + name)
+            for name in ("model", "port", "device", "dtype", "threads", "metrics_port")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
         shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code")
-        values |= {name: getattr(self, name) for name in shared}
+        values |= {name: getattr(self, name) for name in (*shared, "log_format", "otlp_traces_endpoint")}
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
@@ -118,6 +129,9 @@ class StackConfig:
             "num_speculative_tokens": self.num_speculative_tokens,
             "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
+            "log_format": self.log_format,
+            "otlp_traces_endpoint": self.otlp_traces_endpoint,
+            "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
         }
         return _build(
             CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
