@@ -25,7 +25,7 @@ from paceline.engine.loop import Engine, EngineThread
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.server import Server, tune_interpreter
 from paceline.rpc.worker import ask, watch_progress
-from paceline.telemetry.logs import configure_logging
+from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.tracing import Spans, make_spans
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import common_pb2
@@ -146,6 +146,8 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     tune_interpreter()
     server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
     log.info("%s worker listens on %s", role.name, server.address)
+    if metrics is not None:
+        log.info("metrics are served on %s", metrics.address, extra=fields(metrics_address=metrics.address))
     try:
         await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
     finally:

@@ -56,9 +56,7 @@ class ScriptedCoordinator:
     running: int = 0
     recorder: Recorder = field(default_factory=Recorder)
     links: tuple[Any, ...] = ()
-    config: Any = field(
-        default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8)
-    )
+    config: Any = field(default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8))
     dispatcher: Any = field(
         default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
     )
