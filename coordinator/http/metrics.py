@@ -6,6 +6,7 @@ docs/observability.md says what each one means. Nothing is computed before someb
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ from paceline.core.types import FinishReason
 from paceline.telemetry.exposition import Families
 from paceline.telemetry.histogram import Histogram
 from paceline.v1 import common_pb2
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value", float, Histogram)
 
@@ -59,9 +62,12 @@ class Workers:
         self._asked_at = now
         asking = [asyncio.create_task(link.refresh()) for link in self._links]
         if asking:
-            _, late = await asyncio.wait(asking, timeout=REFRESH_SECONDS)
+            done, late = await asyncio.wait(asking, timeout=REFRESH_SECONDS)
             for task in late:
                 task.cancel()
+            for task in done:
+                if (error := task.exception()) is not None:
+                    log.warning("a worker could not be asked for its numbers: %s", type(error).__name__)
 
 
 class CoordinatorCollector(Collector):

@@ -116,7 +116,9 @@ class TextFormatter(_Formatter):
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    # A client chooses its request id: it must not be able to write lines of its own.
+    return text if text.isprintable() else ascii(text)
 
 
 class JsonFormatter(_Formatter):

@@ -112,6 +112,15 @@ async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pyte
     assert (hanging.asked, other.asked) == (1, 1)
 
 
+async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeLink):
+        async def refresh(self) -> None:
+            raise ValueError("a defect")
+
+    await Workers([Broken()]).refresh()  # type: ignore[list-item]
+    assert "could not be asked for its numbers: ValueError" in caplog.text
+
+
 def test_workers_are_told_of_by_role(coordinator: Any) -> None:
     coordinator.links = (FakeLink("target"), FakeLink("draft"))
     coordinator.links[1].state = LinkState.LOST

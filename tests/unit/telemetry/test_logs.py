@@ -77,6 +77,13 @@ def test_a_text_line_ends_with_its_fields() -> None:
     )
 
 
+def test_a_fields_line_end_begins_no_line_of_a_clients_own() -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    logging.getLogger("a").info("said", extra=logs.fields(request_id="x\n2026 forged"))
+    assert stream.getvalue().count("\n") == 1
+
+
 def test_the_context_of_a_call_is_on_its_lines_and_on_no_other(lines: Any) -> None:
     async def call(name: str) -> None:
         logs.context.set({"request_id": name})
