@@ -172,7 +172,9 @@ def child_lines_to_stderr(line: str) -> None:
     if not _is_log_line(text):
         text = json.dumps(_head(datetime.now(UTC).timestamp(), "INFO", role, "stderr", text))
     with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
-        print(text, file=sys.stderr, flush=True)
+        # In one piece: several threads read children, and `print` writes the line's end by itself.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _is_log_line(text: str) -> bool:

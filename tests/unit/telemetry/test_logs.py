@@ -226,6 +226,20 @@ def test_a_childs_other_lines_are_wrapped(
     assert {"time", "level", "logger"} <= told.keys()
 
 
+def test_lines_of_several_children_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str, /) -> int:
+            pieces.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    logs.child_lines_to_stderr("[draft] said")
+    (piece,) = pieces
+    assert piece.endswith("}\n")
+
+
 def test_a_childs_json_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     line = '{"time": "2026-01-01T00:00:00+00:00", "message": "said"}'
     logs.child_lines_to_stderr(f"[draft] {line}")
