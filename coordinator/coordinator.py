@@ -13,8 +13,11 @@ from coordinator.dispatcher import Dispatcher, Running
 from coordinator.events import Deadlines
 from coordinator.ledger import Commit, Ledger
 from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.observer import Observer, RequestRecord
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy
+from coordinator.recorder import Recorder
+from coordinator.requests import Requests
 from coordinator.round import RoundMachine
 from coordinator.structures import Structures
 from coordinator.together import together
@@ -64,12 +67,12 @@ class Generation:
         return self.choices[0].machine.params
 
 
-def workers_salt(call: GenerateCall) -> str:
+def workers_salt(call: GenerateCall, tenant: str) -> str:
     """Who shares cached prefixes with whom: the workers' salt of a request.
 
-    Whatever else must keep requests apart belongs in here, in front of what the client says.
+    Tenants never do, whatever they say. The length before the name keeps "a" with "b:" from being "a:b".
     """
-    return call.cache_salt
+    return f"{len(tenant)}:{tenant}:{call.cache_salt}" if tenant else call.cache_salt
 
 
 class Coordinator:
@@ -81,11 +84,16 @@ class Coordinator:
         vocabulary: Vocabulary,
         clock: Clock = monotonic,
         gate: Gate | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.config = config
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
-        self.dispatcher = Dispatcher(config.max_running, config.max_waiting, clock)
+        self.recorder = Recorder()
+        self._requests = Requests((self.recorder, *observers), clock)
+        self.dispatcher = Dispatcher(
+            config.max_running, config.max_waiting, clock, (self.recorder, *observers)
+        )
         self._clock = clock
         self._pair = Pair(config.max_num_speculative_tokens)
         self._structures = Structures(vocabulary)
@@ -161,16 +169,23 @@ class Coordinator:
 
         Raises PacelineError; InvalidArgumentError names the field.
         """
-        # Counted before anything is done for it: tokenising and waiting are work as well.
-        with self.gate.holding(principal.get(), call.sampling.n):
-            async with self._generating(call) as generation:
+        # Sequences are counted before anything is done for them: tokenising and waiting are work as well.
+        with (
+            self._requests.observed(call, self._known_name()) as request,
+            self.gate.holding(principal.get(), call.sampling.n),
+        ):
+            async with self._taken_on(call, request) as generation:
+                self._requests.taken_on(request, generation)
                 yield generation
 
+    def _known_name(self) -> str:
+        return self.model_name if self.serving else self.config.model_name
+
     @contextlib.asynccontextmanager
-    async def _generating(self, call: GenerateCall) -> AsyncIterator[Generation]:
+    async def _taken_on(self, call: GenerateCall, request: RequestRecord) -> AsyncIterator[Generation]:
         self._refuse_when_draining()
         await self._wait_for_target()
-        info = self.target_info()
+        info, request.model = self.target_info(), self.model_name
         text = isinstance(call.prompt, str)
         prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if not prompt:
@@ -179,10 +194,10 @@ class Coordinator:
         if call.sampling.structure is not None:
             await self._structures.check(call.sampling.structure, info.eos_token_ids)
         self._refuse_when_draining()
-        request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
+        request_id = request.request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
         if request_id in self._request_ids:
             raise InvalidArgumentError("request_id", "is running already")
-        params = self._params(call, len(prompt))
+        params = replace(self._params(call, len(prompt)), traceparent=request.traceparent)
         check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
         choices: list[Running] = []
         self._request_ids.add(request_id)
@@ -227,7 +242,9 @@ class Coordinator:
             sampling = replace(sampling, seed=secrets.randbits(64))
         mode = call.speculation.mode or self.config.acceptance
         bad_words = self.vocabulary.bad_words(sampling.bad_words)
-        return SequenceParams(sampling, mode, prompt_length, bad_words, workers_salt(call))
+        return SequenceParams(
+            sampling, mode, prompt_length, bad_words, workers_salt(call, principal.get().name)
+        )
 
     def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
         if not call.sampling.echo:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +29,13 @@ from coordinator.events import (
 )
 from coordinator.ledger import Commit
 from coordinator.links import Link
+from coordinator.observer import Observer, RoundRecord
 from coordinator.round import RoundMachine
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
 from paceline.core.messages import RoundVerdict, SequenceFailed
+from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,13 @@ class Running:
     was_blocked: bool = False
     alone_since: float | None = None
     """Since when it lacks blocks although no other sequence holds any."""
+    error: PacelineError | None = None
+    """What it failed with."""
+    arrived_at: float = 0.0
+    """When its request came."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
     unread: int = 0
     behind: bool = False
     parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
@@ -69,7 +78,13 @@ class Running:
 class Dispatcher:
     """All sequences of this coordinator."""
 
-    def __init__(self, max_running: int, max_waiting: int, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        max_waiting: int,
+        clock: Clock = monotonic,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.targets: list[Link] = []
         self.drafts: list[Link] = []
         self.finished = 0
@@ -77,6 +92,7 @@ class Dispatcher:
         self.num_preemptions = 0
         """Times a sequence that had blocks had to give them up for others."""
         self._clock = clock
+        self._observers = tuple(observers)
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._sequences: dict[str, Running] = {}
@@ -101,7 +117,7 @@ class Dispatcher:
         if len(self._queue) >= self._max_waiting and not self._may_admit():
             raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
         self._submitted += 1
-        running = Running(machine, order=self._submitted)
+        running = Running(machine, order=self._submitted, arrived_at=self._clock())
         self._sequences[machine.sequence_id] = running
         self._queue.append(running)
         self._admit()
@@ -147,10 +163,12 @@ class Dispatcher:
             if running.target is link:
                 running.target = None
                 link.load -= 1
+                self._tell(lambda observer: observer.worker_lost("target"))
                 self._handle(running, Signal.TARGET_LOST)
             elif running.draft is link:
                 running.draft = None
                 link.load -= 1
+                self._tell(lambda observer: observer.worker_lost("draft"))
                 self._handle(running, Signal.DRAFT_LOST)
             if running.admitted and not running.ended:
                 self._assign(running)
@@ -198,7 +216,7 @@ class Dispatcher:
         while self._queue and self._may_admit():
             running = self._queue.popleft()
             if not running.ended:
-                running.admitted = True
+                running.admitted, running.admitted_at = True, self._clock()
                 self._assign(running)
 
     def _assign(self, running: Running) -> None:
@@ -221,7 +239,7 @@ class Dispatcher:
             actions = running.machine.handle(event, begun)
         except Exception:
             # A defect must not end the link, and with it every other sequence.
-            log.exception("sequence %s failed", running.machine.sequence_id)
+            log.exception("a sequence failed", extra=fields(sequence_id=running.machine.sequence_id))
             actions = running.machine.give_up(InternalError("the coordinator failed"))
         self._carry_out(running, actions)
         running.machine.times.coordinator += self._clock() - begun
@@ -239,7 +257,7 @@ class Dispatcher:
                 case Emit(commit):
                     self._emit(running, commit)
                 case Fail(error):
-                    self.failed += 1
+                    self.failed, running.error = self.failed + 1, error
                     running.parts.put_nowait(error)
                 case WaitForBlocks(error, preempted):
                     self.num_preemptions += preempted
@@ -247,8 +265,30 @@ class Dispatcher:
                 case TargetHangs():
                     if running.target is not None:
                         running.target.hang_up()
+        if running.machine.committed is not None:
+            self._tell_round(running, running.machine.committed)
         if running.ended:
             self._forget(running)
+
+    def _tell_round(self, running: Running, record: RoundRecord) -> None:
+        running.machine.committed = None
+        if running.first_token_at is None:
+            running.first_token_at = record.ended
+        now = self._clock()
+        # A call of its own for every observer: this one happens in every round.
+        for observer in self._observers:
+            try:
+                observer.round_ended(running, record, now)
+            except Exception:
+                log.exception("an observer failed")
+        running.last_token_at = record.ended
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("an observer failed")
 
     def _emit(self, running: Running, commit: Commit) -> None:
         running.unread += len(commit.token_ids)
@@ -262,6 +302,7 @@ class Dispatcher:
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""
         running.was_blocked = True
+        self._tell(lambda observer: observer.blocks_awaited())
         now = self._clock()
         if self._somebody_holds_blocks():
             running.alone_since = None
@@ -308,6 +349,7 @@ class Dispatcher:
         running.target = running.draft = None
         if not running.admitted:
             self._queue.remove(running)
+        self._tell(lambda observer: observer.sequence_ended(running, self._clock()))
         self._unblock_one()
         self._admit()
 

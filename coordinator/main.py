@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 from coordinator.coordinator import Coordinator
 from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
+from coordinator.grpc_calls import CallObserver
 from coordinator.service import GenerationService
+from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.rpc.credentials import check_files
-from paceline.rpc.server import FAREWELL_SECONDS, Server, configure_logging, tune_interpreter
+from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
+from paceline.telemetry.logs import configure_logging
+from paceline.telemetry.tracing import make_spans
 from paceline.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
@@ -29,10 +33,12 @@ async def _serve(config: CoordinatorConfig) -> None:
     gate = make_gate(config)
     if config.worker_tls is not None:
         check_files(config.worker_tls, "worker_tls")
-    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer), gate=gate)
-    server = Server(
-        "coordinator", config.host, config.port, tls=config.tls, interceptors=[KeyInterceptor(gate)]
-    )
+    spans = make_spans("coordinator", config.otlp_traces_endpoint, config.otlp_traces_sampling_ratio)
+    observers = [] if spans is None else [Tracer(spans)]
+    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer), gate=gate, observers=observers)
+    # Refusals are counted as well: the observer stands before the one that asks for keys.
+    interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
+    server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)
     work = asyncio.create_task(coordinator.run())
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
@@ -54,6 +60,8 @@ async def _serve(config: CoordinatorConfig) -> None:
         announcing.cancel()
     finally:
         work.cancel()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
 
 def _http_face(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
@@ -82,5 +90,5 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
-    configure_logging("coordinator")
+    configure_logging("coordinator", config.log_format)
     asyncio.run(_serve(config))

@@ -41,6 +41,7 @@ from coordinator.events import (
     WaitForBlocks,
 )
 from coordinator.member import Verification
+from coordinator.observer import RoundRecord
 from coordinator.sequence import Sequence
 from paceline.core.errors import (
     FailedPreconditionError,
@@ -124,20 +125,21 @@ class RoundMachine(Sequence):
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
-        self._wanted = self._next_round()
+        self._wanted = self._next_round(now)
         if self._wanted == 0:
             return self._verify(Proposal(), now)
         if foreseen is not None and foreseen.num_draft_tokens and self._draft.open:
             return self._go_on_with(Proposal(foreseen.token_ids[: self._wanted]), now)
         return self._ask_draft(now)
 
-    def _next_round(self) -> int:
+    def _next_round(self, now: float) -> int:
         """Count the round, and settle how many draft tokens it has.
 
         The first round has none: its target pass prefills the prompt, and no draft should delay the first
         token. The last rounds have fewer: tokens past `max_tokens` or a model's length are wasted.
         """
         self.round += 1
+        self._record = RoundRecord(self.round, now)
         self._target.attempts, self._draft.retried = 0, False
         planned, self._planned = self._planned, None
         if self.round == 1 or not self._draft.usable(self.round):
@@ -171,6 +173,7 @@ class RoundMachine(Sequence):
             return []
         waited = now - self._draft.sent_at
         self.times.draft_answered(waited, event.timings)
+        self._record.drafted(waited, event.timings)
         if not is_sensible(event.proposal, self._wanted, self.vocabulary_size):
             return self._without_draft(now)
         self._draft.failures = 0
@@ -208,7 +211,7 @@ class RoundMachine(Sequence):
     def _went_on(self, proposal: Proposal, now: float) -> list[Action]:
         """A hit that the target did not wait for: the next round is in progress there."""
         self._foreseen = {}
-        self._next_round()
+        self._next_round(now)
         self._wanted, self._proposal = proposal.num_draft_tokens, proposal
         self._hit(proposal)
         self._verifying(now, prefills=False)
@@ -216,6 +219,7 @@ class RoundMachine(Sequence):
 
     def _hit(self, proposal: Proposal) -> None:
         self.stats.num_lookahead_hits += 1
+        self._record.hit = True
         self._policy.proposed(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
@@ -234,7 +238,7 @@ class RoundMachine(Sequence):
 
     def _verifying(self, now: float, *, prefills: bool) -> None:
         self.phase, self.deadline, self._target.sent_at = Phase.VERIFYING, now + self.deadlines.target, now
-        self._prefills = prefills
+        self._prefills = self._record.prefills = prefills
         self._policy.verifying(self._proposal.num_draft_tokens, prefills=prefills)
 
     def _on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
@@ -253,6 +257,8 @@ class RoundMachine(Sequence):
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         foreseen = self._foreseen_by(verdict)
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
+        self._record.judged(now, waited, num_draft, verdict, len(commit.token_ids))
+        self.committed = self._record
         if commit.finish is not None:
             return [Emit(commit), *self._close()]
         if verdict.went_on_with:

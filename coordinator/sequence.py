@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass, field
 
 from coordinator.events import Action, Deadlines, Fail, Phase, ToDraft, ToTarget
 from coordinator.ledger import Ledger
+from coordinator.observer import RoundRecord
 from coordinator.pair import Pair
 from coordinator.peer import DraftPeer, TargetPeer
 from coordinator.policy import Fixed, Policy
@@ -48,6 +49,9 @@ class Sequence:
     _prefills: bool = False
     """The target computes the sequence from its beginning in this round."""
     _client_behind: bool = False
+    _record: RoundRecord = field(default_factory=RoundRecord)
+    committed: RoundRecord | None = None
+    """The round that was committed last; whoever has told of it sets None."""
 
     def __post_init__(self, policy: Policy | None) -> None:
         """Nothing is known of the workers."""

@@ -51,6 +51,9 @@ from paceline.engine.structured import grammar_for, restricted
 from paceline.grammar import Grammars
 from paceline.kv import BlockTable, Branch
 from paceline.rpc.codec import check_opening, check_token_ids
+from paceline.rpc.status import code_name
+from paceline.telemetry.tracing import Attributes
+from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,7 @@ class Drafter:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._clock = clock
+        self.observer = WorkerObserver()
         self.holdings: Holdings[DraftProposal] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
@@ -227,6 +231,7 @@ class Drafter:
             self.holdings,
             self._free_branches,  # worth less than a round
             config.max_mixed_prefill_tokens or None,
+            self.observer.passes["rounds"],
         )
         events: list[DraftEvent] = [self._fail(job, error) for job, error in result.failed]
         if result.finished:
@@ -283,8 +288,19 @@ class Drafter:
             r.job.timings(),
         )
         held.session.finish(answer)
+        if held.session.params.traceparent:
+            self._trace(r)
         self._look_ahead(command, held, drafting)
         return answer
+
+    def _trace(self, r: _Round, error: str = "") -> None:
+        """Tell whoever traces the request of this round."""
+        where = r.job.held.session.params.traceparent, r.command.sequence_id, r.command.round
+        attributes: Attributes = {
+            "paceline.num_draft_tokens": len(r.drafting.drawn),
+            **timings_told(r.job.timings()),
+        }
+        self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
 
     def _look_ahead(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
         """Begin branches for the verdict's outcomes, where there is time, length and memory for them."""
@@ -311,12 +327,16 @@ class Drafter:
             limbs += [(ahead, limb) for limb in ahead.unfinished()]
         if not limbs:
             return []
+        begun = self._clock()
         try:
             logits = self._runner.forward_branches([limb.next_input for _, limb in limbs])
         except Exception:
             log.exception("a pass over %d branches failed; going on without them", len(limbs))
             self._free_branches()
             return []
+        self.observer.passes["ahead"].ran(
+            len(limbs), len({id(ahead) for ahead, _ in limbs}), self._clock() - begun
+        )
         drawn = self._draw([limb.drafting for _, limb in limbs], logits)
         for (ahead, limb), token in zip(limbs, drawn, strict=True):
             if token is None:
@@ -349,6 +369,8 @@ class Drafter:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""
         r = self._rounds.pop(job.sequence_id)
         held: Held[DraftProposal] = job.held
+        if held.session.params.traceparent:
+            self._trace(r, code_name(error))
         held.cut_to_ledger()
         held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)

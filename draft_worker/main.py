@@ -65,7 +65,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftService(shell), server)
 
 
-ROLE = Role("draft", "paceline.v1.DraftService", _make_drafter, _register)
+ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register)
 
 
 def run(config: WorkerConfig) -> None:

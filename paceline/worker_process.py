@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -21,13 +21,20 @@ from paceline.core.config import WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
 from paceline.engine.holdings import Holdings
+from paceline.engine.loading import take_over_library_logs
 from paceline.engine.loop import Engine, EngineThread
 from paceline.kv import BlockPool
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
-from paceline.rpc.server import Server, configure_logging, tune_interpreter
+from paceline.rpc.server import Server, tune_interpreter
 from paceline.rpc.worker import ask, watch_progress
+from paceline.telemetry.logs import configure_logging, fields
+from paceline.telemetry.tracing import Spans, make_spans
+from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from paceline.telemetry.worker_metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +42,9 @@ _MIXED_PREFILL_ON_CPU = 32
 
 
 class Holder(Engine[Any, Any], Protocol):
-    """An engine that holds sequences."""
+    """An engine that holds sequences, and says what it does."""
+
+    observer: WorkerObserver
 
     @property
     def holdings(self) -> Holdings[Any]:
@@ -47,6 +56,8 @@ class Role:
     """What makes a worker a draft or a target worker."""
 
     name: str
+    answers: str
+    """What it does in a round, as spans call it."""
     service: str
     """Full name of the gRPC service, for health checks."""
     make_engine: Callable[[Built, WorkerConfig], Holder]
@@ -56,7 +67,7 @@ class Role:
 class WorkerShell:
     """The loaded model with its engine thread, as the service sees it."""
 
-    def __init__(self, role: Role, config: WorkerConfig) -> None:
+    def __init__(self, role: Role, config: WorkerConfig, spans: Spans | None = None) -> None:
         self._role = role
         self._config = config
         self._instance_id = uuid.uuid4().hex
@@ -64,6 +75,7 @@ class WorkerShell:
         """Set when streams are to end."""
         self._built = build(config)
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
+        self._engine.observer = WorkerObserver(role.answers, spans)
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
 
     async def hand_over(self, _seconds: float) -> None:
@@ -90,6 +102,25 @@ class WorkerShell:
         )
         info.cache.CopyFrom(await ask(self.thread, self._cache_info))
         return info
+
+    def serve_metrics(self) -> MetricsServer | None:
+        """The port of `/metrics`, where one is wanted. Raises UnavailableError when it is taken."""
+        config = self._config
+        if config.metrics_port is None:
+            return None
+        from paceline.telemetry.worker_metrics import MetricsServer, WorkerCollector
+
+        collector = WorkerCollector(
+            self._role.name,
+            config.model,
+            self._engine.observer,
+            self._built.runner.cache.pool,
+            self._sequences,
+        )
+        return MetricsServer(collector, config.host, config.metrics_port)
+
+    def _sequences(self) -> int:
+        return len(self._engine.holdings)
 
     def _cache_info(self) -> common_pb2.CacheInfo:
         return cache_info(self._built.runner.cache.pool, self._engine.holdings)
@@ -127,7 +158,8 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
         check_files(config.tls)  # before the minutes that loading a model may take
     elif not is_loopback(config.host):
         log.warning("listening on %s without TLS: whoever reaches it can use it", config.host)
-    shell = WorkerShell(role, config)
+    spans = make_spans(role.name, config.otlp_traces_endpoint)
+    shell = WorkerShell(role, config, spans)
     server = Server(role.name, config.host, config.port, tls=config.tls)
     role.register(shell, server.grpc)
     loop = asyncio.get_running_loop()
@@ -138,15 +170,22 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     watcher = asyncio.create_task(
         watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
     )
+    metrics = shell.serve_metrics()
     server.heed_signals(exit_with_parent=config.exit_with_parent)
     tune_interpreter()
-    server.announce()
+    server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
     log.info("%s worker listens on %s", role.name, server.address)
+    if metrics is not None:
+        log.info("metrics are served on %s", metrics.address, extra=fields(metrics_address=metrics.address))
     try:
         await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
     finally:
         watcher.cancel()
         shell.thread.stop()
+        if metrics is not None:
+            metrics.stop()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
     if server.abandoned:
         # A worker without its engine thread can only be restarted: the exit code says that it failed.
         raise InternalError("the engine thread died")
@@ -158,5 +197,6 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
 
 def run(role: Role, config: WorkerConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
-    configure_logging(role.name)
+    configure_logging(role.name, config.log_format)
+    take_over_library_logs(quiet=config.log_format == "json")
     asyncio.run(_serve(role, config))

@@ -65,7 +65,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetService(shell), server)
 
 
-ROLE = Role("target", "paceline.v1.TargetService", _make_verifier, _register)
+ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register)
 
 
 def run(config: WorkerConfig) -> None:

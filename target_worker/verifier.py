@@ -28,7 +28,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, SequenceParams, TokenLogprobs, Verdict
+from paceline.core.types import AcceptanceMode, SequenceParams, Timings, TokenLogprobs, Verdict
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
@@ -37,6 +37,9 @@ from paceline.engine.session import Disposition, round_digest
 from paceline.engine.structured import Restriction, grammar_for, restricted, restriction
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
+from paceline.rpc.status import code_name
+from paceline.telemetry.tracing import Attributes
+from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, decide, logprobs_of
 
 
@@ -88,6 +91,7 @@ class Verifier:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._clock = clock
+        self.observer = WorkerObserver()
         self.holdings: Holdings[Verdict] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
@@ -193,7 +197,15 @@ class Verifier:
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
         jobs = [r.job for r in self._rounds.values()]
-        result = run_pass(jobs, self._runner, self._budget, self._clock, self.holdings, beside=self._beside)
+        result = run_pass(
+            jobs,
+            self._runner,
+            self._budget,
+            self._clock,
+            self.holdings,
+            beside=self._beside,
+            passes=self.observer.passes["rounds"],
+        )
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
         spoiled: set[str] = set()
         for part in result.scored:
@@ -280,7 +292,16 @@ class Verifier:
         held.cut_to(command.base_length + num_accepted)
         verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
         held.session.finish(verdict)
+        if held.session.params.traceparent:
+            self._trace(r, verdict.timings, {"paceline.num_accepted_tokens": num_accepted})
         return verdict
+
+    def _trace(self, r: _Round, timings: Timings, about: Attributes, error: str = "") -> None:
+        """Tell whoever traces the request of this round."""
+        params, k = r.job.held.session.params, r.command.proposal.num_draft_tokens
+        attributes: Attributes = {"paceline.num_draft_tokens": k, **timings_told(timings), **about}
+        where = params.traceparent, r.command.sequence_id, r.command.round
+        self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
 
     def _without_broken(
         self, result: PassResult, spoiled: set[str]
@@ -309,6 +330,8 @@ class Verifier:
     def _fail(self, job: Job, error: PacelineError) -> TargetEvent:
         """End a round without a verdict; the sequence stays, cut back to its ledger."""
         r = self._rounds.pop(job.sequence_id)
+        if job.held.session.params.traceparent:
+            self._trace(r, job.timings(), {}, code_name(error))
         job.held.cut_to_ledger()
         job.held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)

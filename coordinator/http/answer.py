@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from coordinator import calls
 from coordinator.coordinator import Coordinator, Generation
 from coordinator.http import encoding, running
 from coordinator.http.errors import HttpError, from_error
@@ -52,6 +53,8 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises HttpError before anything was sent."""
+        if (call := calls.current.get()) is not None:
+            call.name(self.request_id)
         work = self._stream(send) if self.request.stream else self._whole(scope, receive, send)
         await until_client_leaves(receive, work)
 

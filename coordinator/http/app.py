@@ -13,6 +13,7 @@ from starlette.routing import Route
 from coordinator.access import Gate
 from coordinator.coordinator import Coordinator
 from coordinator.http import chat_template
+from coordinator.http.calls import CallObserver
 from coordinator.http.chat import ChatCompletions, Conversations
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import Completions
@@ -58,8 +59,9 @@ def make_app(
         HTTPException: on_routing_error,
         Exception: on_defect,
     }
+    observing = Middleware(CallObserver, recorder=coordinator.recorder)
     guard = Middleware(Guard, gate or Gate(), demands_certificates=demands_certificates)
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[observing, guard])
 
 
 async def _openapi(_request: Request) -> Response:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from coordinator.coordinator import Coordinator
 from coordinator.http.encoding import JsonResponse
+from coordinator.http.metrics import Workers
 from coordinator.http.parameters import check_model
 from paceline.core.errors import UnavailableError
 
@@ -23,6 +24,7 @@ class Information:
     def __init__(self, coordinator: Coordinator, registry: CollectorRegistry) -> None:
         self._coordinator = coordinator
         self._registry = registry
+        self._workers = Workers(coordinator.links)
         self._created = int(time.time())
 
     async def models(self, _request: Request) -> Response:
@@ -55,4 +57,5 @@ class Information:
 
     async def metrics(self, _request: Request) -> Response:
         """`GET /metrics`: for Prometheus."""
+        await self._workers.refresh()
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -14,7 +14,8 @@ from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.errors import UnavailableError
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
-from paceline.supervisor import Stack, StackConfig, serve_stack, sigterm_as_interrupt
+from paceline.supervisor import Stack, StackConfig, log_to_stderr, serve_stack, sigterm_as_interrupt
+from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 
 DEFAULT_PORT = 50151
 DEFAULT_HTTP_PORT = 8000
@@ -39,7 +40,11 @@ def serve(
     ] = 0,
 ) -> None:
     """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
-    logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
+    if config.log_format == "json":
+        configure_logging("supervisor", config.log_format)
+    else:
+        logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
+    sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     config = replace(
         config,
         draft_model=None if config.draft_model == "none" else config.draft_model,
@@ -51,7 +56,7 @@ def serve(
         draft_threads=config.draft_threads or threads,
     )
     try:
-        with sigterm_as_interrupt(), serve_stack(config) as stack:
+        with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:
             _announce(stack)
             stack.wait()
     except KeyboardInterrupt:

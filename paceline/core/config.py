@@ -11,11 +11,23 @@ from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOG_FORMATS = ("text", "json")
 
 
 def _check(condition: bool, name: str, message: str) -> None:
     if not condition:
         raise InvalidArgumentError(name, message)
+
+
+def _check_telemetry(log_format: str, endpoint: str) -> None:
+    _check(
+        log_format in LOG_FORMATS, "log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {log_format}"
+    )
+    _check(
+        not endpoint or endpoint.startswith(("http://", "https://")),
+        "otlp_traces_endpoint",
+        f"must begin with http:// or https://, got {endpoint}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +73,12 @@ class WorkerConfig:
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
     """PEM file with the authority of the coordinators: who shows no certificate of it is refused."""
+    log_format: str = "text"
+    """Log lines as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    metrics_port: int | None = None
+    """Port of `/metrics`, on the same host; 0 takes a free one, none given serves none."""
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
 
@@ -68,6 +86,12 @@ class WorkerConfig:
         """Raises InvalidArgumentError naming the field."""
         _check(bool(self.model), "model", "is required")
         _check(0 <= self.port < 65536, "port", f"must be in [0, 65535], got {self.port}")
+        _check(
+            self.metrics_port is None or 0 <= self.metrics_port < 65536,
+            "metrics_port",
+            f"must be in [0, 65535], got {self.metrics_port}",
+        )
+        _check_telemetry(self.log_format, self.otlp_traces_endpoint)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 0, "threads", "must not be negative")
         _check(self.block_size >= 1, "block_size", "must be at least 1")
@@ -151,6 +175,12 @@ class CoordinatorConfig:
     """PEM file with that certificate's private key."""
     worker_tls_ca: str = ""
     """PEM file with the authority of the workers."""
+    log_format: str = "text"
+    """Log lines as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    otlp_traces_sampling_ratio: float = 1.0
+    """Share of the requests that are traced, of those that do not say so themselves."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -159,6 +189,12 @@ class CoordinatorConfig:
         for name in ("port", "http_port"):
             value = getattr(self, name)
             _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")
+        _check_telemetry(self.log_format, self.otlp_traces_endpoint)
+        _check(
+            0 <= self.otlp_traces_sampling_ratio <= 1,
+            "otlp_traces_sampling_ratio",
+            f"must be in [0, 1], got {self.otlp_traces_sampling_ratio}",
+        )
         draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         _check(
             1 <= self.max_num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,

@@ -106,6 +106,8 @@ class SequenceParams:
     """`sampling.bad_words` as the target's tokenizer has them: no sequence of these may be completed."""
     cache_salt: str = ""
     """Cached prefixes are shared among sequences with the same salt only."""
+    traceparent: str = ""
+    """W3C trace context of the request's span; empty where the request is not traced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
 
 from paceline.core.errors import InvalidArgumentError
@@ -243,3 +244,11 @@ def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
         vocabulary: dict[str, int] = Tokenizer.from_file(path).get_vocab(with_added_tokens=True)
         return vocabulary
     return dict(tokenizer.get_vocab())
+
+
+def take_over_library_logs(*, quiet: bool) -> None:
+    """Let transformers' log lines go where ours go; `quiet` also leaves out its progress bars."""
+    library_logging.disable_default_handler()
+    library_logging.enable_propagation()
+    if quiet:
+        library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

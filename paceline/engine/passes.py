@@ -22,6 +22,8 @@ from paceline.engine.holdings import Held, Holdings
 from paceline.engine.planner import Chunk, Feed, plan_pass
 from paceline.engine.room import Need, make_room
 from paceline.kv.table import BlockTable
+from paceline.telemetry.logs import fields
+from paceline.telemetry.worker import Passes
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +116,13 @@ def run_pass(
     holdings: Holdings[Any],
     spare: Callable[[], bool] = lambda: False,
     beside: int | None = None,
+    passes: Passes | None = None,
 ) -> PassResult:
     """Plan and run one pass over `jobs` (in order of arrival).
 
     `holdings`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
     sequence; False when there were none. `beside`: rows of prefill in a pass that others wait for. So do
-    the sequences between two rounds, whose next one may arrive while the pass runs.
+    the sequences between two rounds, whose next one may arrive while the pass runs. `passes` is told of it.
     """
     result = PassResult()
     by_id = {job.sequence_id: job for job in jobs}
@@ -145,6 +148,8 @@ def run_pass(
         done, result.logits = _forward_one_by_one(chunks, runner, result)
     spent = clock() - begun
     rows = sum(chunk.count for _, chunk in done)
+    if passes is not None:
+        passes.ran(rows, len(done), spent)
     for job, chunk in done:
         job.compute += spent
         job.rows_in_pass, job.sequences_in_pass = rows, len(done)
@@ -222,7 +227,7 @@ def _forward_one_by_one(
         try:
             part = _forward([(job, chunk)], runner, result)
         except Exception as error:
-            log.exception("the pass of one sequence failed")
+            log.exception("the pass of one sequence failed", extra=fields(sequence_id=job.sequence_id))
             known = error if isinstance(error, PacelineError) else InternalError("the model failed")
             result.failed.append((job, known))
         else:

@@ -16,6 +16,7 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD as STRUCTURE
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, StructuredOutputs
+from paceline.telemetry import traceparent
 from paceline.v1 import common_pb2
 
 _MODES = {
@@ -181,6 +182,7 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
             common_pb2.TokenSequence(token_ids=token_ids) for token_ids in params.bad_words_token_ids
         ],
         cache_salt=params.cache_salt,
+        traceparent=params.traceparent,
     )
 
 
@@ -204,7 +206,14 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
         prompt_length=message.prompt_length,
         bad_words_token_ids=bad_words,
         cache_salt=message.cache_salt,
+        traceparent=_traceparent(message.traceparent),
     )
+
+
+def _traceparent(text: str) -> str:
+    if text and traceparent.parse(text) is None:
+        raise InvalidArgumentError("traceparent", "is not a W3C trace context")
+    return text
 
 
 def check_token_ids(name: str, token_ids: Iterable[int], vocabulary_size: int) -> None:

@@ -64,16 +64,6 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-def configure_logging(role: str) -> None:
-    """Log lines on standard error; standard output is for the announcement."""
-    logging.basicConfig(
-        level=os.environ.get("PACELINE_LOG_LEVEL", "INFO").upper(),
-        format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-
-
 def tune_interpreter() -> None:
     """Keep the interpreter out of the way of a round; call once, when everything is loaded.
 

@@ -50,6 +50,13 @@ _CODES: dict[type[errors.PacelineError], int] = {
 }
 
 
+def code_name(error: BaseException) -> str:
+    """The canonical code that a peer is told, such as `INVALID_ARGUMENT`."""
+    known = next((cls for cls in type(error).__mro__ if cls in _CODES), errors.InternalError)
+    name: str = code_pb2.Code.Name(_CODES[known])
+    return name
+
+
 def to_status(error: BaseException) -> status_pb2.Status:
     """The status a peer may see. An unexpected exception's text stays in the log."""
     status = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error")

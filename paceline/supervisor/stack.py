@@ -38,6 +38,8 @@ _SHARED = (
     "prefix_cache",
     "deterministic",
     "trust_remote_code",
+    "log_format",
+    "otlp_traces_endpoint",
 )
 """Fields of both workers' WorkerConfig."""
 
@@ -99,6 +101,16 @@ class StackConfig:
     """PEM file with the authority of the clients: who shows no certificate of it is refused."""
     api_keys: str = ""
     """File of API keys, as `paceline keys` writes it; none admits everybody."""
+    log_format: str = "text"
+    """Log lines of all processes as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    otlp_traces_sampling_ratio: float = 1.0
+    """Share of the requests that are traced, of those that do not say so themselves."""
+    target_metrics_port: int | None = None
+    """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
+    draft_metrics_port: int | None = None
+    """The same for the draft."""
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +140,8 @@ class StackConfig:
         mine: Mapping[str, Any] = getattr(self, role)
         prefix = f"{role}_"
         values = {
-            name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
+            name: getattr(self, prefix + name)
+            for name in ("model", "port", "device", "dtype", "threads", "metrics_port")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
         values |= {name: getattr(self, name) for name in _SHARED}
@@ -165,6 +178,9 @@ class StackConfig:
             "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
             "api_keys": self.api_keys,
+            "log_format": self.log_format,
+            "otlp_traces_endpoint": self.otlp_traces_endpoint,
+            "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
         }
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):

@@ -323,10 +323,13 @@ class SequenceParams(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     acceptance_mode: Global___AcceptanceMode.ValueType
     prompt_length: _builtins.int
     cache_salt: _builtins.str
     """Cached prefixes are shared among sequences with the same salt only."""
+    traceparent: _builtins.str
+    """W3C trace context of the request's span; empty: the request is not traced."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -341,10 +344,11 @@ class SequenceParams(_message.Message):
         prompt_length: _builtins.int = ...,
         bad_words_token_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
         cache_salt: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "cache_salt", b"cache_salt", "prompt_length", b"prompt_length", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "bad_words_token_ids", b"bad_words_token_ids", "cache_salt", b"cache_salt", "prompt_length", b"prompt_length", "sampling", b"sampling", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -189,7 +189,7 @@ def test_the_services_work_together_as_the_file_wires_them(
             role = name.removesuffix("-cpu")
             port = settings(service)["port"]
             words = [
-                word.replace("0.0.0.0", "127.0.0.1").replace("--http-port=8000", "--http-port=0")
+                re.sub("^(--http-port|--metrics-port)=.*", r"\1=0", word.replace("0.0.0.0", "127.0.0.1"))
                 for word in service["command"]
                 if not word.startswith("--port=")  # the supervisor adds --port 0
             ]

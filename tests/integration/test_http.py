@@ -272,9 +272,12 @@ def test_health_version_and_metrics(http: Http, stack: RunningStack) -> None:
     stack.good_request()
     status = stack.client.status().coordinator
     assert status.http_address == stack.stack.http_address
-    metric = f'paceline:request_success_total{{model_name="{http.model}"}}'
     values = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
-    assert float(values[metric]) == status.finished_requests
+    ended = (
+        f'paceline:request_success_total{{finished_reason="{reason}",model_name="{http.model}"}}'
+        for reason in ("stop", "length")
+    )
+    assert sum(float(values[metric]) for metric in ended) == status.finished_requests
 
 
 def test_text_to_tokens_and_back(http: Http, stack: RunningStack) -> None:

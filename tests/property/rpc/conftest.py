@@ -22,6 +22,7 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.rpc import codec
+from paceline.telemetry.traceparent import TraceParent
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 uint32 = st.integers(0, 2**32 - 1)
@@ -99,6 +100,7 @@ def sequence_params(draw: Any) -> SequenceParams:
         prompt_length=draw(uint32),
         bad_words_token_ids=draw(st.lists(ids.filter(bool), max_size=4).map(tuple)),
         cache_salt=draw(salts),
+        traceparent=draw(st.sampled_from(["", str(TraceParent(5, 7, True))])),
     )
 
 

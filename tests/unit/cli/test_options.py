@@ -33,6 +33,8 @@ _WORKER = WorkerConfig(
     support_mass=0.9,
     support_bound=32,
     trust_remote_code=True,
+    log_format="json",
+    otlp_traces_endpoint="http://c:4317",
     exit_with_parent=True,
 )
 _COORDINATOR = CoordinatorConfig(
@@ -53,6 +55,8 @@ _COORDINATOR = CoordinatorConfig(
     http=False,
     http_port=2,
     chat_template="a/template.jinja",
+    log_format="json",
+    otlp_traces_endpoint="https://c:4317",
 )
 
 

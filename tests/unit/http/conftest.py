@@ -15,6 +15,7 @@ import pytest
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.ledger import Commit, Finish
+from coordinator.recorder import Recorder
 from coordinator.stats import SpeculationStats
 from coordinator.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError
@@ -53,6 +54,9 @@ class ScriptedCoordinator:
     refusal: PacelineError | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     running: int = 0
+    recorder: Recorder = field(default_factory=Recorder)
+    links: tuple[Any, ...] = ()
+    config: Any = field(default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8))
     dispatcher: Any = field(
         default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
     )

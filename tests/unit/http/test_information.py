@@ -37,17 +37,20 @@ async def test_version(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": version("paceline")}
 
 
-async def test_metrics(client: httpx2.AsyncClient) -> None:
+async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    coordinator.recorder.finished["length"] = 3
+    coordinator.recorder.failed["UNAVAILABLE"] = 4
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     lines = set(answer.text.splitlines())
     for name, value in (
-        ("num_requests_running", 1),
-        ("num_requests_waiting", 2),
-        ("request_success_total", 3),
-        ("request_failure_total", 4),
+        ('num_requests_running{model_name="a/model"}', 1),
+        ('num_requests_waiting{model_name="a/model"}', 2),
+        ('request_success_total{finished_reason="length",model_name="a/model"}', 3),
+        ('request_success_total{finished_reason="stop",model_name="a/model"}', 0),
+        ('request_failure_total{code="UNAVAILABLE",model_name="a/model"}', 4),
     ):
-        assert f'paceline:{name}{{model_name="a/model"}} {value}.0' in lines
+        assert f"paceline:{name} {value}.0" in lines
 
 
 async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient, coordinator: Any) -> None:

@@ -33,6 +33,18 @@ def test_tokenised_bad_words_have_bounds(bad_words: list[list[int]]) -> None:
     assert caught.value.field == "bad_words"
 
 
+@pytest.mark.parametrize("text", ["x", "00-0-0-01", f"00-{'1' * 32}-{'0' * 16}-01", "1" * 55])
+def test_what_is_no_trace_context_is_refused(text: str) -> None:
+    message = common_pb2.SequenceParams(
+        sampling=common_pb2.SamplingParams(seed=1),
+        acceptance_mode=common_pb2.ACCEPTANCE_MODE_BLOCK,
+        traceparent=text,
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec.sequence_params_from_proto(message)
+    assert caught.value.field == "traceparent"
+
+
 @pytest.mark.parametrize(
     ("sampling", "bad_words", "field"),
     [

@@ -1,0 +1,95 @@
+"""Calls of the gRPC face: counted, named in log lines, and told of at their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from coordinator import calls
+from coordinator.recorder import Recorder
+from paceline.core.clock import Clock, monotonic
+
+PACKAGE = "/paceline."
+"""Health checks and reflection are no calls of clients."""
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CallObserver(grpc.aio.ServerInterceptor):
+    """Sees every call of our own services, also those that another interceptor behind it refuses."""
+
+    def __init__(self, recorder: Recorder, clock: Clock = monotonic) -> None:
+        self._recorder = recorder
+        self._clock = clock
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Put an observer around the method."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or handler.request_streaming or not method.startswith(PACKAGE):
+            return handler
+        name = method.removeprefix("/")
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._streaming(name, handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._single(name, handler.unary_unary),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _single(self, method: str, behaviour: Any) -> Any:
+        async def observed(request: Any, context: Context) -> Any:
+            with self._observing(method, context):
+                return await behaviour(request, context)
+
+        return observed
+
+    def _streaming(self, method: str, behaviour: Any) -> Any:
+        async def observed(request: Any, context: Context) -> AsyncIterator[Any]:
+            with self._observing(method, context):
+                async with contextlib.aclosing(behaviour(request, context)) as answers:
+                    async for answer in answers:
+                        yield answer
+
+        return observed
+
+    @contextlib.contextmanager
+    def _observing(self, method: str, context: Context) -> Iterator[None]:
+        metadata = dict(context.invocation_metadata() or ())
+        given = metadata.get("traceparent", "")
+        call = calls.Call("grpc", method, self._clock(), given if isinstance(given, str) else "")
+        code = grpc.StatusCode.OK.name
+        with calls.taking(call):
+            try:
+                yield
+            except (asyncio.CancelledError, GeneratorExit):
+                code = grpc.StatusCode.CANCELLED.name
+                raise
+            except BaseException:
+                code = _code_of(context)
+                raise
+            finally:
+                self._recorder.grpc_calls[method, code] += 1
+                call.finish(code, self._clock())
+
+
+def _code_of(context: Context) -> str:
+    """The code a call was aborted with; UNKNOWN, as gRPC says, for an exception of any other kind."""
+    # An integer or a member, whatever its type says; 0 before anything was set.
+    code: Any = context.code()
+    names = {key: known.name for known in grpc.StatusCode for key in (known, known.value[0])}
+    return names[code] if code in names and code else grpc.StatusCode.UNKNOWN.name

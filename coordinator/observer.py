@@ -1,0 +1,90 @@
+"""What is told of rounds, sequences and requests while they run, and to whom. Pure.
+
+The core knows these types only; metrics, traces and log lines are made of them elsewhere. What is told must
+cost next to nothing: a round of small models takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.core.errors import PacelineError
+from paceline.core.types import Timings, Verdict
+
+if TYPE_CHECKING:
+    from coordinator.coordinator import Generation
+    from coordinator.dispatcher import Running
+    from paceline.rpc.codec import GenerateCall
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round of one sequence. Moments are of the coordinator's clock, in seconds."""
+
+    number: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+    """When its verdict came."""
+    hit: bool = False
+    """Its proposal was there when the verdict before it came."""
+    prefills: bool = False
+    """The target opened the sequence in it."""
+    num_draft: int = 0
+    num_accepted: int = 0
+    num_tokens: int = 0
+    """Tokens that were committed."""
+    draft: Timings | None = None
+    """None without a proposal that was waited for."""
+    draft_waited: float = 0.0
+    verify: Timings = field(default_factory=Timings)
+    verify_waited: float = 0.0
+
+    def drafted(self, waited: float, timings: Timings) -> None:
+        """Its proposal came."""
+        self.draft, self.draft_waited = timings, waited
+
+    def judged(self, now: float, waited: float, num_draft: int, verdict: Verdict, num_tokens: int) -> None:
+        """Its verdict was committed, maybe not whole."""
+        self.ended, self.verify, self.verify_waited = now, verdict.timings, waited
+        self.num_draft, self.num_accepted, self.num_tokens = num_draft, verdict.num_accepted, num_tokens
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request from its arrival to its end. Moments are of the coordinator's clock, in seconds."""
+
+    call: GenerateCall
+    model: str
+    began: float
+    ended: float = 0.0
+    request_id: str = ""
+    """Empty for one that was refused before it had one."""
+    traceparent: str = ""
+    """Of its span, for the workers; empty when it is not traced."""
+    generation: Generation | None = None
+    """None for one that was refused."""
+    error: PacelineError | None = None
+    """What ended it before it was whole; CancelledError when its client went away."""
+
+
+class Observer(Protocol):
+    """Told by the dispatcher and the coordinator, on the event loop. What it raises is logged."""
+
+    def request_began(self, request: RequestRecord) -> None:
+        """A request came; nothing of it has been checked against the model."""
+
+    def request_ended(self, request: RequestRecord) -> None:
+        """It has ended, however."""
+
+    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
+        """A round was committed, and what follows from it has been sent."""
+
+    def sequence_ended(self, running: Running, now: float) -> None:
+        """A sequence has finished, failed or been left by its client."""
+
+    def worker_lost(self, role: str) -> None:
+        """A sequence that runs has lost its worker and goes on without it, or with another."""
+
+    def blocks_awaited(self) -> None:
+        """A sequence gave its blocks back and waits for free ones."""

@@ -1,0 +1,186 @@
+"""Log lines, as text or as JSON, that hold no text of prompts or outputs and no token ids.
+
+Paceline's own messages are written without any. What could carry them by accident is the text of an
+exception that somebody else's code raised, so of such an exception only the type and the places are
+written. Fields beside the message are given with `fields(...)`; whatever else a library attaches to its
+records is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO
+
+from paceline.core.errors import PacelineError
+
+log = logging.getLogger(__name__)
+
+WITHHELD = "(its text is not logged)"
+_LEVEL_VARIABLE = "PACELINE_LOG_LEVEL"
+_CHILD_LINE = re.compile(r"\[([^\]]+)\] (.*)", re.DOTALL)
+
+context: ContextVar[Mapping[str, Any] | None] = ContextVar("paceline_log_context", default=None)
+"""Fields of every line that is written on behalf of one call, such as its `request_id`."""
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """For `extra=`: fields of one line. None is left out."""
+    return {"fields": {name: value for name, value in values.items() if value is not None}}
+
+
+def may_show(error: BaseException) -> bool:
+    """Whether an exception's text is known to hold nothing of a request.
+
+    Ours are written for that; the operating system's name files and ports; a plain RuntimeError is how
+    torch and gRPC tell of devices and shapes.
+    """
+    return isinstance(error, PacelineError | OSError | MemoryError) or type(error) is RuntimeError
+
+
+def summary(error: BaseException) -> str:
+    """The type, and the text where it may be shown."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name}: {error if may_show(error) else WITHHELD}"
+
+
+def told(error: BaseException) -> str:
+    """A traceback with its causes, as Python writes it, without the texts that may not be shown."""
+    chain = list(_chain(error))
+    return "\n\nand then, while that was handled:\n\n".join(_told_alone(each) for each in reversed(chain))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _told_alone(error: BaseException) -> str:
+    places = "".join(traceback.format_tb(error.__traceback__))
+    lines = f"Traceback (most recent call last):\n{places}{summary(error)}"
+    if isinstance(error, BaseExceptionGroup):
+        lines += "".join(f"\n  of which {told(each)}" for each in error.exceptions)
+    return lines
+
+
+class _Formatter(logging.Formatter):
+    """What both formats share."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
+        self._role = role
+
+    def formatException(  # noqa: N802 - the name is logging's
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+    ) -> str:
+        return told(ei[1]) if ei[1] is not None else ""
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return stack_info
+
+    @staticmethod
+    def _fields(record: logging.LogRecord) -> dict[str, Any]:
+        return {**(context.get() or {}), **getattr(record, "fields", {})}
+
+    @staticmethod
+    def _message(record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        # asyncio adds lines with the repr of a task, and with it that of its exception.
+        return message.partition("\n")[0] if record.name == "asyncio" else message
+
+
+class TextFormatter(_Formatter):
+    """A line for people; fields follow as name=value."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        record.message = self._message(record)
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={_plain(value)}" for name, value in self._fields(record).items())])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    # A client chooses its request id: it must not be able to write lines of its own.
+    return text if text.isprintable() else ascii(text)
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object a line: time, level, role, logger, message, then fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _head(record.created, record.levelname, self._role, record.name, self._message(record))
+        for name, value in self._fields(record).items():
+            line.setdefault(name, value)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = told(record.exc_info[1])
+        return json.dumps(line, default=str)
+
+
+def _head(created: float, level: str, role: str, logger: str, message: str) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds")
+    return {"time": moment, "level": level, "role": role, "logger": logger, "message": message}
+
+
+def configure_logging(role: str, log_format: str = "text", stream: TextIO | None = None) -> None:
+    """All log lines of this process go to standard error; standard output is for the announcement.
+
+    Warnings, and exceptions that nobody caught, go the same way.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(role) if log_format == "json" else TextFormatter(role))
+    level = os.environ.get(_LEVEL_VARIABLE, "INFO").upper()
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    log.critical("the process ends by an exception", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = args.thread.name if args.thread is not None else "unknown"
+        log.critical("the thread %s ends by an exception", name, exc_info=args.exc_value)
+
+
+def child_lines_to_stderr(line: str) -> None:
+    """A supervisor's sink for children that log JSON: their lines as they are, anything else wrapped."""
+    match = _CHILD_LINE.fullmatch(line)
+    role, text = match.groups() if match else ("", line)
+    if not _is_log_line(text):
+        text = json.dumps(_head(datetime.now(UTC).timestamp(), "INFO", role, "stderr", text))
+    with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
+        # In one piece: several threads read children, and `print` writes the line's end by itself.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _is_log_line(text: str) -> bool:
+    if not text.startswith('{"time": '):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,114 @@
+"""The recorder's numbers against slow counts of the same rounds."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.ledger import Finish
+from coordinator.observer import RequestRecord, RoundRecord
+from coordinator.recorder import PHASES, Recorder
+from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError
+from paceline.core.types import FinishReason, SamplingParams, Timings, Verdict
+
+
+def sequence(prompt: int = 7, **more: Any) -> Any:
+    values: dict[str, Any] = {"arrived_at": 0.0, "admitted_at": 0.0, "first_token_at": None, "error": None}
+    ledger = SimpleNamespace(prompt_length=prompt, num_generated=0, finish=None)
+    machine = SimpleNamespace(ledger=ledger)
+    return SimpleNamespace(machine=machine, last_token_at=None, **(values | more))
+
+
+def play(recorder: Recorder, running: Any, record: RoundRecord, now: float) -> None:
+    """As the dispatcher does."""
+    if running.first_token_at is None:
+        running.first_token_at = record.ended
+    recorder.round_ended(running, record, now)
+    running.last_token_at = record.ended
+    running.machine.ledger.num_generated += record.num_tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
+    rng, recorder, running = random.Random(seed), Recorder(), sequence()
+    now, rounds = 1.0, []
+    for number in range(1, rng.randint(2, 40)):
+        record = RoundRecord(number, now, hit=rng.random() < 0.3, prefills=number == 1)
+        k = 0 if number == 1 else rng.randint(0, 8)
+        if k and not record.hit:
+            waited = rng.random()
+            record.drafted(waited, Timings(rng.random(), rng.random()))
+            now += waited
+        waited = rng.random()
+        now += waited
+        accepted = rng.randint(0, k)
+        verdict = Verdict(accepted, (1,) * (accepted + 1), 9, Timings(rng.random(), rng.random()))
+        record.judged(now, waited, k, verdict, rng.randint(1, accepted + 1))
+        spent = rng.random() / 100
+        play(recorder, running, record, now + spent)
+        rounds.append((record, now + spent))
+    records = [record for record, _ in rounds]
+    assert recorder.rounds == len(rounds)
+    assert recorder.num_drafts == sum(r.num_draft > 0 for r in records)
+    assert recorder.num_draft_tokens == sum(r.num_draft for r in records)
+    assert recorder.num_accepted_tokens == sum(r.num_accepted for r in records)
+    assert recorder.lookahead_hits == sum(r.hit for r in records)
+    assert recorder.generation_tokens == sum(r.num_tokens for r in records)
+    assert recorder.prompt_tokens == 7
+    for position, count in enumerate(recorder.accepted_at):
+        assert count == sum(r.num_accepted > position for r in records)
+    assert recorder.inter_token.count == sum(r.num_tokens for r in records[1:])
+    assert recorder.inter_token.sum == pytest.approx(records[-1].ended - records[0].ended)
+    # No part is negative, and together they are the whole: nothing is counted twice, nothing is lost.
+    whole = sum(told - record.began for record, told in rounds)
+    assert recorder.round_seconds.sum == pytest.approx(whole)
+    assert sum(recorder.phases[phase].sum for phase in PHASES) == pytest.approx(whole)
+    assert all(recorder.phases[phase].sum >= 0 for phase in PHASES)
+    assert recorder.phases["prefill"].count == 1
+    assert recorder.phases["verify"].count == len(rounds) - 1
+    assert recorder.phases["draft"].count == sum(r.draft is not None for r in records)
+
+
+def test_the_parts_of_a_request() -> None:
+    recorder, running = Recorder(), sequence(arrived_at=1.0, admitted_at=1.5)
+    running.first_token_at, running.last_token_at = 2.5, 6.5
+    running.machine.ledger.num_generated = 5
+    running.machine.ledger.finish = Finish(FinishReason.STOP)
+    recorder.sequence_ended(running, 7.0)
+    sums = {part: histogram.sum for part, histogram in recorder.request_seconds.items()}
+    assert sums == {"e2e": 5.5, "queue": 0.5, "prefill": 1.0, "decode": 4.0, "inference": 5.0}
+    assert (recorder.token_seconds.count, recorder.token_seconds.sum) == (1, 1.0)
+    assert recorder.finished == {"stop": 1}
+
+
+def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
+    recorder = Recorder()
+    recorder.sequence_ended(sequence(), 1.0)
+    recorder.sequence_ended(sequence(error=InvalidArgumentError("a", "b")), 1.0)
+    assert recorder.finished == {"abort": 1}
+    assert all(histogram.count == 0 for histogram in recorder.request_seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (None, {}),
+        (CancelledError("left"), {}),
+        (InvalidArgumentError("a", "b"), {"INVALID_ARGUMENT": 1}),
+    ],
+)
+def test_requests_that_failed_are_counted_by_code(
+    error: PacelineError | None, failed: dict[str, int]
+) -> None:
+    recorder = Recorder()
+    call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
+    request = RequestRecord(call, "m", 0.0, error=error)
+    recorder.request_ended(request)
+    assert recorder.failed == failed
+    assert recorder.params_n.count == 0
+    request.generation = SimpleNamespace()  # type: ignore[assignment]
+    recorder.request_ended(request)
+    assert (recorder.params_n.sum, recorder.params_max_tokens.sum) == (2, 30)

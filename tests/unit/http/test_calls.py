@@ -1,0 +1,148 @@
+"""HTTP calls are counted by route and status, and workers are asked seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import generate_latest
+
+from coordinator.http.app import make_app
+from coordinator.http.metrics import Workers, make_registry
+from coordinator.ledger import Commit
+from coordinator.links import LinkState
+from paceline.core.clock import ManualClock
+from paceline.v1 import common_pb2
+
+BODY = {"prompt": "x", "max_tokens": 2}
+
+
+async def test_calls_are_counted_by_route_and_status(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    await client.post("/v1/completions", json=BODY)
+    await client.post("/v1/completions", json=BODY | {"stream": True})
+    await client.post("/v1/completions", json={"prompt": 3.5})
+    await client.get("/v1/models/some/model")
+    await client.get("/an/address/of/the/clients")
+    await client.get("/v1/completions")
+    await client.request("BREW", "/health")
+    assert coordinator.recorder.http_calls == {
+        ("POST", "/v1/completions", "200"): 2,
+        ("POST", "/v1/completions", "400"): 1,
+        ("GET", "/v1/models/{model:path}", "404"): 1,
+        ("GET", "other", "404"): 1,
+        ("GET", "/v1/completions", "405"): 1,
+        ("other", "/health", "405"): 1,
+    }
+
+
+async def test_a_defect_counts_as_500(client: httpx2.AsyncClient, coordinator: Any) -> None:
+    async def broken(_call: Any) -> AsyncIterator[Commit]:
+        raise ValueError("a defect")
+        yield
+
+    coordinator.script = broken
+    assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+    assert coordinator.recorder.http_calls == {("POST", "/v1/completions", "500"): 1}
+
+
+async def test_a_client_that_leaves_early_counts_as_499(exchange: Any, coordinator: Any) -> None:
+    async def endless(_call: Any) -> AsyncIterator[Commit]:
+        exchange.leave.set()
+        await asyncio.Event().wait()
+        yield
+
+    coordinator.script = endless
+    body = [{"type": "http.request", "body": b'{"prompt": "x"}', "more_body": False}]
+
+    async def receive() -> Any:
+        return body.pop() if body else await exchange.receive()
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+        "scheme": "http",
+    }
+    await make_app(coordinator, None)(scope, receive, exchange.send)
+    assert exchange.sent == []
+    assert coordinator.recorder.http_calls == {("POST", "/v1/completions", "499"): 1}
+
+
+# ---- workers --------------------------------------------------------------------------------------
+
+
+class FakeLink:
+    """A worker that answers at once, or never."""
+
+    def __init__(self, role: str = "target", *, answers: bool = True) -> None:
+        self.role, self.address, self.state, self.load = role, f"{role}:1", LinkState.READY, 3
+        self.asked = 0
+        self.answers = answers
+        cache = common_pb2.CacheInfo(total_blocks=8, free_blocks=6)
+        self.known = common_pb2.WorkerInfo(cache=cache)
+
+    async def refresh(self) -> None:
+        self.asked += 1
+        if not self.answers:
+            await asyncio.Event().wait()
+
+
+async def test_workers_are_asked_once_a_second_at_most() -> None:
+    link, clock = FakeLink(), ManualClock()
+    workers = Workers([link], clock)  # type: ignore[list-item]
+    for moment, asked in ((0.0, 1), (0.5, 1), (0.5, 2), (0.1, 2)):
+        clock.advance(moment)
+        await workers.refresh()
+        assert link.asked == asked
+
+
+async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.http.metrics.REFRESH_SECONDS", 0.01)
+    hanging, other = FakeLink(answers=False), FakeLink("draft")
+    async with asyncio.timeout(60):
+        await Workers([hanging, other]).refresh()  # type: ignore[list-item]
+    assert (hanging.asked, other.asked) == (1, 1)
+
+
+async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeLink):
+        async def refresh(self) -> None:
+            raise ValueError("a defect")
+
+    await Workers([Broken()]).refresh()  # type: ignore[list-item]
+    assert "could not be asked for its numbers: ValueError" in caplog.text
+
+
+def test_workers_are_told_of_by_role(coordinator: Any) -> None:
+    coordinator.links = (FakeLink("target"), FakeLink("draft"))
+    coordinator.links[1].state = LinkState.LOST
+    coordinator.recorder.worker_lost("draft")
+    lines = generate_latest(make_registry(coordinator)).decode().splitlines()
+    of = 'model_name="a/model"'
+    assert f'paceline:workers{{{of},role="target",state="ready"}} 1.0' in lines
+    assert f'paceline:workers{{{of},role="draft",state="ready"}} 0.0' in lines
+    assert f'paceline:workers{{{of},role="draft",state="lost"}} 1.0' in lines
+    assert f'paceline:kv_cache_usage_perc{{{of},role="target",worker="target:1"}} 0.25' in lines
+    assert f'paceline:kv_cache_blocks{{{of},role="target",worker="target:1"}} 8.0' in lines
+    assert f'paceline:worker_sequences{{{of},role="draft",worker="draft:1"}} 3.0' in lines
+    assert f'paceline:failovers_total{{{of},role="draft"}} 1.0' in lines
+
+
+def test_counts_that_a_cache_keeps_are_passed_on_where_the_contract_has_them(
+    coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = {"free_blocks": ("num_frees", "text"), "not_in_the_contract": ("nothing", "text")}
+    monkeypatch.setattr("coordinator.http.metrics._CACHE_COUNTERS", counters)
+    coordinator.links = (SimpleNamespace(**vars(FakeLink())),)
+    text = generate_latest(make_registry(coordinator)).decode()
+    expected = 'paceline:num_frees_total{model_name="a/model",role="target",worker="target:1"} 6.0'
+    assert expected in text.splitlines()
+    assert "paceline:nothing" not in text

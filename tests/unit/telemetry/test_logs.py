@@ -1,0 +1,246 @@
+"""Log lines: what they say, and what they never say."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InternalError
+from paceline.telemetry import logs
+
+SECRET = "the prompt"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, sys.excepthook, threading.excepthook
+    yield
+    logging.captureWarnings(False)
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    for handler in before[0]:
+        root.addHandler(handler)
+    root.setLevel(before[1])
+    sys.excepthook, threading.excepthook = before[2], before[3]
+
+
+@pytest.fixture(params=["text", "json"])
+def written(request: pytest.FixtureRequest) -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure_logging("target", request.param, stream)
+    return stream
+
+
+@pytest.fixture
+def lines() -> Any:
+    stream = io.StringIO()
+    logs.configure_logging("target", "json", stream)
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_json_line_says_when_who_and_what(lines: Any) -> None:
+    logging.getLogger("a.b").warning("%d blocks", 3, extra=logs.fields(sequence_id="s", left_out=None))
+    (line,) = lines()
+    assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
+    assert line == {
+        "level": "WARNING",
+        "role": "target",
+        "logger": "a.b",
+        "message": "3 blocks",
+        "sequence_id": "s",
+    }
+
+
+def test_a_field_never_takes_the_place_of_what_every_line_has(lines: Any) -> None:
+    logging.getLogger("a").info("said", extra=logs.fields(message="other", role="other"))
+    (line,) = lines()
+    assert (line["message"], line["role"]) == ("said", "target")
+
+
+def test_a_text_line_ends_with_its_fields() -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    about = logs.fields(code="OK", took_s=0.123456789, finish_reason=["stop", "length"])
+    logging.getLogger("a").info("call ended", extra=about)
+    assert stream.getvalue().endswith(
+        " draft INFO a: call ended code=OK took_s=0.123457 finish_reason=stop,length\n"
+    )
+
+
+def test_a_fields_line_end_begins_no_line_of_a_clients_own() -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    logging.getLogger("a").info("said", extra=logs.fields(request_id="x\n2026 forged"))
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_context_of_a_call_is_on_its_lines_and_on_no_other(lines: Any) -> None:
+    async def call(name: str) -> None:
+        logs.context.set({"request_id": name})
+        await asyncio.sleep(0)
+        logging.getLogger("a").info("said")
+
+    async def both() -> None:
+        await asyncio.gather(call("one"), call("two"))
+        logging.getLogger("a").info("said")
+
+    asyncio.run(both())
+    assert [line.get("request_id") for line in lines()] == ["one", "two", None]
+
+
+def test_what_libraries_attach_is_left_out(written: io.StringIO) -> None:
+    logging.getLogger("uvicorn").warning("said", extra={"color_message": SECRET})
+    assert SECRET not in written.getvalue()
+    assert "said" in written.getvalue()
+
+
+def raising(error: BaseException) -> None:
+    raise error
+
+
+def causing(cause: BaseException, error: BaseException) -> None:
+    try:
+        raising(cause)
+    except BaseException as found:
+        raise error from found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(SECRET),
+        KeyError(SECRET),
+        UnicodeEncodeError("utf-8", SECRET, 0, 1, SECRET),
+        NotImplementedError(SECRET),
+        type("OwnError", (RuntimeError,), {})(SECRET),
+    ],
+)
+def test_an_exceptions_text_is_withheld_and_its_place_is_told(
+    error: BaseException, written: io.StringIO
+) -> None:
+    for chained in (lambda: raising(error), lambda: causing(error, InternalError("ours"))):
+        try:
+            chained()
+        except BaseException:
+            logging.getLogger("a").exception("it failed")
+    text = written.getvalue()
+    assert SECRET not in text
+    assert text.count(type(error).__name__) == 2
+    assert "in raising" in text
+    assert "InternalError: ours" in text
+
+
+def test_the_parts_of_a_group_are_told_of_one_by_one(written: io.StringIO) -> None:
+    try:
+        raising(ExceptionGroup(SECRET, [ValueError(SECRET), InternalError("ours")]))
+    except ExceptionGroup:
+        logging.getLogger("a").exception("it failed")
+    text = written.getvalue()
+    assert SECRET not in text
+    assert "ValueError" in text
+    assert "InternalError: ours" in text
+
+
+@pytest.mark.parametrize("error", [InternalError("known"), OSError("known"), RuntimeError("known")])
+def test_texts_that_are_known_to_be_harmless_are_told(error: Exception, written: io.StringIO) -> None:
+    try:
+        raising(error)
+    except Exception:
+        logging.getLogger("a").exception("it failed")
+    assert "Error: known" in written.getvalue()
+
+
+def test_asyncio_does_not_repeat_what_a_forgotten_task_raised(written: io.StringIO) -> None:
+    async def forget() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(_fail())
+        await asyncio.wait([task])
+        loop.call_exception_handler(
+            {
+                "message": "Task exception was never retrieved",
+                "exception": task.exception(),
+                "future": task,
+            }
+        )
+
+    asyncio.run(forget())
+    assert "Task exception was never retrieved" in written.getvalue()
+    assert SECRET not in written.getvalue()
+
+
+async def _fail() -> None:
+    raise ValueError(SECRET)
+
+
+def test_an_exception_that_nobody_caught_is_a_line_like_others(written: io.StringIO) -> None:
+    def dies() -> None:
+        raise ValueError(SECRET)
+
+    thread = threading.Thread(target=dies, name="engine")
+    thread.start()
+    thread.join()
+    try:
+        dies()
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    text = written.getvalue()
+    assert SECRET not in text
+    assert "the thread engine ends by an exception" in text
+    assert "the process ends by an exception" in text
+
+
+def test_warnings_are_lines_like_others(written: io.StringIO) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert "py.warnings" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "role", "message"),
+    [
+        ("[draft] E0000 something of a C library", "draft", "E0000 something of a C library"),
+        ('[draft] {"event": "odd"}', "draft", '{"event": "odd"}'),
+        ('[draft] {"time": broken', "draft", '{"time": broken'),
+        ("no role at all", "", "no role at all"),
+    ],
+)
+def test_a_childs_other_lines_are_wrapped(
+    line: str, role: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.child_lines_to_stderr(line)
+    told = json.loads(capsys.readouterr().err)
+    assert (told["role"], told["message"]) == (role, message)
+    assert {"time", "level", "logger"} <= told.keys()
+
+
+def test_lines_of_several_children_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str, /) -> int:
+            pieces.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    logs.child_lines_to_stderr("[draft] said")
+    (piece,) = pieces
+    assert piece.endswith("}\n")
+
+
+def test_a_childs_json_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    line = '{"time": "2026-01-01T00:00:00+00:00", "message": "said"}'
+    logs.child_lines_to_stderr(f"[draft] {line}")
+    assert capsys.readouterr().err == f"{line}\n"

@@ -1,0 +1,116 @@
+"""What a worker tells of its passes and answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError, UnavailableError
+from paceline.kv import BlockPool
+from paceline.telemetry.traceparent import TraceParent, round_span_id
+from paceline.telemetry.tracing import make_spans
+from paceline.telemetry.worker import WorkerObserver
+from paceline.telemetry.worker_metrics import MetricsServer, WorkerCollector
+
+
+@dataclass
+class FakeSpans:
+    made: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def begin(self, name: str, parent: Any, began: float) -> None:
+        raise AssertionError("a worker begins no request")
+
+    def record(self, *args: Any, **named: Any) -> None:
+        self.made.append((*args, named))
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_answer_is_a_span_below_that_of_its_round() -> None:
+    spans = FakeSpans()
+    observer, parent = WorkerObserver("verify", spans), TraceParent(5, 7, True)
+    observer.answered(str(parent), "s", 3, 1.0, 2.0, {"more": 4}, "INTERNAL")
+    ((name, below, began, ended, attributes, named),) = spans.made
+    assert (name, began, ended, named) == ("verify", 1.0, 2.0, {"error": "INTERNAL"})
+    assert below == TraceParent(5, round_span_id(parent, "s", 3), True)
+    assert attributes == {"paceline.sequence_id": "s", "paceline.round": 3, "more": 4}
+
+
+@pytest.mark.parametrize("traceparent", ["", "nonsense", str(TraceParent(5, 7, False))])
+def test_what_is_not_traced_makes_no_span(traceparent: str) -> None:
+    spans = FakeSpans()
+    WorkerObserver("verify", spans).answered(traceparent, "s", 1, 0.0, 1.0, {})
+    assert spans.made == []
+
+
+def test_a_worker_that_sends_no_spans_ignores_the_coordinators_wish() -> None:
+    WorkerObserver("verify").answered(str(TraceParent(5, 7, True)), "s", 1, 0.0, 1.0, {})
+
+
+def test_the_port_tells_of_passes_and_of_what_is_held() -> None:
+    observer, pool = WorkerObserver(), BlockPool(8, 16)
+    pool.allocate()
+    observer.passes["rounds"].ran(rows=10, sequences=2, seconds=0.004)
+    observer.passes["ahead"].ran(rows=3, sequences=1, seconds=0.001)
+    server = MetricsServer(WorkerCollector("target", "m", observer, pool, lambda: 2), "127.0.0.1", 0)
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=60) as answer:
+            lines = set(answer.read().decode().splitlines())
+        with pytest.raises(UnavailableError, match=server.address):
+            MetricsServer(
+                WorkerCollector("target", "m", observer, pool, lambda: 2),
+                "127.0.0.1",
+                int(server.address.rpartition(":")[2]),
+            )
+    finally:
+        server.stop()
+    common = 'model_name="m",role="target"'
+    assert f'paceline:worker_pass_rows_sum{{kind="rounds",{common}}} 10.0' in lines
+    assert f'paceline:worker_pass_sequences_sum{{kind="rounds",{common}}} 2.0' in lines
+    assert f'paceline:worker_pass_time_seconds_count{{kind="ahead",{common}}} 1.0' in lines
+    assert f'paceline:worker_kv_cache_blocks{{{common},state="used"}} 1.0' in lines
+    assert f'paceline:worker_kv_cache_blocks{{{common},state="free"}} 7.0' in lines
+    assert f"paceline:worker_sequences_held{{{common}}} 2.0" in lines
+
+
+def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
+    code = (
+        "import sys, coordinator.main, coordinator.http.app, target_worker.main, draft_worker.main;"
+        "from paceline.telemetry.tracing import make_spans;"
+        "made = make_spans('target', '');"
+        "sys.exit(made is not None or any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "paceline.telemetry.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(InvalidArgumentError, match=r"otlp_traces_endpoint: .*paceline\[otel\]"):
+        make_spans("target", "http://127.0.0.1:4317")
+
+
+@pytest.mark.parametrize(
+    ("cls", "field_name", "value"),
+    [
+        (WorkerConfig, "log_format", "xml"),
+        (CoordinatorConfig, "log_format", "xml"),
+        (WorkerConfig, "otlp_traces_endpoint", "localhost:4317"),
+        (CoordinatorConfig, "otlp_traces_endpoint", "localhost:4317"),
+        (CoordinatorConfig, "otlp_traces_sampling_ratio", 1.5),
+        (CoordinatorConfig, "otlp_traces_sampling_ratio", -0.1),
+        (WorkerConfig, "metrics_port", 70000),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(cls: Any, field_name: str, value: Any) -> None:
+    needed = {"model": "m"} if cls is WorkerConfig else {"targets": ("a:1",), "tokenizer": "t"}
+    with pytest.raises(InvalidArgumentError) as refused:
+        cls(**needed, **{field_name: value})
+    assert refused.value.field == field_name
