@@ -12,13 +12,9 @@ def call(salt: str) -> GenerateCall:
 
 
 def test_tenants_share_nothing_whatever_they_say() -> None:
-    salts = [
-        workers_salt(call(salt), tenant)
-        for tenant in ("a", "ab", "a:b", "2:a")
-        for salt in ("", "b", ":b", "a:")
-    ]
+    said = ("", "b", ":b", "a:")
+    salts = [workers_salt(call(salt), tenant) for tenant in ("a", "ab", "a:b", "2:a") for salt in said]
     assert len(set(salts)) == len(salts)
-    assert workers_salt(call("x"), "a") == workers_salt(call("x"), "a")
 
 
 def test_without_keys_the_salt_is_the_client_s() -> None:

@@ -60,7 +60,7 @@ COVERED: dict[str, Callable[[], PreTrainedConfig]] = {
 @pytest.fixture(autouse=True)
 def no_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would go before."""
-    monkeypatch.setattr(loading, "compiled_forward", lambda *_: None)
+    monkeypatch.setattr(loading, "compiled_forward", lambda *_, **__: None)
 
 
 def with_random_norms_and_biases(config: PreTrainedConfig) -> Any:
