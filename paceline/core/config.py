@@ -47,6 +47,8 @@ class WorkerConfig:
     lookahead_branches: int = 8
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
     trust_remote_code: bool = False
+    reflection: bool = False
+    """Describe the gRPC services to whoever asks (server reflection)."""
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
 
@@ -111,6 +113,12 @@ class CoordinatorConfig:
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256
     max_waiting: int = limits.MAX_WAITING_SEQUENCES
+    resume_seconds: float = 30.0
+    """How long a request is held for a client whose connection is lost; 0 holds none."""
+    unread_timeout: float = 60.0
+    """Seconds a sequence may pause for a client that does not read; then its stream is cut."""
+    reflection: bool = False
+    """Describe the gRPC services to whoever asks (server reflection)."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -125,8 +133,9 @@ class CoordinatorConfig:
             "max_num_speculative_tokens",
             f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
-        for name in ("draft_timeout", "target_timeout", "recovery_timeout"):
+        for name in ("draft_timeout", "target_timeout", "recovery_timeout", "unread_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")
+        _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
         _check(
             1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
             "max_running",

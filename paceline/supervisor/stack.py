@@ -68,6 +68,8 @@ class StackConfig:
     num_blocks: int | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
+    reflection: bool = False
+    """Describe the gRPC services of all processes to whoever asks (server reflection)."""
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class StackConfig:
             name: getattr(self, prefix + name) for name in ("model", "port", "device", "dtype", "threads")
         }
         values["threads"] = values["threads"] or _threads(len(self.worker_roles))
-        shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code")
+        shared = ("block_size", "num_blocks", "max_model_len", "trust_remote_code", "reflection")
         values |= {name: getattr(self, name) for name in shared}
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
 
@@ -118,6 +120,7 @@ class StackConfig:
             "num_speculative_tokens": self.num_speculative_tokens,
             "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
+            "reflection": self.reflection,
         }
         return _build(
             CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
