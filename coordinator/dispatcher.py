@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from coordinator.events import (
 )
 from coordinator.ledger import Commit
 from coordinator.links import Link
+from coordinator.record import Record
 from coordinator.round import RoundMachine
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
@@ -37,8 +39,12 @@ from paceline.core.messages import RoundVerdict, SequenceFailed
 
 log = logging.getLogger(__name__)
 
+Parts = asyncio.Queue[Commit | PacelineError]
+"""What a client has not been given yet."""
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
+STUCK_SHARE = 0.5
+"""A target that gave no verdict at all for this share of the time for one hangs."""
 GRACE_SECONDS = 1.0
 """How long a sequence that lacks blocks goes on trying although no other one holds any."""
 
@@ -54,9 +60,12 @@ class Running:
     was_blocked: bool = False
     alone_since: float | None = None
     """Since when it lacks blocks although no other sequence holds any."""
+    record: Record | None = None
+    """What was emitted, where the client may come back for it."""
     unread: int = 0
-    behind: bool = False
-    parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
+    behind_since: float | None = None
+    """Since when it pauses for a client that does not read."""
+    parts: Parts = field(default_factory=asyncio.Queue)
 
     @property
     def ended(self) -> bool:
@@ -67,7 +76,14 @@ class Running:
 class Dispatcher:
     """All sequences of this coordinator."""
 
-    def __init__(self, max_running: int, max_waiting: int, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        max_waiting: int,
+        clock: Clock = monotonic,
+        *,
+        unread_timeout: float = math.inf,
+    ) -> None:
         self.targets: list[Link] = []
         self.drafts: list[Link] = []
         self.finished = 0
@@ -75,9 +91,12 @@ class Dispatcher:
         self._clock = clock
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._unread_timeout = unread_timeout
         self._sequences: dict[str, Running] = {}
         self._queue: deque[Running] = deque()
         self._blocked: deque[Running] = deque()
+        self._heard: dict[Link, float] = {}
+        """When a worker last gave a verdict."""
 
     @property
     def running(self) -> int:
@@ -91,25 +110,49 @@ class Dispatcher:
 
     # ---- for the faces -----------------------------------------------------------------------------
 
-    def submit(self, machine: RoundMachine) -> Running:
-        """Take a sequence on. Raises ResourceExhaustedError when the queue is full."""
+    def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
+        """Take a sequence on, unless it has ended already.
+
+        Raises ResourceExhaustedError when the queue is full.
+        """
+        if machine.phase is Phase.DONE:
+            return Running(machine, record=record)
         if len(self._queue) >= self._max_waiting and self.running >= self._max_running:
             raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
-        running = Running(machine)
+        running = Running(machine, record=record)
         self._sequences[machine.sequence_id] = running
         self._queue.append(running)
         self._admit()
         return running
 
-    async def next_part(self, running: Running) -> Commit | PacelineError:
-        """What the client gets next."""
-        part = await running.parts.get()
-        if isinstance(part, Commit):
+    async def next_part(self, running: Running, parts: Parts | None = None) -> Commit | PacelineError:
+        """What the client gets next, of the queue it began to read."""
+        mine = running.parts if parts is None else parts
+        part = await mine.get()
+        if isinstance(part, Commit) and mine is running.parts:
             running.unread -= len(part.token_ids)
-            if running.behind and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
-                running.behind = False
-                self._handle(running, Signal.CLIENT_CAUGHT_UP)
+            if running.behind_since is not None and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
+                self._caught_up(running)
         return part
+
+    def take_over(self, running: Running, error: PacelineError) -> None:
+        """Another client reads from now on, and only what is still to come; the one before gets `error`.
+
+        An error that nobody has read is for the new one.
+        """
+        before, running.parts = running.parts, asyncio.Queue()
+        unread = [before.get_nowait() for _ in range(before.qsize())]
+        for part in unread:
+            if isinstance(part, PacelineError):
+                running.parts.put_nowait(part)
+        before.put_nowait(error)
+        running.unread = 0
+        if running.behind_since is not None:
+            self._caught_up(running)
+
+    def _caught_up(self, running: Running) -> None:
+        running.behind_since = None
+        self._handle(running, Signal.CLIENT_CAUGHT_UP)
 
     def cancel(self, running: Running) -> None:
         """The client went away: both caches are freed at once."""
@@ -148,6 +191,8 @@ class Dispatcher:
     def link_events(self, link: Link, events: Iterable[Any]) -> None:
         """Answers of a worker."""
         for event in events:
+            if isinstance(event, RoundVerdict):
+                self._heard[link] = self._clock()
             running = self._sequences.get(event.sequence_id)
             if running is None or link not in (running.target, running.draft):
                 continue
@@ -168,6 +213,9 @@ class Dispatcher:
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._handle(running, Signal.DEADLINE)
+                behind = running.behind_since
+                if behind is not None and now - behind >= self._unread_timeout:
+                    self._cut(running)
             if self._blocked and not self._somebody_holds_blocks():
                 self._unblock_one()
 
@@ -223,19 +271,40 @@ class Dispatcher:
                 case WaitForBlocks(error):
                     self._block(running, error)
                 case TargetHangs():
-                    if running.target is not None:
-                        running.target.hang_up()
+                    self._late(running)
         if running.ended:
             self._forget(running)
 
     def _emit(self, running: Running, commit: Commit) -> None:
+        if running.record is not None:
+            running.record.add(commit)
         running.unread += len(commit.token_ids)
         running.parts.put_nowait(commit)
         if commit.finish is not None:
             self.finished += 1
-        elif running.unread > limits.MAX_UNREAD_TOKENS and not running.behind:
-            running.behind = True
+        elif running.unread > limits.MAX_UNREAD_TOKENS and running.behind_since is None:
+            running.behind_since = self._clock()
             self._handle(running, Signal.CLIENT_BEHIND)
+
+    def _late(self, running: Running) -> None:
+        """A target did not answer in time. If it answers others it is alive, and only this sequence moves."""
+        link = running.target
+        if link is None:
+            return
+        silent = self._clock() - self._heard.get(link, -math.inf)
+        if silent > STUCK_SHARE * running.machine.deadlines.target:
+            link.hang_up()
+            return
+        log.warning("the target worker at %s is late for one sequence", link.address)
+        running.target = None
+        link.load -= 1
+        self._assign(running)
+
+    def _cut(self, running: Running) -> None:
+        """The client does not read: what it was sent stays for it, what the sequence holds does not."""
+        last_index = running.machine.ledger.num_generated - 1
+        why = "the client does not read; the request may be resumed"
+        self._carry_out(running, running.machine.give_up(UnavailableError(why, last_index)))
 
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""

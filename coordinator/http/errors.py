@@ -4,7 +4,7 @@
 |---|---|---|---|
 | InvalidArgumentError | 400 | invalid_request_error | invalid_value |
 | NotFoundError | 404 | invalid_request_error | not_found |
-| FailedPreconditionError, StaleEpochError | 409 | conflict_error | conflict |
+| AlreadyExistsError, FailedPreconditionError, StaleEpochError | 409 | conflict_error | conflict |
 | ResourceExhaustedError | 429 | rate_limit_error | rate_limit_exceeded |
 | CancelledError | 499 | invalid_request_error | cancelled |
 | UnavailableError | 503 | service_unavailable_error | service_unavailable |
@@ -37,6 +37,7 @@ RETRY_SECONDS = 1
 
 _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.InvalidArgumentError: (400, INVALID, "invalid_value"),
+    errors.AlreadyExistsError: (409, "conflict_error", "conflict"),
     errors.NotFoundError: (404, INVALID, "not_found"),
     errors.FailedPreconditionError: (409, "conflict_error", "conflict"),
     errors.StaleEpochError: (409, "conflict_error", "conflict"),

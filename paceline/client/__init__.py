@@ -23,6 +23,7 @@ from paceline.client.server_status import (
 )
 from paceline.client.sync_client import Client, GenerationStream
 from paceline.core.errors import (
+    AlreadyExistsError,
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -39,6 +40,7 @@ from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParam
 
 __all__ = [
     "AcceptanceMode",
+    "AlreadyExistsError",
     "AsyncClient",
     "AsyncGenerationStream",
     "CacheInfo",

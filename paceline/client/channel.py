@@ -13,6 +13,11 @@ from paceline.core import limits
 from paceline.core.errors import CancelledError, UnavailableError
 from paceline.rpc.status import from_rpc_error
 
+
+class ClientClosedError(UnavailableError):
+    """The caller closed the client: nobody is there to go on for."""
+
+
 KEEPALIVE_MILLISECONDS = 30_000
 """A peer that is silent for this long is pinged, while a call is open."""
 KEEPALIVE_TIMEOUT_MILLISECONDS = 10_000
@@ -55,7 +60,7 @@ def translated() -> Iterator[None]:
         raise from_rpc_error(error) from error
     except (ValueError, grpc.aio.UsageError) as error:
         # What a closed channel raises, of the synchronous and of the asynchronous API.
-        raise UnavailableError("this client is closed") from error
+        raise ClientClosedError("this client is closed") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -64,13 +64,30 @@ speculations = st.builds(
     num_speculative_tokens=st.none() | st.just("auto") | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     acceptance=st.none() | modes,
 )
-calls = st.builds(
-    codec.GenerateCall,
-    request_id=st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS),
-    prompt=texts.filter(bool) | ids.filter(bool),
-    sampling=samplings(),
-    speculation=speculations,
-)
+names = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS)
+
+
+@st.composite
+def resumptions(draw: Any, choices: int) -> codec.Resumption:
+    received = (draw(ids), *((),) * (choices - 2), *((draw(ids),) if choices > 1 else ()))
+    told = received if draw(st.booleans()) else ()
+    return codec.Resumption(tuple(map(len, received)), told)
+
+
+@st.composite
+def generate_calls(draw: Any) -> codec.GenerateCall:
+    sampling, name = draw(samplings()), draw(names)
+    return codec.GenerateCall(
+        request_id=name,
+        prompt=draw(texts.filter(bool) | ids.filter(bool)),
+        sampling=sampling,
+        speculation=draw(speculations),
+        resumable=bool(name) and draw(st.booleans()),
+        resumption=draw(st.none() | resumptions(sampling.n)) if name else None,
+    )
+
+
+calls = generate_calls()
 
 
 @st.composite

@@ -13,6 +13,7 @@ from paceline.core import errors
 STATUSES = [
     (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
     (errors.TokenizerMismatchError("draft_model", "differs"), 400, "draft_model"),
+    (errors.AlreadyExistsError("request_id", "is running already"), 409, "request_id"),
     (errors.NotFoundError("no such thing"), 404, None),
     (errors.FailedPreconditionError("behind"), 409, None),
     (errors.StaleEpochError("stale"), 409, None),
