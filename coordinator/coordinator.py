@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.access import Gate, principal
-from coordinator.dispatcher import Dispatcher, Running
-from coordinator.events import Deadlines
+from coordinator.dispatcher import Dispatcher, Parts, Running
+from coordinator.events import Deadlines, Phase
+from coordinator.generation import Generation, workers_salt
 from coordinator.ledger import Commit, Ledger
 from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
 from coordinator.observer import Observer, RequestRecord
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy
+from coordinator.record import Record, ending
 from coordinator.recorder import Recorder
-from coordinator.requests import Requests
+from coordinator.reporting import Reporting
+from coordinator.requests import Request, Requests
 from coordinator.round import RoundMachine
 from coordinator.structures import Structures
 from coordinator.together import together
@@ -30,6 +34,7 @@ from paceline.core.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
     PacelineError,
     TokenizerMismatchError,
     UnavailableError,
@@ -44,35 +49,6 @@ from paceline.rpc.codec import (
 )
 from paceline.rpc.info import check_compatible
 from paceline.v1 import common_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One request that was accepted, and how it will be run: a sequence for each of its choices."""
-
-    request_id: str
-    prompt: Sequence[int]
-    prompt_text: str
-    """What `echo` puts in front of the text; empty without it."""
-    choices: Sequence[Running]
-
-    @property
-    def machines(self) -> list[RoundMachine]:
-        """Each choice's round machine: parameters, ledger, counts and times."""
-        return [running.machine for running in self.choices]
-
-    @property
-    def params(self) -> SequenceParams:
-        """Those of the first choice; the others differ in their seeds."""
-        return self.choices[0].machine.params
-
-
-def workers_salt(call: GenerateCall, tenant: str) -> str:
-    """Who shares cached prefixes with whom: the workers' salt of a request.
-
-    Tenants never do, whatever they say. The length before the name keeps "a" with "b:" from being "a:b".
-    """
-    return f"{len(tenant)}:{tenant}:{call.cache_salt}" if tenant else call.cache_salt
 
 
 class Coordinator:
@@ -90,19 +66,22 @@ class Coordinator:
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
         self.recorder = Recorder()
-        self._requests = Requests((self.recorder, *observers), clock)
+        self._reporting = Reporting((self.recorder, *observers), clock)
         self.dispatcher = Dispatcher(
-            config.max_running, config.max_waiting, clock, (self.recorder, *observers)
+            config.max_running,
+            config.max_waiting,
+            clock,
+            (self.recorder, *observers),
+            unread_timeout=config.unread_timeout,
         )
+        self.requests = Requests(self.dispatcher, config.resume_seconds, clock)
         self._clock = clock
         self._pair = Pair(config.max_num_speculative_tokens)
         self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
-        self._request_ids: set[str] = set()
         self._draining = False
-        self._request_ended = asyncio.Event()
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
         tls = config.worker_tls
         self.dispatcher.targets = [Link(a, TargetDialect(), observer, tls) for a in config.targets]
@@ -119,6 +98,7 @@ class Coordinator:
             for link in self.links:
                 group.create_task(link.run())
             group.create_task(self.dispatcher.sweep())
+            group.create_task(self.requests.sweep())
 
     async def wait_until_ready(self, draft_seconds: float) -> None:
         """Until a target serves and every draft is ready or refused (those only up to a time)."""
@@ -164,55 +144,125 @@ class Coordinator:
         return self.vocabulary.decode(token_ids)
 
     @contextlib.asynccontextmanager
-    async def generating(self, call: GenerateCall) -> AsyncIterator[Generation]:
-        """Take a request on; however the block is left, the request has ended by then.
+    async def generating(self, call: GenerateCall, deadline: float = math.inf) -> AsyncIterator[Generation]:
+        """Take a request on, or go on with one; when the block is left the request has ended.
 
-        Raises PacelineError; InvalidArgumentError names the field.
+        Unless it may be resumed and the block is left by a cancellation: then it is held for a while, not
+        beyond the client's `deadline` (of the clock). Raises PacelineError; InvalidArgumentError names the
+        field.
         """
-        # Sequences are counted before anything is done for them: tokenising and waiting are work as well.
-        with (
-            self._requests.observed(call, self._known_name()) as request,
-            self.gate.holding(principal.get(), call.sampling.n),
-        ):
-            async with self._taken_on(call, request) as generation:
-                self._requests.taken_on(request, generation)
+        with self._reporting.observed(call, self._known_name()) as report:
+            self._refuse_when_draining()
+            await self._wait_for_target()
+            info, report.model = self.target_info(), self.model_name
+            request = self.requests.resume(principal.get().name, call)
+            if request is None:
+                request = await self._taken_on(call, report, info)
+            report.request_id = request.call.request_id
+            async with self._reading(request, call, info, deadline) as generation:
+                self._reporting.taken_on(report, generation)
                 yield generation
 
     def _known_name(self) -> str:
         return self.model_name if self.serving else self.config.model_name
 
+    async def _taken_on(
+        self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
+    ) -> Request:
+        """A request that is not here. No await comes after it is, so that nobody else sees it first."""
+        with contextlib.ExitStack() as counted:
+            # Sequences are counted before anything is done for them: tokenising is work as well.
+            counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
+            text = isinstance(call.prompt, str)
+            prompt = (
+                await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+            )
+            if not prompt:
+                raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
+            check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+            if call.sampling.structure is not None:
+                await self._structures.check(call.sampling.structure, info.eos_token_ids)
+            self._refuse_when_draining()
+            request = self._begin(call, report, prompt, info)
+            aging = asyncio.get_running_loop().call_later(
+                self.config.max_request_seconds, self._expire, request.choices
+            )
+            counted.callback(aging.cancel)
+            request.counted = counted.pop_all()
+        return request
+
     @contextlib.asynccontextmanager
-    async def _taken_on(self, call: GenerateCall, request: RequestRecord) -> AsyncIterator[Generation]:
-        self._refuse_when_draining()
-        await self._wait_for_target()
-        info, request.model = self.target_info(), self.model_name
-        text = isinstance(call.prompt, str)
-        prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
-        if not prompt:
-            raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
-        check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
-        if call.sampling.structure is not None:
-            await self._structures.check(call.sampling.structure, info.eos_token_ids)
-        self._refuse_when_draining()
-        request_id = request.request_id = call.request_id or f"gen-{secrets.token_hex(12)}"
-        if request_id in self._request_ids:
-            raise InvalidArgumentError("request_id", "is running already")
-        params = replace(self._params(call, len(prompt)), traceparent=request.traceparent)
-        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
-        choices: list[Running] = []
-        self._request_ids.add(request_id)
-        aging = asyncio.get_running_loop().call_later(self.config.max_request_seconds, self._expire, choices)
+    async def _reading(
+        self, request: Request, call: GenerateCall, info: common_pb2.WorkerInfo, deadline: float
+    ) -> AsyncIterator[Generation]:
+        reader, lost = request.reader, False
+        assert reader is not None
         try:
-            for choice in range(params.sampling.n):
-                running = self.dispatcher.submit(self._machine(call, params, choice, prompt, info))
-                choices.append(running)
-            yield Generation(request_id, prompt, self._echoed(call, prompt), choices)
+            # No await since the request was taken over: whatever comes from here on is in the queues.
+            yield Generation(
+                request.call.request_id,
+                request.prompt,
+                request.choices,
+                request,
+                [self._before(request, choice, call, info) for choice in range(len(request.choices))],
+                [running.parts for running in request.choices],
+            )
+        except (GeneratorExit, asyncio.CancelledError):
+            lost = True
+            raise
         finally:
-            aging.cancel()
-            self._request_ids.discard(request_id)
-            self._request_ended.set()
-            for running in choices:
-                self.dispatcher.cancel(running)
+            self.requests.leave(request, reader, lost=lost, deadline=deadline)
+
+    def _begin(
+        self, call: GenerateCall, report: RequestRecord, prompt: Sequence[int], info: common_pb2.WorkerInfo
+    ) -> Request:
+        """A request that is not here: a new one, or one to go on with from what its client has."""
+        params = replace(self._params(call, len(prompt)), traceparent=report.traceparent)
+        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
+        received = self._received(call)
+        named = replace(
+            call,
+            request_id=call.request_id or f"gen-{secrets.token_hex(12)}",
+            sampling=params.sampling,
+            resumption=None,
+        )
+        request = Request(principal.get().name, named, prompt, self._echoed(call, prompt))
+        self.requests.add(request)
+        try:
+            for choice, token_ids in enumerate(received):
+                machine = self._machine(call, params, choice, prompt, info, token_ids)
+                record = Record(len(token_ids)) if call.resumable else None
+                request.choices.append(self.dispatcher.submit(machine, record))
+        except BaseException:
+            self.requests.end(request)
+            raise
+        return request
+
+    def _received(self, call: GenerateCall) -> Sequence[Sequence[int]]:
+        """What the client has of each choice of a request that is not here."""
+        resumption = call.resumption
+        if resumption is None or resumption.begins:
+            return [()] * call.sampling.n
+        if not resumption.received:
+            raise NotFoundError("this request is not held; it can be resumed with the tokens `received`")
+        if call.sampling.seed is None and not call.sampling.greedy:
+            raise InvalidArgumentError("seed", "is required to resume a request that is not held")
+        return resumption.received
+
+    def _before(
+        self, request: Request, choice: int, call: GenerateCall, info: common_pb2.WorkerInfo
+    ) -> list[Commit]:
+        """What a client is told of a choice before its next round: all that it lacks of the past."""
+        running = request.choices[choice]
+        ledger, record = running.machine.ledger, running.record
+        count = 0 if call.resumption is None else call.resumption.resume_from[choice]
+        if count and count == ledger.num_generated:
+            return [ending(ledger)] if ledger.ended else []
+        echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
+        if call.resumption is None or record is None:
+            return echo
+        fresh = self._ledger(request.prompt, running.machine.params, choice, info)
+        return [*(() if count else echo), *record.missed(count, ledger, fresh)]
 
     def _expire(self, choices: Sequence[Running]) -> None:
         """Free what a request holds that is too old, also when its client has stopped reading."""
@@ -227,11 +277,12 @@ class Coordinator:
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those that run end; after `seconds` they are told to."""
         self._draining = True
+        self.requests.hold_no_more()
         try:
             async with asyncio.timeout(seconds):
-                while self._request_ids:
-                    await self._request_ended.wait()
-                    self._request_ended.clear()
+                while len(self.requests):
+                    await self.requests.ended.wait()
+                    self.requests.ended.clear()
         except TimeoutError:
             self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
 
@@ -258,20 +309,22 @@ class Coordinator:
         choice: int,
         prompt: Sequence[int],
         info: common_pb2.WorkerInfo,
+        received: Sequence[int] = (),
     ) -> RoundMachine:
         config = self.config
-        params = replace(request, sampling=request.sampling.of_choice(choice))
+        sampling = request.sampling.of_choice(choice)
+        if received:
+            # Its client was told of the prompt before the first token.
+            sampling = replace(sampling, prompt_logprobs=None)
+        params = replace(request, sampling=sampling)
         wanted = call.speculation.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
         policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
-        ledger = Ledger(
-            prompt,
-            params.sampling,
-            detokenizer=self.vocabulary.detokenizer(prompt),
-            eos_token_ids=frozenset(info.eos_token_ids),
-            max_model_len=info.max_model_len,
-            choice=choice,
-        )
+        ledger = self._ledger(prompt, params, choice, info)
+        try:
+            ledger.replay(received)
+        except ValueError:
+            raise InvalidArgumentError("received", "goes on after the end of the output") from None
         return RoundMachine(
             # Unlike the request id it is never used twice, whatever clients choose.
             sequence_id=secrets.token_hex(12),
@@ -281,22 +334,45 @@ class Coordinator:
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
+            phase=Phase.DONE if ledger.ended else Phase.NEW,
             deadline=self._clock() + config.recovery_timeout,
             policy=policy,
         )
 
+    def _ledger(
+        self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo
+    ) -> Ledger:
+        return Ledger(
+            prompt,
+            params.sampling,
+            detokenizer=self.vocabulary.detokenizer(prompt),
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+            choice=choice,
+        )
+
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
         """The commits of a request, those of each choice in order. Raises PacelineError."""
-        if generation.prompt_text:
-            for choice in range(len(generation.choices)):
-                yield Commit(0, (), (), generation.prompt_text, choice=choice)
-        streams = [self._parts_of(running) for running in generation.choices]
+        if generation.request is not None:
+            generation.request.begun = True
+        streams = [
+            self._parts_of(running, before, queue)
+            for running, before, queue in zip(
+                generation.choices, generation.before, generation.queues, strict=True
+            )
+        ]
         async for part in streams[0] if len(streams) == 1 else together(streams):
             yield part
 
-    async def _parts_of(self, running: Running) -> AsyncIterator[Commit]:
+    async def _parts_of(
+        self, running: Running, before: Sequence[Commit], queue: Parts
+    ) -> AsyncIterator[Commit]:
+        for commit in before:
+            yield commit
+            if commit.finish is not None:
+                return
         while True:
-            part = await self.dispatcher.next_part(running)
+            part = await self.dispatcher.next_part(running, queue)
             if isinstance(part, PacelineError):
                 raise part
             yield part

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from coordinator.events import (
 from coordinator.ledger import Commit
 from coordinator.links import Link
 from coordinator.observer import Observer, RoundRecord
+from coordinator.record import Record
 from coordinator.round import RoundMachine
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
@@ -39,8 +41,12 @@ from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
+Parts = asyncio.Queue[Commit | PacelineError]
+"""What a client has not been given yet."""
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
+STUCK_SHARE = 0.5
+"""A target that gave no verdict at all for this share of the time for one hangs."""
 GRACE_SECONDS = 1.0
 """How long a sequence that lacks blocks goes on trying although no other one holds any."""
 
@@ -65,9 +71,12 @@ class Running:
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    record: Record | None = None
+    """What was emitted, where the client may come back for it."""
     unread: int = 0
-    behind: bool = False
-    parts: asyncio.Queue[Commit | PacelineError] = field(default_factory=asyncio.Queue)
+    behind_since: float | None = None
+    """Since when it pauses for a client that does not read."""
+    parts: Parts = field(default_factory=asyncio.Queue)
 
     @property
     def ended(self) -> bool:
@@ -84,6 +93,8 @@ class Dispatcher:
         max_waiting: int,
         clock: Clock = monotonic,
         observers: Sequence[Observer] = (),
+        *,
+        unread_timeout: float = math.inf,
     ) -> None:
         self.targets: list[Link] = []
         self.drafts: list[Link] = []
@@ -95,10 +106,13 @@ class Dispatcher:
         self._observers = tuple(observers)
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._unread_timeout = unread_timeout
         self._sequences: dict[str, Running] = {}
         self._queue: deque[Running] = deque()
         self._blocked: list[Running] = []
         self._submitted = 0
+        self._heard: dict[Link, float] = {}
+        """When a worker last gave a verdict."""
 
     @property
     def running(self) -> int:
@@ -112,26 +126,50 @@ class Dispatcher:
 
     # ---- for the faces -----------------------------------------------------------------------------
 
-    def submit(self, machine: RoundMachine) -> Running:
-        """Take a sequence on. Raises ResourceExhaustedError when the queue is full."""
+    def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
+        """Take a sequence on, unless it has ended already.
+
+        Raises ResourceExhaustedError when the queue is full.
+        """
+        self._submitted += 1
+        running = Running(machine, order=self._submitted, arrived_at=self._clock(), record=record)
+        if machine.phase is Phase.DONE:
+            return running
         if len(self._queue) >= self._max_waiting and not self._may_admit():
             raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
-        self._submitted += 1
-        running = Running(machine, order=self._submitted, arrived_at=self._clock())
         self._sequences[machine.sequence_id] = running
         self._queue.append(running)
         self._admit()
         return running
 
-    async def next_part(self, running: Running) -> Commit | PacelineError:
-        """What the client gets next."""
-        part = await running.parts.get()
-        if isinstance(part, Commit):
+    async def next_part(self, running: Running, parts: Parts | None = None) -> Commit | PacelineError:
+        """What the client gets next, of the queue it began to read."""
+        mine = running.parts if parts is None else parts
+        part = await mine.get()
+        if isinstance(part, Commit) and mine is running.parts:
             running.unread -= len(part.token_ids)
-            if running.behind and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
-                running.behind = False
-                self._handle(running, Signal.CLIENT_CAUGHT_UP)
+            if running.behind_since is not None and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
+                self._caught_up(running)
         return part
+
+    def take_over(self, running: Running, error: PacelineError) -> None:
+        """Another client reads from now on, and only what is still to come; the one before gets `error`.
+
+        An error that nobody has read is for the new one.
+        """
+        before, running.parts = running.parts, asyncio.Queue()
+        unread = [before.get_nowait() for _ in range(before.qsize())]
+        for part in unread:
+            if isinstance(part, PacelineError):
+                running.parts.put_nowait(part)
+        before.put_nowait(error)
+        running.unread = 0
+        if running.behind_since is not None:
+            self._caught_up(running)
+
+    def _caught_up(self, running: Running) -> None:
+        running.behind_since = None
+        self._handle(running, Signal.CLIENT_CAUGHT_UP)
 
     def cancel(self, running: Running) -> None:
         """The client went away: both caches are freed at once."""
@@ -176,6 +214,8 @@ class Dispatcher:
     def link_events(self, link: Link, events: Iterable[Any]) -> None:
         """Answers of a worker."""
         for event in events:
+            if isinstance(event, RoundVerdict):
+                self._heard[link] = self._clock()
             running = self._sequences.get(event.sequence_id)
             if running is None or link not in (running.target, running.draft):
                 continue
@@ -197,6 +237,9 @@ class Dispatcher:
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._handle(running, Signal.DEADLINE)
+                behind = running.behind_since
+                if behind is not None and now - behind >= self._unread_timeout:
+                    self._cut(running)
             if self._waiting_for_blocks():
                 self._take_blocks_of_paused()
                 if not self._somebody_holds_blocks():
@@ -263,8 +306,7 @@ class Dispatcher:
                     self.num_preemptions += preempted
                     self._block(running, error)
                 case TargetHangs():
-                    if running.target is not None:
-                        running.target.hang_up()
+                    self._late(running)
         if running.machine.committed is not None:
             self._tell_round(running, running.machine.committed)
         if running.ended:
@@ -291,13 +333,35 @@ class Dispatcher:
                 log.exception("an observer failed")
 
     def _emit(self, running: Running, commit: Commit) -> None:
+        if running.record is not None:
+            running.record.add(commit)
         running.unread += len(commit.token_ids)
         running.parts.put_nowait(commit)
         if commit.finish is not None:
             self.finished += 1
-        elif running.unread > limits.MAX_UNREAD_TOKENS and not running.behind:
-            running.behind = True
+        elif running.unread > limits.MAX_UNREAD_TOKENS and running.behind_since is None:
+            running.behind_since = self._clock()
             self._handle(running, Signal.CLIENT_BEHIND)
+
+    def _late(self, running: Running) -> None:
+        """A target did not answer in time. If it answers others it is alive, and only this sequence moves."""
+        link = running.target
+        if link is None:
+            return
+        silent = self._clock() - self._heard.get(link, -math.inf)
+        if silent > STUCK_SHARE * running.machine.deadlines.target:
+            link.hang_up()
+            return
+        log.warning("the target worker at %s is late for one sequence", link.address)
+        running.target = None
+        link.load -= 1
+        self._assign(running)
+
+    def _cut(self, running: Running) -> None:
+        """The client does not read: what it was sent stays for it, what the sequence holds does not."""
+        last_index = running.machine.ledger.num_generated - 1
+        why = "the client does not read; the request may be resumed"
+        self._carry_out(running, running.machine.give_up(UnavailableError(why, last_index)))
 
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""

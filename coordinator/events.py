@@ -69,7 +69,7 @@ class WaitForBlocks:
 
 @dataclass(frozen=True, slots=True)
 class TargetHangs:
-    """The target worker did not answer in time: give its connection up."""
+    """The target worker did not answer this sequence in time: find out whether it answers any."""
 
 
 Action = ToTarget | ToDraft | Emit | Fail | WaitForBlocks | TargetHangs

@@ -134,6 +134,18 @@ class Ledger:
             tuple(logprobs[: len(kept)]),
         )
 
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens that the client has already, and with them their text and the prompt's report.
+
+        Raises ValueError if a token follows the end.
+        """
+        for token_id in token_ids:
+            self._refuse_if_ended()
+            self.token_ids.append(token_id)
+            self._take(token_id)
+        if token_ids:
+            self._prompt_logprobs_due = 0
+
     def _refuse_if_ended(self) -> None:
         if self.ended:
             raise ValueError("the sequence has ended")

@@ -43,6 +43,8 @@ async def _serve(config: CoordinatorConfig) -> None:
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
+    if config.reflection:
+        server.reflect(SERVICE)
 
     async def drain(seconds: float) -> None:
         await coordinator.drain(seconds)

@@ -13,8 +13,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.types import Timings, Verdict
 
 if TYPE_CHECKING:
-    from coordinator.coordinator import Generation
     from coordinator.dispatcher import Running
+    from coordinator.generation import Generation
     from paceline.rpc.codec import GenerateCall
 
 

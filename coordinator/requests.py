@@ -1,74 +1,178 @@
-"""Each request from its arrival to its end, as observers and log lines are told of it."""
+"""All requests by their id: who reads each one, and which are held for a client that may come back.
+
+    read ── its client's connection is lost, or all was sent ──> held ── the client resumes ──> read
+      │                                                          │
+      └── failed, cancelled                                      └── time is over, cancelled, too many
+
+What was sent may still be lost on its way, so a request that has ended is held as well: only its ledger is.
+A request that was resumed has another reader: the one before it is told so and ends. Only a request that
+says that it may be resumed is held: to gRPC a cancelled call and a lost connection look the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from coordinator import calls
-from coordinator.observer import Observer, RequestRecord
+from coordinator.dispatcher import Dispatcher, Running
+from paceline.core import limits
 from paceline.core.clock import Clock
-from paceline.core.errors import CancelledError, InternalError, PacelineError
+from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError
+from paceline.rpc.codec import GenerateCall, Resumption
 
-if TYPE_CHECKING:
-    from coordinator.coordinator import Generation
-    from paceline.rpc.codec import GenerateCall
+SWEEP_SECONDS = 0.25
+"""How often held requests are looked at."""
 
-log = logging.getLogger(__name__)
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request that was accepted: a sequence for each of its choices."""
+
+    principal: str
+    """Who sent it; nobody else can resume or cancel it."""
+    call: GenerateCall
+    """With the seed and the id that are used."""
+    prompt: Sequence[int]
+    prompt_text: str
+    choices: list[Running] = field(default_factory=list)
+    begun: bool = False
+    """Its client was told that it was accepted."""
+    reader: object | None = None
+    """Whoever reads it now; None while it is held."""
+    held_until: float = 0.0
+    counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What is counted and timed for as long as it is here."""
+
+    @property
+    def ended(self) -> bool:
+        """True when all of its choices have finished."""
+        return all(running.machine.ledger.ended for running in self.choices)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it is found by."""
+        return self.principal, self.call.request_id
+
+    def is_asked_again_by(self, call: GenerateCall) -> bool:
+        """True where `call` asks for what this request asked for; its seed may be left out."""
+        seed = self.call.sampling.seed if call.sampling.seed is None else call.sampling.seed
+        return replace(call, sampling=replace(call.sampling, seed=seed), resumption=None) == self.call
+
+    def agrees_with(self, resumption: Resumption) -> bool:
+        """True where the client's tokens are the first ones of each choice."""
+        for index, (count, running) in enumerate(zip(resumption.resume_from, self.choices, strict=True)):
+            ledger = running.machine.ledger
+            if running.record is None or not running.record.covers(count, ledger):
+                return False
+            mine = ledger.token_ids[ledger.prompt_length :][:count]
+            if resumption.received and list(resumption.received[index]) != mine:
+                return False
+        return True
 
 
 class Requests:
-    """Tells observers when requests begin and end."""
+    """The requests of one coordinator."""
 
-    def __init__(self, observers: Sequence[Observer], clock: Clock) -> None:
-        self._observers = observers
+    def __init__(self, dispatcher: Dispatcher, resume_seconds: float, clock: Clock) -> None:
+        self.ended = asyncio.Event()
+        """Set whenever one has ended."""
+        self._dispatcher = dispatcher
+        self._seconds = resume_seconds
         self._clock = clock
+        self._requests: dict[tuple[str, str], Request] = {}
 
-    @contextlib.contextmanager
-    def observed(self, call: GenerateCall, model: str) -> Iterator[RequestRecord]:
-        """The record of a request that runs for as long as the block does."""
-        request = RequestRecord(call, model, self._clock())
-        self._tell(lambda observer: observer.request_began(request))
-        try:
-            yield request
-        except PacelineError as error:
-            request.error = error
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            if not _is_whole(request):
-                request.error = CancelledError("the client went away")
-            raise
-        except Exception:
-            request.error = InternalError("a defect")
-            raise
-        finally:
-            request.ended = self._clock()
-            self._tell(lambda observer: observer.request_ended(request))
-            if (of := calls.current.get()) is not None:
-                if request.request_id:
-                    of.name(request.request_id)
-                of.requests.append(request)
+    def __len__(self) -> int:
+        return len(self._requests)
 
-    def taken_on(self, request: RequestRecord, generation: Generation) -> None:
-        """It was accepted, and its sequences run or wait."""
-        request.generation = generation
-        for running in generation.choices:
-            running.arrived_at = request.began
-        if (of := calls.current.get()) is not None:
-            of.name(request.request_id)
+    @property
+    def held(self) -> list[Request]:
+        """Those that nobody reads: first those that have ended, of both the one that was left first."""
+        held = [request for request in self._requests.values() if request.reader is None]
+        return sorted(held, key=lambda request: (not request.ended, request.held_until))
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            try:
-                tell(observer)
-            except Exception:
-                log.exception("an observer failed")
+    def add(self, request: Request) -> None:
+        """Take one on, with a reader. Raises AlreadyExistsError."""
+        before = self._requests.get(request.key)
+        if before is not None and (before.reader is not None or not before.ended):
+            raise AlreadyExistsError("request_id", "is running already")
+        self._requests[request.key] = request
+        request.reader = object()
 
+    def resume(self, principal: str, call: GenerateCall) -> Request | None:
+        """The request that `call` goes on with, for a new reader; None where there is none to go on with.
 
-def _is_whole(request: RequestRecord) -> bool:
-    """True when nothing is left to generate: its client left with everything."""
-    generation = request.generation
-    return generation is not None and all(machine.ledger.ended for machine in generation.machines)
+        Raises AlreadyExistsError where the id is in use for something else.
+        """
+        request = self._requests.get((principal, call.request_id))
+        if request is None:
+            return None
+        if call.resumption is None and request.reader is None and request.ended:
+            return None
+        if call.resumption is None or not request.call.resumable:
+            raise AlreadyExistsError("request_id", "is running already")
+        if not request.is_asked_again_by(call):
+            raise AlreadyExistsError("request_id", "is that of a request that asks for something else")
+        if not request.agrees_with(call.resumption):
+            # The client was served elsewhere meanwhile: what it has is what counts.
+            self.end(request)
+            return None
+        request.reader = object()
+        for running in request.choices:
+            self._dispatcher.take_over(running, StaleEpochError("the request was resumed by another call"))
+        return request
+
+    def leave(self, request: Request, reader: object, *, lost: bool, deadline: float) -> None:
+        """A reader stops reading: the request is over, unless its client may come back.
+
+        It may where it was `lost`, and where all was sent. `deadline` is the client's own: nothing is held
+        for longer.
+        """
+        if request.reader is not reader:
+            return
+        until = min(self._clock() + self._seconds, deadline)
+        may_return = (lost or request.ended) and request.begun and request.call.resumable
+        if not (may_return and until > self._clock()):
+            self.end(request)
+        elif self._requests.get(request.key) is request:
+            request.reader, request.held_until = None, until
+            for oldest in self.held[: -limits.MAX_HELD_REQUESTS]:
+                self.end(oldest)
+
+    def cancel(self, principal: str, request_id: str) -> None:
+        """End a request for its client, whether anybody reads it or not. Raises NotFoundError."""
+        request = self._requests.get((principal, request_id))
+        if request is None:
+            raise NotFoundError("no such request runs")
+        for running in request.choices:
+            running.parts.put_nowait(CancelledError("the client cancelled the request"))
+        self.end(request)
+
+    def end(self, request: Request) -> None:
+        """Free what it holds on both workers. May be repeated."""
+        if self._requests.get(request.key) is request:
+            del self._requests[request.key]
+        for running in request.choices:
+            self._dispatcher.cancel(running)
+        request.counted.close()
+        self.ended.set()
+
+    def hold_no_more(self) -> None:
+        """Nobody can come back any more."""
+        self._seconds = 0.0
+        for request in self.held:
+            self.end(request)
+
+    def expire(self) -> None:
+        """End those whose time is over."""
+        now = self._clock()
+        for request in self.held:
+            if now >= request.held_until:
+                self.end(request)
+
+    async def sweep(self) -> None:
+        """Do so for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.expire()

@@ -368,8 +368,17 @@ class RoundMachine(Sequence):
             case Phase.DRAFTING:
                 return self._without_draft(now)
             case Phase.VERIFYING:
-                self._note(Signal.TARGET_LOST, now)
-                return [TargetHangs()]
+                return self._on_late_verdict(now)
             case _:
                 error = UnavailableError("no target worker came back in time", self.ledger.num_generated - 1)
                 return self._fail(error)
+
+    def _on_late_verdict(self, now: float) -> list[Action]:
+        """Given up there, and put again; the shell knows whether the worker hangs or is late for this one."""
+        self._target.attempts += 1
+        if self._target.attempts >= MAX_ATTEMPTS:
+            why = "the target worker does not answer in time"
+            return self._fail(UnavailableError(why, self.ledger.num_generated - 1))
+        closing = self._close_target()
+        self._note(Signal.TARGET_LOST, now)
+        return [*closing, TargetHangs()]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from coordinator.coordinator import Coordinator, Generation
+from coordinator.access import principal
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.links import Link, LinkState
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO
+from paceline.core.clock import monotonic
 from paceline.core.errors import PacelineError
 from paceline.core.types import TokenLogprobs
 from paceline.rpc import codec
@@ -54,10 +58,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Stream the tokens of one request, round by round."""
         try:
             call = codec.generate_request_from_proto(request)
-            async with self._coordinator.generating(call) as generation:
+            deadline = _deadline(context)
+            async with self._coordinator.generating(call, deadline) as generation:
                 yield _started(generation)
                 async for commit in self._coordinator.parts(generation):
-                    yield _chunk(commit, self._coordinator.vocabulary)
+                    if commit.token_ids or commit.text or commit.prompt_logprobs:
+                        yield _chunk(commit, self._coordinator.vocabulary)
                     if commit.finish is not None:
                         yield _finished(generation, commit)
         except PacelineError as error:
@@ -65,6 +71,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         except Exception as error:
             log.exception("a request failed")
             await abort(context, error)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
+        """End a request that its client will not resume."""
+        return await _or_abort(context, self._cancel(request))
+
+    async def _cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
+        name = codec.cancel_request_from_proto(request)
+        self._coordinator.requests.cancel(principal.get().name, name)
+        return pb.CancelResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """The one model this coordinator serves."""
@@ -117,6 +132,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)
+
+
+def _deadline(context: Context) -> float:
+    """When the client's patience ends, on the coordinator's clock."""
+    remaining = context.time_remaining()
+    return math.inf if remaining is None else monotonic() + remaining
 
 
 async def _or_abort(context: Context, answer: Awaitable[Answer]) -> Answer:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.client import (
         AcceptanceMode,
+        AlreadyExistsError,
         AsyncClient,
         CancelledError,
         Client,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AcceptanceMode",
+    "AlreadyExistsError",
     "AsyncClient",
     "CancelledError",
     "Client",

@@ -162,6 +162,8 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     shell = WorkerShell(role, config, spans)
     server = Server(role.name, config.host, config.port, tls=config.tls)
     role.register(shell, server.grpc)
+    if config.reflection:
+        server.reflect(role.service)
     loop = asyncio.get_running_loop()
     shell.thread.on_death = lambda: _call_from_thread(loop, server.abandon)
     shell.thread.start()

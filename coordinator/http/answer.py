@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from coordinator import calls
-from coordinator.coordinator import Coordinator, Generation
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.http import encoding, running
 from coordinator.http.errors import HttpError, from_error
 from coordinator.http.parameters import GenerationRequest

@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from coordinator.coordinator import Coordinator, Generation
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.http import body
 from coordinator.http.answer import Answer
 from coordinator.http.chat_template import ChatTemplate

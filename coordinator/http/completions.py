@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from starlette.requests import Request
 
-from coordinator.coordinator import Coordinator, Generation
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.http import body
 from coordinator.http.answer import Answer
 from coordinator.http.errors import from_error

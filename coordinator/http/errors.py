@@ -6,7 +6,7 @@
 | UnauthenticatedError | 401 | invalid_request_error | invalid_api_key |
 | PermissionDeniedError | 403 | invalid_request_error | permission_denied |
 | NotFoundError | 404 | invalid_request_error | not_found |
-| FailedPreconditionError, StaleEpochError | 409 | conflict_error | conflict |
+| AlreadyExistsError, FailedPreconditionError, StaleEpochError | 409 | conflict_error | conflict |
 | ResourceExhaustedError | 429 | rate_limit_error | rate_limit_exceeded |
 | CancelledError | 499 | invalid_request_error | cancelled |
 | UnavailableError | 503 | service_unavailable_error | service_unavailable |
@@ -42,6 +42,7 @@ _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.InvalidArgumentError: (400, INVALID, "invalid_value"),
     errors.UnauthenticatedError: (401, INVALID, "invalid_api_key"),
     errors.PermissionDeniedError: (403, INVALID, "permission_denied"),
+    errors.AlreadyExistsError: (409, "conflict_error", "conflict"),
     errors.NotFoundError: (404, INVALID, "not_found"),
     errors.FailedPreconditionError: (409, "conflict_error", "conflict"),
     errors.StaleEpochError: (409, "conflict_error", "conflict"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from coordinator.coordinator import Coordinator, Generation
+from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.together import together
 from paceline.rpc.codec import GenerateCall

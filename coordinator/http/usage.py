@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from coordinator.coordinator import Generation
+from coordinator.generation import Generation
 from coordinator.stats import SpeculationStats
 
 

@@ -23,6 +23,7 @@ from paceline.client.server_status import (
 )
 from paceline.client.sync_client import Client, GenerationStream
 from paceline.core.errors import (
+    AlreadyExistsError,
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -48,6 +49,7 @@ from paceline.core.types import (
 
 __all__ = [
     "AcceptanceMode",
+    "AlreadyExistsError",
     "AsyncClient",
     "AsyncGenerationStream",
     "CacheInfo",

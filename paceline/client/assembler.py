@@ -2,6 +2,10 @@
 
     started  →  (chunk*  →  finished) for each choice, interleaved  →  end of the stream
 
+A stream that broke may be followed by another one, which begins with `started` again and goes on from what
+is here. Only for a choice of which no token is here does it tell of the prompt again; the part of that which
+came before is left out, and so is the end of a choice that has ended.
+
 Whatever breaks that order, skips an index or names something unknown is an InternalError: the server is
 wrong or too new, and tokens must not be lost or repeated in silence.
 """
@@ -43,6 +47,8 @@ class _Choice:
     origins: list[TokenOrigin] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    repeated: int = 0
+    """Characters of the echoed prompt that will come again."""
     output: CompletionOutput | None = None
 
 
@@ -56,8 +62,12 @@ class StreamAssembler:
         self._wants_prompt_logprobs = sampling is not None and sampling.HasField("prompt_logprobs")
         self._num_choices = sampling.n if sampling is not None and sampling.HasField("n") else 1
         self._started: generation_pb2.GenerateStarted | None = None
+        self._resumes = False
+        self._repeated_positions = 0
+        """Of the prompt's log-probabilities, those that will come again."""
         self._mode = AcceptanceMode.COUPLED
         self._choices: list[_Choice] = []
+        self._ended_before: set[int] = set()
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._usages: list[generation_pb2.Usage] = []
 
@@ -72,6 +82,17 @@ class StreamAssembler:
         fewest = min((len(choice.token_ids) for choice in self._choices), default=0)
         return fewest - 1 if fewest else None
 
+    def resume(self) -> tuple[int, codec.Resumption]:
+        """The seed and what is here of each choice, to ask for the rest; another stream follows."""
+        assert self._started is not None
+        self._resumes = True
+        self._ended_before = {i for i, choice in enumerate(self._choices) if choice.output is not None}
+        for choice in self._choices:
+            choice.repeated = 0 if choice.token_ids else sum(map(len, choice.texts))
+        self._repeated_positions = 0 if self._choices[0].token_ids else len(self._prompt_logprobs)
+        received = tuple(tuple(choice.token_ids) for choice in self._choices)
+        return self._started.seed, codec.Resumption(tuple(map(len, received)), received)
+
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk this message brings, if it brings one; None is the end of the stream.
 
@@ -83,7 +104,7 @@ class StreamAssembler:
         if self.result is not None:
             _broken("it goes on after its end")
         part = message.WhichOneof("part")
-        if (part == "started") != (self._started is None):
+        if (part == "started") != (self._started is None or self._resumes):
             _broken("it must start once, with `started`")
         try:
             match part:
@@ -100,12 +121,25 @@ class StreamAssembler:
         _broken("it holds a part this version does not know")
 
     def _start(self, started: generation_pb2.GenerateStarted) -> None:
-        self._mode = codec.mode_from_proto(started.acceptance_mode)
-        seeds = started.seeds or [started.seed]
+        mode = codec.mode_from_proto(started.acceptance_mode)
+        seeds = list(started.seeds or [started.seed])
+        if self._started is not None:
+            self._resumes = False
+            before = [choice.seed for choice in self._choices], self._mode, self._started.num_prompt_tokens
+            if (seeds, mode, started.num_prompt_tokens) != before:
+                _broken("what it goes on with is another request")
+            return
+        self._mode = mode
         if len(seeds) != self._num_choices or seeds[0] != started.seed:
             _broken(f"it has {len(seeds)} choices of {self._num_choices}")
         self._choices = [_Choice(seed) for seed in seeds]
         self._started = started
+
+    def _has_ended_before(self, index: int) -> bool:
+        """True once for a choice whose end came with a stream before this one."""
+        told = index in self._ended_before
+        self._ended_before.discard(index)
+        return told
 
     def _choice(self, index: int) -> _Choice:
         if index >= len(self._choices):
@@ -114,7 +148,7 @@ class StreamAssembler:
             _broken(f"choice {index} goes on after its end")
         return self._choices[index]
 
-    def _extend(self, message: generation_pb2.GenerateChunk) -> GenerationChunk:
+    def _extend(self, message: generation_pb2.GenerateChunk) -> GenerationChunk | None:
         choice = self._choice(message.choice)
         if message.index != len(choice.token_ids):
             _broken(f"index {message.index} came where {len(choice.token_ids)} was due")
@@ -127,7 +161,7 @@ class StreamAssembler:
         chunk = GenerationChunk(
             index=message.index,
             token_ids=tuple(message.token_ids),
-            text=message.text,
+            text=self._new_text(choice, message),
             origins=tuple(codec.origin_from_proto(origin) for origin in message.origins),
             choice=message.choice,
             logprobs=_positions(message.logprobs, message.token_ids) if message.logprobs else (),
@@ -137,19 +171,31 @@ class StreamAssembler:
         choice.origins.extend(chunk.origins)
         choice.texts.append(chunk.text)
         choice.logprobs.extend(chunk.logprobs)
-        return chunk
+        return chunk if chunk.token_ids or chunk.text or chunk.prompt_logprobs else None
+
+    def _new_text(self, choice: _Choice, message: generation_pb2.GenerateChunk) -> str:
+        if message.token_ids:
+            return message.text
+        repeated = min(choice.repeated, len(message.text))
+        choice.repeated -= repeated
+        return message.text[repeated:]
 
     def _prompt_positions(self, message: generation_pb2.GenerateChunk) -> tuple[PositionLogprobs, ...]:
         if not message.prompt_logprobs:
             return ()
         assert self._started is not None
-        begin = 1 + len(self._prompt_logprobs)
+        begin = 1 + len(self._prompt_logprobs) - self._repeated_positions
         told = self._started.prompt_token_ids[begin : begin + len(message.prompt_logprobs)]
         positions = _positions(message.prompt_logprobs, told)
+        repeated = min(self._repeated_positions, len(positions))
+        self._repeated_positions -= repeated
+        positions = positions[repeated:]
         self._prompt_logprobs.extend(positions)
         return positions
 
-    def _finish(self, finished: generation_pb2.GenerateFinished) -> GenerationChunk:
+    def _finish(self, finished: generation_pb2.GenerateFinished) -> GenerationChunk | None:
+        if self._has_ended_before(finished.choice):
+            return None
         choice = self._choice(finished.choice)
         if finished.usage.completion_tokens != len(choice.token_ids):
             _broken(f"{len(choice.token_ids)} tokens of {finished.usage.completion_tokens} came")

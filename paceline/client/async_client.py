@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 
 from paceline.client import requests
-from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import call_metadata, channel_options, checked_tls, translated
+from paceline.client.channel import (
+    ClientClosedError,
+    call_metadata,
+    channel_options,
+    checked_tls,
+    translated,
+)
 from paceline.client.results import GenerationChunk, GenerationResult
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
-from paceline.core.errors import PacelineError, UnavailableError
+from paceline.core.errors import PacelineError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import open_aio_channel
 from paceline.v1 import generation_pb2
@@ -24,20 +33,23 @@ if TYPE_CHECKING:
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+_Call = grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 
 
 class AsyncGenerationStream:
-    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation."""
+    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
 
-    def __init__(
-        self,
-        call: grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse],
-        request: generation_pb2.GenerateRequest,
-    ) -> None:
-        self._call = call
-        self._messages = aiter(call)
-        self._assembler = StreamAssembler(request.sampling)
+    A stream that breaks is resumed: the next chunk is the one that would have come.
+    """
+
+    def __init__(self, client: AsyncClient, resuming: Resuming) -> None:
+        self._client = client
+        self._resuming = resuming
+        self._assembler = resuming.assembler
         self._over = False
+        self._closed = asyncio.Event()
+        self._call = client._generate(resuming.request, resuming.timeout)
+        self._messages = aiter(self._call)
 
     @property
     def request_id(self) -> str | None:
@@ -49,6 +61,11 @@ class AsyncGenerationStream:
         """The whole generation, once the last chunk has come."""
         return self._assembler.result
 
+    @property
+    def num_resumes(self) -> int:
+        """How often it was asked for again."""
+        return self._resuming.num_resumes
+
     def __aiter__(self) -> Self:
         return self
 
@@ -58,8 +75,10 @@ class AsyncGenerationStream:
             try:
                 with translated():
                     message = await anext(self._messages, None)
-                chunk = self._assembler.feed(message)
+                chunk = self._resuming.feed(message)
             except PacelineError as error:
+                if await self._resume(error):
+                    continue
                 await self.aclose()
                 self._assembler.fail(error)
                 break
@@ -68,10 +87,31 @@ class AsyncGenerationStream:
                 return chunk
         raise StopAsyncIteration
 
+    async def _resume(self, error: PacelineError) -> bool:
+        pause = self._resuming.pause_after(error)
+        if pause is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), pause)
+        if self._over:
+            return False
+        self._call.cancel()
+        self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+        self._messages = aiter(self._call)
+        return True
+
     async def aclose(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
         self._over = True
+        self._closed.set()
+        self._leave()
+
+    def _leave(self) -> None:
+        # The call first: what the server learns last must be that nobody will come back.
         self._call.cancel()
+        request_id = self._resuming.abandon()
+        if request_id is not None:
+            self._client._abandon(request_id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,31 +123,45 @@ class AsyncGenerationStream:
 
     def __del__(self) -> None:
         # The call refers to itself, so dropping it would wait for the garbage collector.
-        self._call.cancel()
+        if hasattr(self, "_call"):
+            self._leave()
 
 
 class AsyncClient:
     """Talks to one coordinator, within one event loop. Errors are those of `Client`."""
 
-    def __init__(self, address: str, *, tls: Tls | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        api_key: str | None = None,
+        max_resumes: int = DEFAULT_MAX_RESUMES,
+    ) -> None:
         """`address` is host:port. Connects with the first call, and belongs to that call's event loop.
 
-        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call.
-        Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
+        stream that breaks is resumed up to `max_resumes` times. Raises InvalidArgumentError naming the
+        argument, or the TLS file that cannot be used.
         """
         self.address = requests.checked_address(address)
         self._metadata = call_metadata(api_key)
         self._tls = checked_tls(tls)
+        self._backoff = Backoff(requests.checked_resumes(max_resumes))
+        self._streams: weakref.WeakSet[AsyncGenerationStream] = weakref.WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cancels: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
         self._stub: GenerationServiceAsyncStub | None = None
         self._closed = False
 
     def _service(self) -> GenerationServiceAsyncStub:
         if self._closed:
-            raise UnavailableError("this client is closed")
+            raise ClientClosedError("this client is closed")
         if self._stub is None:
             self._channel = open_aio_channel(self.address, channel_options(self.address), self._tls)
             self._stub = GenerationServiceStub(self._channel)
+            self._loop = asyncio.get_running_loop()
         return self._stub
 
     async def generate(
@@ -149,11 +203,29 @@ class AsyncClient:
         """
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
+        stream = AsyncGenerationStream(self, Resuming(request, deadline, self._backoff))
+        self._streams.add(stream)
+        return stream
+
+    def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> _Call:
         service = self._service()
         with translated():
-            return AsyncGenerationStream(
-                service.Generate(request, timeout=deadline, metadata=self._metadata), request
-            )
+            return service.Generate(request, timeout=timeout, metadata=self._metadata)
+
+    def _abandon(self, request_id: str) -> None:
+        """Tell the server soon that nobody will resume this request."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # too late to tell anybody: the server's own limit holds
+        if loop is not self._loop or self._closed:
+            return
+        request = generation_pb2.CancelRequest(request_id=request_id)
+        # The call is made here, not in the task: before any later call of this client.
+        call = self._service().Cancel(request, timeout=CANCEL_SECONDS, metadata=self._metadata)
+        task = loop.create_task(_answered(call))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
 
     async def tokenize(
         self,
@@ -197,6 +269,12 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""
+        for stream in list(self._streams):
+            stream._leave()
+        if self._cancels:
+            _, late = await asyncio.wait(self._cancels, timeout=CANCEL_SECONDS)
+            for task in late:
+                task.cancel()
         self._closed = True
         if self._channel is not None:
             await self._channel.close()
@@ -208,3 +286,9 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _answered(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> None:
+    """Whatever the answer is: the server's own limit holds."""
+    with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):
+        await call

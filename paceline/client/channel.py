@@ -14,6 +14,11 @@ from paceline.core.tls import Tls
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.status import from_rpc_error
 
+
+class ClientClosedError(UnavailableError):
+    """The caller closed the client: nobody is there to go on for."""
+
+
 KEEPALIVE_MILLISECONDS = 30_000
 """A peer that is silent for this long is pinged, while a call is open."""
 KEEPALIVE_TIMEOUT_MILLISECONDS = 10_000
@@ -66,7 +71,7 @@ def translated() -> Iterator[None]:
         raise from_rpc_error(error) from error
     except (ValueError, grpc.aio.UsageError) as error:
         # What a closed channel raises, of the synchronous and of the asynchronous API.
-        raise UnavailableError("this client is closed") from error
+        raise ClientClosedError("this client is closed") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():

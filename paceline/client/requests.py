@@ -104,6 +104,13 @@ def checked_timeout(timeout: float | None) -> float | None:
     return timeout
 
 
+def checked_resumes(max_resumes: int) -> int:
+    """How often a stream may be resumed."""
+    if isinstance(max_resumes, bool) or not isinstance(max_resumes, int) or max_resumes < 0:
+        raise InvalidArgumentError("max_resumes", "must be an integer, and not negative")
+    return max_resumes
+
+
 def checked_address(address: str) -> str:
     """`host:port`, or any other name that gRPC resolves."""
     if not isinstance(address, str) or not address:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import grpc
 
 from paceline.client import requests
-from paceline.client.assembler import StreamAssembler
+from paceline.client.abandoning import Abandoning
 from paceline.client.channel import call_metadata, channel_options, checked_tls, translated
 from paceline.client.results import GenerationChunk, GenerationResult
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import PacelineError
 from paceline.core.tls import Tls
@@ -23,17 +26,27 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
+CLOSE_SECONDS = 5.0
+"""How long gRPC may take to close a channel, which takes it milliseconds."""
+
+
 class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
     def cancel(self) -> bool: ...
 
 
 class GenerationStream:
-    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation."""
+    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
 
-    def __init__(self, call: _Call, request: generation_pb2.GenerateRequest) -> None:
-        self._call = call
-        self._assembler = StreamAssembler(request.sampling)
+    A stream that breaks is resumed: the next chunk is the one that would have come.
+    """
+
+    def __init__(self, client: Client, resuming: Resuming) -> None:
+        self._client = client
+        self._resuming = resuming
+        self._assembler = resuming.assembler
         self._over = False
+        self._closed = threading.Event()
+        self._call = client._generate(resuming.request, resuming.timeout)
 
     @property
     def request_id(self) -> str | None:
@@ -45,6 +58,11 @@ class GenerationStream:
         """The whole generation, once the last chunk has come."""
         return self._assembler.result
 
+    @property
+    def num_resumes(self) -> int:
+        """How often it was asked for again."""
+        return self._resuming.num_resumes
+
     def __iter__(self) -> Self:
         return self
 
@@ -54,8 +72,10 @@ class GenerationStream:
             try:
                 with translated():
                     message = next(self._call, None)
-                chunk = self._assembler.feed(message)
+                chunk = self._resuming.feed(message)
             except PacelineError as error:
+                if self._resume(error):
+                    continue
                 self.close()
                 self._assembler.fail(error)
                 break
@@ -64,10 +84,26 @@ class GenerationStream:
                 return chunk
         raise StopIteration
 
+    def _resume(self, error: PacelineError) -> bool:
+        pause = self._resuming.pause_after(error)
+        if pause is None or self._closed.wait(pause):
+            return False
+        self._call.cancel()
+        self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+        return True
+
     def close(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
         self._over = True
+        self._closed.set()
+        self._leave(self._client._abandoning.now)
+
+    def _leave(self, abandon: Callable[[str], None]) -> None:
+        # The call first: what the server learns last must be that nobody will come back.
         self._call.cancel()
+        request_id = self._resuming.abandon()
+        if request_id is not None:
+            abandon(request_id)
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +114,8 @@ class GenerationStream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_call"):
+            self._leave(self._client._abandoning.soon)
 
 
 class Client:
@@ -88,16 +125,31 @@ class Client:
     DeadlineExceededError after `timeout` seconds (None: no deadline), UnavailableError without a server.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        api_key: str | None = None,
+        max_resumes: int = DEFAULT_MAX_RESUMES,
+    ) -> None:
         """`address` is host:port. Connects with the first call.
 
-        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call.
-        Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
+        stream that breaks is resumed up to `max_resumes` times. Raises InvalidArgumentError naming the
+        argument, or the TLS file that cannot be used.
         """
         self.address = requests.checked_address(address)
-        self._metadata = call_metadata(api_key)
+        self._metadata = metadata = call_metadata(api_key)
+        self._backoff = Backoff(requests.checked_resumes(max_resumes))
         self._channel = open_channel(self.address, channel_options(self.address), checked_tls(tls))
-        self._stub = GenerationServiceStub(self._channel)
+        self._stub = stub = GenerationServiceStub(self._channel)
+        self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
+        self._abandoning = Abandoning(
+            lambda name: stub.Cancel.future(
+                generation_pb2.CancelRequest(request_id=name), timeout=CANCEL_SECONDS, metadata=metadata
+            )
+        )
 
     def generate(
         self,
@@ -135,10 +187,15 @@ class Client:
         """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream."""
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
+        if self._backoff.most:
+            self._abandoning.start()
+        stream = GenerationStream(self, Resuming(request, deadline, self._backoff))
+        self._streams.add(stream)
+        return stream
+
+    def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> _Call:
         with translated():
-            return GenerationStream(
-                self._stub.Generate(request, timeout=deadline, metadata=self._metadata), request
-            )
+            return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
 
     def tokenize(self, text: str, *, timeout: float | None = None) -> tuple[int, ...]:
         """The target's token ids of `text`."""
@@ -172,7 +229,14 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""
-        self._channel.close()
+        for stream in list(self._streams):
+            stream._leave(self._abandoning.now)
+        self._abandoning.close(CANCEL_SECONDS)
+        # A Ctrl-C that strikes while the first call is made can leave gRPC without the thread that ends its
+        # calls. Closing then waits for them for ever.
+        closing = threading.Thread(target=self._channel.close, name="paceline-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self

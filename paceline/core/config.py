@@ -79,6 +79,8 @@ class WorkerConfig:
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     metrics_port: int | None = None
     """Port of `/metrics`, on the same host; 0 takes a free one, none given serves none."""
+    reflection: bool = False
+    """Describe the gRPC services to whoever asks (server reflection)."""
     exit_with_parent: bool = False
     """Stop when standard input closes: a child never outlives its supervisor."""
 
@@ -181,6 +183,12 @@ class CoordinatorConfig:
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     otlp_traces_sampling_ratio: float = 1.0
     """Share of the requests that are traced, of those that do not say so themselves."""
+    resume_seconds: float = 30.0
+    """How long a request is held for a client whose connection is lost; 0 holds none."""
+    unread_timeout: float = 60.0
+    """Seconds a sequence may pause for a client that does not read; then its stream is cut."""
+    reflection: bool = False
+    """Describe the gRPC services to whoever asks (server reflection)."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -201,8 +209,9 @@ class CoordinatorConfig:
             "max_num_speculative_tokens",
             f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
-        for name in ("draft_timeout", "target_timeout", "recovery_timeout"):
+        for name in ("draft_timeout", "target_timeout", "recovery_timeout", "unread_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")
+        _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
         _check(
             1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
             "max_running",

@@ -2,7 +2,8 @@
 
 PacelineError
 ├── InvalidArgumentError        a field cannot be honoured; `field` names it (also a ValueError)
-│   └── TokenizerMismatchError  draft and target do not share a vocabulary
+│   ├── TokenizerMismatchError  draft and target do not share a vocabulary
+│   └── AlreadyExistsError      the chosen name is in use
 ├── NotFoundError               no such sequence, model or request
 ├── FailedPreconditionError     the sender's picture is behind; `known_length` says where to resend from
 ├── StaleEpochError             a newer owner has taken the sequence over
@@ -39,6 +40,10 @@ class InvalidArgumentError(PacelineError, ValueError):
 
 class TokenizerMismatchError(InvalidArgumentError):
     """Two models that must share a tokenizer do not."""
+
+
+class AlreadyExistsError(InvalidArgumentError):
+    """Something that runs has the name that was chosen."""
 
 
 class NotFoundError(PacelineError):

@@ -75,6 +75,9 @@ MAX_WAITING_SEQUENCES: Final = 4096
 MAX_UNREAD_TOKENS: Final = 1024
 """A stream whose client has this many unread tokens pauses until it reads."""
 
+MAX_HELD_REQUESTS: Final = 256
+"""Requests held for clients whose connection is lost; one more ends the one that was left first."""
+
 MAX_COMMANDS_PER_FRAME: Final = 4096
 
 MAX_CHOICES: Final = 256

@@ -22,6 +22,7 @@ from paceline.rpc.generation_codec import (
     speculation_from_proto,
     speculation_to_proto,
 )
+from paceline.rpc.resume_codec import Resumption, cancel_request_from_proto, resumption_to_proto
 from paceline.rpc.sampling_codec import (
     UNLIMITED_MAX_TOKENS,
     check_choices_remain,
@@ -44,6 +45,8 @@ __all__ = [
     "PROTOCOL_VERSION",
     "UNLIMITED_MAX_TOKENS",
     "GenerateCall",
+    "Resumption",
+    "cancel_request_from_proto",
     "check_against_model",
     "check_choices_remain",
     "check_named_tokens",
@@ -65,6 +68,7 @@ __all__ = [
     "proposal_from_proto",
     "proposal_to_proto",
     "refuse_unknown_fields",
+    "resumption_to_proto",
     "sampling_from_proto",
     "sampling_to_proto",
     "sequence_params_from_proto",

@@ -8,6 +8,7 @@ from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, TokenOrigin
+from paceline.rpc.resume_codec import Resumption, resumption_from_proto, resumption_to_proto
 from paceline.rpc.sampling_codec import (
     check_named_tokens,
     check_text,
@@ -97,6 +98,10 @@ class GenerateCall:
     speculation: SpeculationParams
     cache_salt: str = ""
     """Requests with different ones never share cached prefixes."""
+    resumable: bool = False
+    """The request is held for a while when its client's connection is lost."""
+    resumption: Resumption | None = None
+    """Where the client goes on; None begins a request."""
 
 
 def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequest:
@@ -108,7 +113,9 @@ def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequ
         sampling=sampling_to_proto(call.sampling),
         speculation=speculation_to_proto(call.speculation),
         cache_salt=call.cache_salt,
+        resumable=call.resumable,
     )
+    resumption_to_proto(call.resumption, message)
     if isinstance(call.prompt, str):
         check_text("prompt", call.prompt)
         message.text = call.prompt
@@ -140,12 +147,15 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
             raise InvalidArgumentError("prompt", "is required, as text or token ids")
     if not prompt:
         raise InvalidArgumentError("prompt", "must not be empty")
+    sampling = sampling_from_proto(message.sampling)
     return GenerateCall(
         request_id=message.request_id,
         prompt=prompt,
-        sampling=sampling_from_proto(message.sampling),
+        sampling=sampling,
         speculation=speculation_from_proto(message.speculation),
         cache_salt=message.cache_salt,
+        resumable=message.resumable,
+        resumption=resumption_from_proto(message, sampling.n),
     )
 
 
@@ -156,6 +166,8 @@ def check_against_model(
     if not isinstance(call.prompt, str):
         check_token_ids("prompt", call.prompt, vocabulary_size)
     check_named_tokens(call.sampling, vocabulary_size)
+    for token_ids in call.resumption.received if call.resumption is not None else ():
+        check_token_ids("received", token_ids, vocabulary_size)
     if prompt_length >= max_model_len:
         raise InvalidArgumentError(
             "prompt",

@@ -131,6 +131,14 @@ class Server:
         for service in ("", *services):
             await self._health.set(service, status)
 
+    def reflect(self, service: str) -> None:
+        """Describe a service, health and reflection itself to whoever asks; before `start`."""
+        from grpc_reflection.v1alpha import reflection  # a process without it does not load it
+
+        reflection.enable_server_reflection(
+            (service, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+        )
+
     def announce(self, **more: str) -> None:
         """One JSON line on standard output: whoever started this process may use it now."""
         line = {"event": "ready", "role": self.role, "address": self.address, "pid": os.getpid(), **more}

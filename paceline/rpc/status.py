@@ -3,6 +3,7 @@
 | error | code |
 |---|---|
 | InvalidArgumentError | INVALID_ARGUMENT with BadRequest |
+| AlreadyExistsError | ALREADY_EXISTS with BadRequest |
 | NotFoundError | NOT_FOUND |
 | FailedPreconditionError | FAILED_PRECONDITION |
 | StaleEpochError | ABORTED |
@@ -37,6 +38,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[type[errors.PacelineError], int] = {
     errors.InvalidArgumentError: code_pb2.INVALID_ARGUMENT,
     errors.TokenizerMismatchError: code_pb2.INVALID_ARGUMENT,
+    errors.AlreadyExistsError: code_pb2.ALREADY_EXISTS,
     errors.NotFoundError: code_pb2.NOT_FOUND,
     errors.FailedPreconditionError: code_pb2.FAILED_PRECONDITION,
     errors.StaleEpochError: code_pb2.ABORTED,
@@ -104,9 +106,8 @@ def from_status(status: status_pb2.Status, known_length: int = 0) -> errors.Pace
     """The error a peer meant. Never raises: a peer's broken details are an error without details."""
     info, violation = _read_details(status.details)
     match status.code:
-        case code_pb2.INVALID_ARGUMENT:
-            mismatch = info.reason == "TokenizerMismatch"
-            return (errors.TokenizerMismatchError if mismatch else errors.InvalidArgumentError)(
+        case code_pb2.INVALID_ARGUMENT | code_pb2.ALREADY_EXISTS as code:
+            return _field_error(code, info.reason)(
                 violation.field if violation and violation.field else "request",
                 violation.description if violation and violation.description else status.message,
             )
@@ -137,6 +138,12 @@ def _retry_after(details: Iterable[AnyMessage]) -> float | None:
         except DecodeError:
             continue
     return None
+
+
+def _field_error(code: int, reason: str) -> type[errors.InvalidArgumentError]:
+    if code == code_pb2.ALREADY_EXISTS:
+        return errors.AlreadyExistsError
+    return errors.TokenizerMismatchError if reason == "TokenizerMismatch" else errors.InvalidArgumentError
 
 
 def _index(text: str) -> int | None:

@@ -40,6 +40,7 @@ _SHARED = (
     "trust_remote_code",
     "log_format",
     "otlp_traces_endpoint",
+    "reflection",
 )
 """Fields of both workers' WorkerConfig."""
 
@@ -111,6 +112,8 @@ class StackConfig:
     """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
     draft_metrics_port: int | None = None
     """The same for the draft."""
+    reflection: bool = False
+    """Describe the gRPC services of all processes to whoever asks (server reflection)."""
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
@@ -181,6 +184,7 @@ class StackConfig:
             "log_format": self.log_format,
             "otlp_traces_endpoint": self.otlp_traces_endpoint,
             "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
+            "reflection": self.reflection,
         }
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):

@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=paceline_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/paceline.v1.GenerationService/Cancel',
+                request_serializer=paceline_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generation__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/paceline.v1.GenerationService/ListModels',
                 request_serializer=paceline_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -68,6 +73,13 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends a request that the server would else hold for its client to come back.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -103,6 +115,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=paceline_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=paceline_dot_v1_dot_generation__pb2.CancelRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generation__pb2.CancelResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -153,6 +170,33 @@ class GenerationService:
             '/paceline.v1.GenerationService/Generate',
             paceline_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             paceline_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.GenerationService/Cancel',
+            paceline_dot_v1_dot_generation__pb2.CancelRequest.SerializeToString,
+            paceline_dot_v1_dot_generation__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,

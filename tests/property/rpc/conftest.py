@@ -82,14 +82,31 @@ speculations = st.builds(
     acceptance=st.none() | modes,
 )
 salts = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_CACHE_SALT_CHARACTERS)
-calls = st.builds(
-    codec.GenerateCall,
-    request_id=st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS),
-    prompt=texts.filter(bool) | ids.filter(bool),
-    sampling=samplings(),
-    speculation=speculations,
-    cache_salt=salts,
-)
+names = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS)
+
+
+@st.composite
+def resumptions(draw: Any, choices: int) -> codec.Resumption:
+    received = (draw(ids), *((),) * (choices - 2), *((draw(ids),) if choices > 1 else ()))
+    told = received if draw(st.booleans()) else ()
+    return codec.Resumption(tuple(map(len, received)), told)
+
+
+@st.composite
+def generate_calls(draw: Any) -> codec.GenerateCall:
+    sampling, name = draw(samplings()), draw(names)
+    return codec.GenerateCall(
+        request_id=name,
+        prompt=draw(texts.filter(bool) | ids.filter(bool)),
+        sampling=sampling,
+        speculation=draw(speculations),
+        cache_salt=draw(salts),
+        resumable=bool(name) and draw(st.booleans()),
+        resumption=draw(st.none() | resumptions(sampling.n)) if name else None,
+    )
+
+
+calls = generate_calls()
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,7 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
         self.ended = threading.Event()
         self.release = threading.Event()
         self.blocked = threading.Event()
+        self.cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def play(self, *messages: generation_pb2.GenerateResponse) -> None:
         """Send these and end well."""
@@ -118,6 +120,10 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
         self.requests.append(request)
         context.add_callback(self.ended.set)
         yield from self.script(request, context)
+
+    def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.cancelled.put(request.request_id)
+        return generation_pb2.CancelResponse()
 
     def _unary(self, request: Any, context: Any, response: Any) -> Any:
         self.requests.append(request)
@@ -210,9 +216,9 @@ class BlockingStream:
 class BlockingAsyncClient:
     """AsyncClient with Client's face, so that one test says what both must do."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
-        self._client = AsyncClient(address)
+        self._client = AsyncClient(address, **options)
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
         async def start() -> Any:
@@ -237,12 +243,13 @@ class BlockingAsyncClient:
 
 
 @pytest.fixture(params=["sync", "async"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """A client of either kind for an address."""
     made: list[Any] = []
 
-    def make(address: str) -> Any:
-        made.append(Client(address) if request.param == "sync" else BlockingAsyncClient(address))
+    def make(address: str, **options: Any) -> Any:
+        kind = Client if request.param == "sync" else BlockingAsyncClient
+        made.append(kind(address, **options))
         return made[-1]
 
     yield make
@@ -251,9 +258,9 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
 
 
 @pytest.fixture
-def client(server: FakeCoordinator, connect: Callable[[str], Any]) -> Any:
-    """A client of either kind, connected to `server`."""
-    return connect(server.address)
+def client(server: FakeCoordinator, connect: Callable[..., Any]) -> Any:
+    """A client of either kind, connected to `server`, that shows every end of a stream."""
+    return connect(server.address, max_resumes=0)
 
 
 @pytest.fixture

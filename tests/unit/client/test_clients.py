@@ -28,6 +28,7 @@ WAIT = 30
 FAILURES = [
     InvalidArgumentError("top_p", "must be in (0, 1], got 3"),
     errors.TokenizerMismatchError("tokenizer", "differs"),
+    errors.AlreadyExistsError("request_id", "is running already"),
     errors.NotFoundError("no such model"),
     errors.FailedPreconditionError("behind"),
     errors.StaleEpochError("taken over"),

@@ -20,6 +20,7 @@ from paceline.v1 import common_pb2, generation_pb2
 def test_exported_names() -> None:
     assert sorted(paceline.__all__) == [
         "AcceptanceMode",
+        "AlreadyExistsError",
         "AsyncClient",
         "CancelledError",
         "Client",

@@ -38,6 +38,7 @@ class FakeLink:
         self.known = SimpleNamespace(max_model_len=max_model_len)
         self.sent: list[Any] = []
         self.hung_up = 0
+        self.address = "fake:1"
 
     def send(self, command: Any) -> None:
         self.sent.append(command)
@@ -210,6 +211,95 @@ def test_deadlines_are_swept() -> None:
     (error,) = parts(running)
     assert isinstance(error, UnavailableError)
     assert service.it.failed == 1
+
+
+def test_a_target_that_answers_others_is_not_hung_up() -> None:
+    """Only the sequence that waits too long moves: to another target, or to a new epoch on the same one."""
+    for targets in (1, 2):
+        service = Service(targets=targets)
+        late, lively = service.submit(k=0), service.submit(k=0)
+        lively.target = service.targets[0]  # type: ignore[assignment]
+        service.targets[0].load, service.targets[-1].load = 2, 2 if targets == 1 else 0
+        service.targets[0].sent.clear()
+        for second in (3.0, 6.0, 9.0):
+            service.clock.now = second
+            service.answer(lively, 5)
+        service.clock.now = 10.0
+        service.sweep()
+        assert [target.hung_up for target in service.targets] == [0] * targets
+        assert late.target is service.targets[-1]
+        assert (late.machine.phase, late.machine._target.epoch) == (Phase.VERIFYING, 2)
+        mine = [c for c in service.targets[0].sent if c.sequence_id == late.machine.sequence_id]
+        assert type(mine[0]) is CloseSequence
+        assert sum(target.load for target in service.targets) == 2
+        assert lively.machine._target.epoch == 1
+        service.answer(late, 7)
+        assert [commit.token_ids for commit in parts(late)] == [(7,)]  # type: ignore[union-attr]
+
+
+def test_a_target_that_answers_nobody_is_hung_up() -> None:
+    service = Service()
+    late, other = service.submit(k=0), service.submit(k=0)
+    service.clock.now = 4.9
+    service.answer(other, 5)
+    service.clock.now = 10.0
+    service.sweep()
+    assert service.targets[0].hung_up == 1
+    assert late.machine.phase is Phase.STALLED
+
+
+def test_a_sequence_that_is_late_every_time_fails() -> None:
+    service = Service()
+    late, lively = service.submit(k=0), service.submit(k=0, max_tokens=40)
+    for step in range(1, 17):
+        service.clock.now = 3.0 * step
+        service.answer(lively, 5)
+        service.sweep()
+    (error,) = parts(late)
+    assert isinstance(error, UnavailableError)
+    assert "in time" in error.message
+    assert service.targets[0].hung_up == 0
+    assert not lively.ended
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    """What it was sent stays for it, then it is told where to go on; what the sequence held is free."""
+    service = Service()
+    service.it._unread_timeout = 60.0
+    running = service.submit(k=0)
+    service.answer(running, 5)
+    running.unread = limits.MAX_UNREAD_TOKENS
+    service.answer(running, 6)
+    service.answer(running, 7)
+    assert running.machine.phase is Phase.PAUSED
+    service.clock.now = 59.0
+    service.sweep()
+    assert not running.ended
+    service.clock.now = 60.0
+    service.sweep()
+    assert running.ended
+    assert types(service.targets[0])[-1] is CloseSequence
+    *commits, error = parts(running)
+    assert [commit.token_ids for commit in commits] == [(5,), (6,), (7,)]  # type: ignore[union-attr]
+    assert isinstance(error, UnavailableError)
+    assert "may be resumed" in error.message
+    assert error.last_index == 2
+
+
+def test_a_client_that_reads_in_time_is_not_cut() -> None:
+    service = Service()
+    service.it._unread_timeout = 60.0
+    running = service.submit(k=0)
+    service.answer(running, 5)
+    running.unread = limits.MAX_UNREAD_TOKENS
+    service.answer(running, 6)
+    running.unread = limits.MAX_UNREAD_TOKENS // 2 + 1
+    service.clock.now = 59.0
+    read(service, running)
+    assert running.machine.phase is Phase.VERIFYING
+    service.clock.now = 61.0
+    service.sweep()
+    assert not running.ended
 
 
 def test_a_lost_target_hands_its_sequences_to_another() -> None:

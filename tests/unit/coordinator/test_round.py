@@ -427,10 +427,23 @@ def test_with_no_target_for_too_long_the_error_names_the_last_index() -> None:
 def test_a_hanging_target_is_given_up_and_the_round_waits_for_another() -> None:
     it = verifying(5)
     it.now = 10.0
-    assert it(Signal.DEADLINE) == [TargetHangs()]
+    assert it(Signal.DEADLINE) == [ToTarget(CloseSequence("s", 1)), TargetHangs()]
     assert it.phase is Phase.STALLED
     assert it(Signal.TARGET_LOST) == []
     assert sent(it(Signal.TARGET_READY))[1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
+
+
+def test_a_target_that_is_late_every_time_ends_the_sequence() -> None:
+    it = verifying(5)
+    for _ in range(MAX_ATTEMPTS - 1):
+        it.now += 10.0
+        assert it(Signal.DEADLINE)[-1] == TargetHangs()
+        it(Signal.TARGET_READY)
+    it.now += 10.0
+    fail = it(Signal.DEADLINE)[-1]
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, UnavailableError)
+    assert fail.error.last_index == 0
 
 
 # ---- the target refuses ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.coordinator import workers_salt
+from coordinator.generation import workers_salt
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.generation_codec import GenerateCall
 

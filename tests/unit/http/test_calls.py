@@ -136,13 +136,10 @@ def test_workers_are_told_of_by_role(coordinator: Any) -> None:
     assert f'paceline:failovers_total{{{of},role="draft"}} 1.0' in lines
 
 
-def test_counts_that_a_cache_keeps_are_passed_on_where_the_contract_has_them(
-    coordinator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counters = {"free_blocks": ("num_frees", "text"), "not_in_the_contract": ("nothing", "text")}
+def test_counts_that_a_cache_keeps_are_passed_on(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"free_blocks": "text"}
     monkeypatch.setattr("coordinator.http.metrics._CACHE_COUNTERS", counters)
     coordinator.links = (SimpleNamespace(**vars(FakeLink())),)
     text = generate_latest(make_registry(coordinator)).decode()
-    expected = 'paceline:num_frees_total{model_name="a/model",role="target",worker="target:1"} 6.0'
+    expected = 'paceline:free_blocks_total{model_name="a/model",role="target",worker="target:1"} 6.0'
     assert expected in text.splitlines()
-    assert "paceline:nothing" not in text

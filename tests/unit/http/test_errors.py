@@ -15,6 +15,7 @@ STATUSES = [
     (errors.TokenizerMismatchError("draft_model", "differs"), 400, "draft_model"),
     (errors.UnauthenticatedError("a key is required"), 401, None),
     (errors.PermissionDeniedError("not for you"), 403, None),
+    (errors.AlreadyExistsError("request_id", "is running already"), 409, "request_id"),
     (errors.NotFoundError("no such thing"), 404, None),
     (errors.FailedPreconditionError("behind"), 409, None),
     (errors.StaleEpochError("stale"), 409, None),

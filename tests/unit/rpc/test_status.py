@@ -19,6 +19,7 @@ from paceline.v1 import generation_pb2, generation_pb2_grpc
 EXAMPLES: list[tuple[errors.PacelineError, int]] = [
     (errors.InvalidArgumentError("top_p", "must be in (0, 1]"), code_pb2.INVALID_ARGUMENT),
     (errors.TokenizerMismatchError("tokenizer", "1 is not 2"), code_pb2.INVALID_ARGUMENT),
+    (errors.AlreadyExistsError("request_id", "is running already"), code_pb2.ALREADY_EXISTS),
     (errors.NotFoundError("no such sequence"), code_pb2.NOT_FOUND),
     (errors.FailedPreconditionError("behind", 17), code_pb2.FAILED_PRECONDITION),
     (errors.StaleEpochError("taken over"), code_pb2.ABORTED),

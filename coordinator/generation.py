@@ -1,0 +1,45 @@
+"""One request that was accepted, as the faces read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.dispatcher import Parts, Running
+from coordinator.ledger import Commit
+from coordinator.requests import Request
+from coordinator.round import RoundMachine
+from paceline.core.types import SequenceParams
+from paceline.rpc.codec import GenerateCall
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request that was accepted, and how it will be run: a sequence for each of its choices."""
+
+    request_id: str
+    prompt: Sequence[int]
+    choices: Sequence[Running]
+    request: Request | None = None
+    before: Sequence[Sequence[Commit]] = ()
+    """What comes before all else, one list each choice: the echo, and what the client has missed."""
+    queues: Sequence[Parts] = ()
+    """Where the rest comes, one each choice, until another client takes the request over."""
+
+    @property
+    def machines(self) -> list[RoundMachine]:
+        """Each choice's round machine: parameters, ledger, counts and times."""
+        return [running.machine for running in self.choices]
+
+    @property
+    def params(self) -> SequenceParams:
+        """Those of the first choice; the others differ in their seeds."""
+        return self.choices[0].machine.params
+
+
+def workers_salt(call: GenerateCall, tenant: str) -> str:
+    """Who shares cached prefixes with whom: the workers' salt of a request.
+
+    Tenants never do, whatever they say. The length before the name keeps "a" with "b:" from being "a:b".
+    """
+    return f"{len(tenant)}:{tenant}:{call.cache_salt}" if tenant else call.cache_salt

@@ -1,0 +1,56 @@
+"""What was emitted of one sequence, so that a client that comes back is told what it missed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator.ledger import Commit, Ledger
+from paceline.core.types import TokenLogprobs, TokenOrigin
+
+POSITIONS = 256
+"""Of one commit, at most: what was missed must not make messages too large."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What the ledger does not keep. Origins and log-probabilities begin at token `start`."""
+
+    start: int = 0
+    origins: list[TokenOrigin] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, commit: Commit) -> None:
+        """Keep what is emitted."""
+        self.origins.extend(commit.origins)
+        self.logprobs.extend(commit.logprobs)
+        self.prompt_logprobs.extend(commit.prompt_logprobs)
+
+    def covers(self, resume_from: int, ledger: Ledger) -> bool:
+        """True where all that follows `resume_from` tokens is here."""
+        return self.start <= resume_from <= ledger.num_generated
+
+    def missed(self, resume_from: int, ledger: Ledger, fresh: Ledger) -> Iterator[Commit]:
+        """All that was emitted after the first `resume_from` tokens, from the start if there are none.
+
+        `fresh` is a ledger of the same sequence with nothing but the prompt. It takes the tokens in as
+        `ledger` did: which text goes with which token follows from the tokens alone.
+        """
+        tokens = ledger.token_ids[ledger.prompt_length :]
+        fresh.replay(tokens[:resume_from])
+        if resume_from == 0:
+            for at in range(0, len(self.prompt_logprobs), POSITIONS):
+                part = tuple(self.prompt_logprobs[at : at + POSITIONS])
+                yield Commit(0, (), (), "", choice=ledger.choice, prompt_logprobs=part)
+        elif fresh.ended:
+            yield ending(fresh)
+        for at in range(resume_from, len(tokens), POSITIONS):
+            mine = slice(at - self.start, at - self.start + POSITIONS)
+            pairs = list(zip(tokens[at : at + POSITIONS], self.origins[mine], strict=True))
+            yield fresh.commit(pairs, self.logprobs[mine])
+
+
+def ending(ledger: Ledger) -> Commit:
+    """The end of a sequence for a client that has all of its tokens, and with them all of its text."""
+    return Commit(ledger.num_generated, (), (), "", ledger.finish, ledger.choice)

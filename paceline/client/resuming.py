@@ -1,0 +1,112 @@
+"""When a stream that broke is asked for again, and how. No I/O, so both clients share it.
+
+Only a stream that has begun is resumed: before `started` nothing can be lost, and the error is the caller's.
+A refusal is an answer, and is not asked for again.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.client.assembler import StreamAssembler
+from paceline.client.channel import ClientClosedError
+from paceline.client.results import GenerationChunk
+from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.rpc import codec
+from paceline.v1 import generation_pb2
+
+DEFAULT_MAX_RESUMES = 5
+CANCEL_SECONDS = 1.0
+"""How long a client that closes tries to tell the server that nobody will resume its requests."""
+LEAST_TIMEOUT = 1e-3
+"""Seconds. What is left of a deadline that is over: the call then says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often a stream is asked for again, and after how many seconds."""
+
+    most: int = DEFAULT_MAX_RESUMES
+    first: float = 0.2
+    longest: float = 5.0
+    uniform: Callable[[], float] = random.random
+
+    def pause(self, attempt: int) -> float:
+        """Seconds before attempt 0, 1, …: twice as long every time.
+
+        Up to half of it is left out at random, so that clients that were cut together do not return together.
+        """
+        return min(self.first * 2.0**attempt, self.longest) * (1 - self.uniform() / 2)
+
+
+class Resuming:
+    """One generation over as many calls as it takes."""
+
+    def __init__(
+        self,
+        request: generation_pb2.GenerateRequest,
+        timeout: float | None,
+        backoff: Backoff,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`timeout` seconds are for all calls together; None is no deadline."""
+        self.request = request
+        self.assembler = StreamAssembler(request.sampling)
+        self.num_resumes = 0
+        self._backoff = backoff
+        self._clock = clock
+        self._deadline = None if timeout is None else clock() + timeout
+        self._id_is_ours = not request.request_id
+        self._over = False
+        self._in_vain = 0
+        """Resumes since the last chunk."""
+        if backoff.most:
+            request.resumable = True
+            request.request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds left for a call that begins now."""
+        return None if self._deadline is None else max(self._deadline - self._clock(), LEAST_TIMEOUT)
+
+    def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
+        """The chunk a message brings. Raises what the assembler raises."""
+        chunk = self.assembler.feed(message)
+        if chunk is not None:
+            self._in_vain = 0
+        return chunk
+
+    def pause_after(self, error: PacelineError) -> float | None:
+        """Seconds to wait before the stream is asked for again; None where `error` is the end of it."""
+        broke = isinstance(error, UnavailableError) and not isinstance(error, ClientClosedError)
+        begun = self.assembler.request_id is not None and self.assembler.result is None
+        if not (broke and begun and self.num_resumes < self._backoff.most):
+            # A refused name may be that of another request.
+            self._over = isinstance(error, InvalidArgumentError)
+            return None
+        pause = self._backoff.pause(self._in_vain)
+        self.num_resumes += 1
+        self._in_vain += 1
+        timeout = self.timeout
+        return pause if timeout is None else min(pause, timeout)
+
+    def next_request(self) -> generation_pb2.GenerateRequest:
+        """What to send in the place of the call that broke: the rest, from the same seed."""
+        request = generation_pb2.GenerateRequest()
+        request.CopyFrom(self.request)
+        seed, resumption = self.assembler.resume()
+        request.sampling.seed = seed
+        codec.resumption_to_proto(resumption, request)
+        return request
+
+    def abandon(self) -> str | None:
+        """The id of the request if the server may hold it for nobody; None if not, or if told before."""
+        told = self._over or not self.request.resumable or self.assembler.result is not None
+        self._over = True
+        if told or not (self._id_is_ours or self.assembler.request_id is not None):
+            return None
+        return self.request.request_id

@@ -1,0 +1,137 @@
+"""What tools of the gRPC ecosystem ask every process: is it healthy, and what does it serve?"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from harness.history import Recording
+from harness.pair import Pair
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, running_stack
+from harness.waiting import HANG
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICES = {
+    "coordinator": ("paceline.v1.GenerationService", {"Generate", "Cancel", "Tokenize", "Detokenize"}),
+    "target": ("paceline.v1.TargetService", {"GetWorkerInfo", "Verify"}),
+    "draft": ("paceline.v1.DraftService", {"GetWorkerInfo", "Draft"}),
+}
+
+
+@pytest.fixture(scope="module")
+def reflecting(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, reflection=True, http=False) as stack:
+        yield stack
+        stack.check_logs()
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_a_reflection_client_finds_services_methods_and_messages(reflecting: RunningStack, role: str) -> None:
+    service, methods = SERVICES[role]
+    with grpc.insecure_channel(reflecting.stack.address_of(role)) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            service,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = DescriptorPool(database)
+        found = pool.FindServiceByName(service)
+        assert methods <= {method.name for method in found.methods}
+        if role == "coordinator":
+            generate = found.FindMethodByName("Generate")
+            assert generate.server_streaming
+            assert not generate.client_streaming
+            assert {"prompt", "resume_from", "received"} <= {
+                *(field.name for field in generate.input_type.fields),
+                *(oneof.name for oneof in generate.input_type.oneofs),
+            }
+
+
+def test_without_the_flag_nothing_is_told(stack: RunningStack) -> None:
+    for role in SERVICES:
+        with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                list(ProtoReflectionDescriptorDatabase(channel).get_services())
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_a_health_probe_is_answered(stack: RunningStack, role: str) -> None:
+    with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICES[role][0]):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=HANG)
+            assert answer.status == SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="nobody.Knows"), timeout=HANG)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+class Watching:
+    """`Watch` in a thread: every status that comes, in order."""
+
+    def __init__(self, channel: grpc.Channel, service: str) -> None:
+        self._statuses: list[int] = []
+        self._changed = threading.Condition()
+        request = health_pb2.HealthCheckRequest(service=service)
+        self.call = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=HANG)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for answer in self.call:
+                with self._changed:
+                    self._statuses.append(answer.status)
+                    self._changed.notify_all()
+        except grpc.RpcError:
+            pass
+
+    def wait_for(self, status: int) -> None:
+        """Until that is the last that was told."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._statuses[-1:] == [status], HANG), self._statuses
+
+    def end(self) -> None:
+        """Nobody listens any more."""
+        self.call.cancel()
+        self._thread.join(HANG)
+
+
+@pytest.fixture
+def own(stack: RunningStack) -> Iterator[OwnCoordinator]:
+    with own_coordinator(stack.pair, [stack.stack.address_of("target")]) as coordinator:
+        yield coordinator
+
+
+def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(
+    stack: RunningStack, own: OwnCoordinator
+) -> None:
+    """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
+    stream = Recording(own.address, "def main(", {"max_tokens": 400, "ignore_eos": True})
+    with grpc.insecure_channel(own.address) as channel:
+        watchers = [Watching(channel, name) for name in ("", "paceline.v1.GenerationService")]
+        for watcher in watchers:
+            watcher.wait_for(SERVING)
+        stream.wait_for_tokens(5)
+        own.supervisor.signal("coordinator", signal.SIGTERM)
+        for watcher in watchers:
+            watcher.wait_for(NOT_SERVING)
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
+        assert answer.status == NOT_SERVING
+        assert not stream.over
+        history = stream.result()
+        assert history.error is None
+        assert len(history.token_ids) == 400
+        for watcher in watchers:
+            watcher.end()

@@ -1,0 +1,405 @@
+"""Connections that break: the client's tokens and text are those of the run without faults, each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+import pytest
+from harness.cutting import CuttingProxy
+from harness.history import validate
+from harness.resumed import history_of
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
+from harness.waiting import HANG, until
+
+from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, sync_client
+from paceline.client.channel import channel_options
+from paceline.client.requests import generate_request
+from paceline.core.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    PacelineError,
+    UnavailableError,
+)
+from paceline.rpc.status import from_rpc_error
+from paceline.v1 import generation_pb2 as pb
+from paceline.v1 import generation_pb2_grpc
+
+PROMPT = "def main("
+MANY = 100
+"""Resumes: these tests cut more often than a client puts up with by default."""
+GREEDY: Mapping[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 60, "ignore_eos": True}
+COUPLED: Mapping[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "ignore_eos": True}
+EVERYTHING: Mapping[str, Any] = {
+    **COUPLED,
+    "n": 3,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "min_tokens": 20,
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+    "echo": True,
+    "bad_words": ["self"],
+}
+CASES = {"greedy": GREEDY, "coupled": COUPLED, "everything": EVERYTHING}
+K = {"num_speculative_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def forgetful(stack: RunningStack) -> Iterator[OwnCoordinator]:
+    """A coordinator that holds nothing: every resumption opens the request again from what was received."""
+    targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
+    with own_coordinator(stack.pair, targets, drafts, resume_seconds=0.0) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def hasty(stack: RunningStack) -> Iterator[OwnCoordinator]:
+    """A coordinator that holds requests for half a second."""
+    targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
+    with own_coordinator(stack.pair, targets, drafts, resume_seconds=0.5) as own:
+        yield own
+
+
+def read_with_cuts(
+    address: str, sampling: Mapping[str, Any], every: int
+) -> tuple[list[GenerationChunk], GenerationResult, int]:
+    """The chunks of a stream whose connection is reset each time that many more tokens have come."""
+    chunks, received = [], 0
+    with CuttingProxy(address) as proxy, Client(proxy.address, max_resumes=MANY) as client:
+        stream = client.stream(PROMPT, sampling, speculation=K, timeout=HANG)
+        for chunk in stream:
+            chunks.append(chunk)
+            before, received = received, received + len(chunk.token_ids)
+            if before // every != received // every:
+                proxy.cut()
+        assert stream.result is not None
+        return chunks, stream.result, stream.num_resumes
+
+
+def check_same(chunks: Sequence[GenerationChunk], result: GenerationResult, whole: GenerationResult) -> None:
+    """The result, and what the chunks add up to, is that of the run without faults."""
+    for got, want in zip(result.outputs, whole.outputs, strict=True):
+        assert got.token_ids == want.token_ids
+        assert got.text == want.text
+        assert (got.finish_reason, got.stop_reason, got.seed) == (
+            want.finish_reason,
+            want.stop_reason,
+            want.seed,
+        )
+        mine = [chunk for chunk in chunks if chunk.choice == got.choice]
+        assert "".join(chunk.text for chunk in mine) == want.text
+        assert [token for chunk in mine for token in chunk.token_ids] == list(want.token_ids)
+        validate(history_of(mine), want.token_ids)
+        if want.logprobs is not None:
+            assert [list(p) for p in got.logprobs or ()] == [list(p) for p in want.logprobs]
+            assert sum(len(chunk.logprobs) for chunk in mine) == len(want.token_ids)
+    assert result.usage == whole.usage
+    assert (result.prompt_token_ids, result.seed) == (whole.prompt_token_ids, whole.seed)
+    if whole.prompt_logprobs is not None:
+        told = [position for chunk in chunks for position in chunk.prompt_logprobs]
+        assert [list(p) for p in told] == [list(p) for p in whole.prompt_logprobs if p is not None]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_held_request_goes_on_where_it_was(stack: RunningStack, case: str) -> None:
+    whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
+    chunks, result, resumes = read_with_cuts(stack.address, CASES[case], 12)
+    check_same(chunks, result, whole)
+    assert resumes >= 2
+    # Held, not opened again: the rounds of all calls are counted.
+    for output in result.outputs:
+        stats = output.speculative_decoding
+        assert stats.num_rounds + stats.num_accepted_draft_tokens >= len(output.token_ids)
+    stack.check_pools_whole()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_that_is_not_held_is_opened_again(
+    stack: RunningStack, forgetful: OwnCoordinator, case: str
+) -> None:
+    whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
+    chunks, result, resumes = read_with_cuts(forgetful.address, CASES[case], 12)
+    check_same(chunks, result, whole)
+    assert resumes >= 2
+    stack.check_pools_whole()
+
+
+async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
+    with CuttingProxy(stack.address) as proxy:
+        async with AsyncClient(proxy.address, max_resumes=MANY) as client:
+            whole = await client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
+            stream = client.stream(PROMPT, COUPLED, speculation=K, timeout=HANG)
+            chunks = []
+            async for chunk in stream:
+                chunks.append(chunk)
+                if len(chunks) in (1, 4, 7):
+                    await asyncio.to_thread(proxy.cut)
+            assert stream.result is not None
+            check_same(chunks, stream.result, whole)
+            assert stream.num_resumes >= 2
+
+
+def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: OwnCoordinator) -> None:
+    sampling = {**COUPLED, "seed": None}
+    _, result, resumes = read_with_cuts(forgetful.address, sampling, 10)
+    assert resumes > 0
+    again = stack.client.generate(PROMPT, {**sampling, "seed": result.seed}, timeout=HANG)
+    assert again.token_ids == result.token_ids
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_other_modes_go_on_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
+    """Held they are the same run; opened again they are another draw of the same distribution."""
+    for address in (stack.address, forgetful.address):
+        with CuttingProxy(address) as proxy, Client(proxy.address, max_resumes=MANY) as client:
+            stream = client.stream(PROMPT, COUPLED, speculation={**K, "acceptance": mode}, timeout=HANG)
+            chunks = []
+            for chunk in stream:
+                chunks.append(chunk)
+                if len(chunks) in (2, 5):
+                    proxy.cut()
+            assert stream.num_resumes == 2
+            validate(history_of(chunks))
+            assert stream.result is not None
+            assert len(stream.result.token_ids) == 60
+
+
+# ---- every border, by hand -----------------------------------------------------------------------------
+
+
+def resumption(
+    sampling: Mapping[str, Any], received: Sequence[int], name: str, **changes: Any
+) -> pb.GenerateRequest:
+    request = generate_request(PROMPT, dict(sampling), {"num_speculative_tokens": 3}, name)
+    request.resume_from.append(len(received))
+    request.received.add(ids=received)
+    for field, value in changes.items():
+        setattr(request, field, value)
+    return request
+
+
+def play(address: str, request: pb.GenerateRequest) -> tuple[tuple[int, ...], str, pb.GenerateFinished]:
+    with grpc.insecure_channel(address) as channel:
+        messages = list(generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=HANG))
+    chunks = [message.chunk for message in messages if message.HasField("chunk")]
+    tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
+    due = request.resume_from[0]
+    for chunk in chunks:
+        assert chunk.index == due
+        due += len(chunk.token_ids)
+    finished = messages[-1].finished
+    return tokens, "".join(chunk.text for chunk in chunks) + finished.text, finished
+
+
+@pytest.mark.parametrize("extra", [{}, {"include_stop_str_in_output": True}], ids=["cut", "kept"])
+def test_every_border_of_a_text_with_a_stop_string(
+    stack: RunningStack, forgetful: OwnCoordinator, extra: Mapping[str, Any]
+) -> None:
+    """Wherever the client was cut, also inside the stop string and after the last token."""
+    free = stack.client.generate(PROMPT, {**COUPLED, "max_tokens": 30}, timeout=HANG)
+    stop = free.text[len(free.text) // 2 :][:6]
+    sampling = {**COUPLED, "max_tokens": 30, "stop": [stop], **extra}
+    stream = stack.client.stream(PROMPT, sampling, speculation={"num_speculative_tokens": 0}, timeout=HANG)
+    shown = {0: ""}
+    count, text = 0, ""
+    for chunk in stream:
+        count, text = count + len(chunk.token_ids), text + chunk.text
+        shown[count] = text
+    whole = stream.result
+    assert whole is not None
+    assert whole.stop_reason == stop
+    assert sorted(shown) == list(range(len(whole.token_ids) + 1))
+    for at in range(len(whole.token_ids) + 1):
+        tokens, text, finished = play(
+            forgetful.address, resumption(sampling, whole.token_ids[:at], f"border-{at}")
+        )
+        assert tokens == whole.token_ids[at:], at
+        assert shown[at] + text == whole.text, at
+        assert finished.stop_string == stop
+        assert finished.usage.completion_tokens == len(whole.token_ids)
+    stack.check_pools_whole()
+
+
+def refusal(address: str, request: pb.GenerateRequest) -> PacelineError:
+    with pytest.raises(grpc.RpcError) as caught:
+        play(address, request)
+    return from_rpc_error(caught.value)
+
+
+def test_what_cannot_be_resumed_is_refused(stack: RunningStack, forgetful: OwnCoordinator) -> None:
+    address = forgetful.address
+    without_tokens = resumption(COUPLED, (5, 6), "r")
+    del without_tokens.received[:]
+    assert isinstance(refusal(address, without_tokens), NotFoundError)
+    two = resumption(COUPLED, (5, 6), "r")
+    two.resume_from.append(0)
+    short = resumption(COUPLED, (5, 6), "r")
+    short.resume_from[0] = 3
+    lonely = generate_request(PROMPT, None, None, "r")
+    lonely.received.add(ids=[5])
+    refused = {
+        "seed": resumption({**COUPLED, "seed": None}, (5, 6), "r"),
+        "request_id": resumption(COUPLED, (5, 6), ""),
+        "resume_from": two,
+    }
+    for field, request in refused.items():
+        error = refusal(address, request)
+        assert isinstance(error, InvalidArgumentError)
+        assert error.field == field
+    for request in (
+        short,
+        resumption(COUPLED, (5, 2**31), "r"),
+        resumption({**COUPLED, "max_tokens": 2}, (5, 6, 7), "r"),
+    ):
+        error = refusal(address, request)
+        assert isinstance(error, InvalidArgumentError)
+        assert error.field == "received"
+    with stack.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(lonely, timeout=HANG))
+    assert "received" in caught.value.details()
+    nameless = generate_request(PROMPT, None, None, None)
+    nameless.resumable = True
+    with stack.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+        list(stub.Generate(nameless, timeout=HANG))
+    assert "request_id" in caught.value.details()
+    stack.good_request()
+
+
+# ---- who holds what, and for how long ------------------------------------------------------------------
+
+LONG: Mapping[str, Any] = {**COUPLED, "max_tokens": 1500}
+SHORTER: Mapping[str, Any] = {**COUPLED, "max_tokens": 300}
+
+
+def running(client: Client) -> int:
+    return client.status().coordinator.running
+
+
+def begin(address: str, name: str, sampling: Mapping[str, Any] = LONG) -> tuple[grpc.Channel, Any]:
+    """A raw resumable stream with its first tokens read."""
+    channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    request = generate_request(PROMPT, sampling, K, name)
+    request.resumable = True
+    call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=HANG)
+    while not next(call).chunk.token_ids:
+        pass
+    return channel, call
+
+
+def test_a_client_that_never_comes_back_frees_everything_in_time(
+    stack: RunningStack, hasty: OwnCoordinator
+) -> None:
+    channel, _ = begin(hasty.address, "gone")
+    assert running(hasty.client) == 1
+    channel.close()
+    until(lambda: running(hasty.client) == 0, "the end of what was held")
+    stack.check_pools_whole()
+
+
+def test_a_held_request_pauses_at_the_bound(stack: RunningStack) -> None:
+    """Nobody reads it: it neither runs to its end nor ends, until it is cancelled by name."""
+    channel, _ = begin(stack.address, "held")
+    channel.close()
+    assert running(stack.client) == 1
+    with stack.stub() as stub:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Generate(generate_request(PROMPT, LONG, K, "held"), timeout=HANG))
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, AlreadyExistsError)
+        assert error.field == "request_id"
+        stub.Cancel(pb.CancelRequest(request_id="held"), timeout=HANG)
+        assert running(stack.client) == 0
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Cancel(pb.CancelRequest(request_id="held"), timeout=HANG)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    stack.check_pools_whole()
+
+
+def test_cancelling_by_name_ends_a_stream_that_is_read(stack: RunningStack) -> None:
+    channel, call = begin(stack.address, "read")
+    with stack.stub() as stub:
+        stub.Cancel(pb.CancelRequest(request_id="read"), timeout=HANG)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert isinstance(from_rpc_error(caught.value), CancelledError)
+    channel.close()
+    stack.check_pools_whole()
+
+
+def test_a_stream_can_be_taken_over_while_it_is_read(stack: RunningStack) -> None:
+    """The client knows of the loss before the server does: it need not wait for it."""
+    channel, call = begin(stack.address, "taken", SHORTER)
+    request = generate_request(PROMPT, SHORTER, K, "taken")
+    request.resumable = True
+    request.resume_from.append(0)
+    other, taken = grpc.insecure_channel(stack.address), []
+    for message in generation_pb2_grpc.GenerationServiceStub(other).Generate(request, timeout=HANG):
+        taken.extend(message.chunk.token_ids)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    whole = stack.client.generate(PROMPT, SHORTER, timeout=HANG)
+    assert tuple(taken) == whole.token_ids
+    channel.close()
+    other.close()
+
+
+def test_a_deadline_ends_a_resumable_request_at_once(stack: RunningStack) -> None:
+    stack.good_request()
+    with pytest.raises(DeadlineExceededError):
+        stack.client.generate(PROMPT, {**LONG, "max_tokens": 1900}, timeout=0.4)
+    until(lambda: running(stack.client) == 0, "the end of the request", timeout=10.0)
+    stack.check_pools_whole()
+
+
+def test_exhausted_resumes_name_the_last_index(stack: RunningStack) -> None:
+    with CuttingProxy(stack.address) as proxy, Client(proxy.address, max_resumes=1) as client:
+        stream = client.stream(PROMPT, LONG, speculation=K, timeout=HANG)
+        received = []
+
+        def read_and_cut() -> None:
+            for chunk in stream:
+                received.extend(chunk.token_ids)
+                proxy.cut()
+
+        with pytest.raises(UnavailableError) as caught:
+            read_and_cut()
+        assert caught.value.last_index == len(received) - 1 > 0
+        assert stream.num_resumes == 1
+    stack.client.status()
+    with stack.stub() as stub, pytest.raises(grpc.RpcError):
+        stub.Cancel(pb.CancelRequest(request_id=stream.request_id or ""), timeout=HANG)
+    stack.check_pools_whole()
+
+
+def test_a_client_that_does_not_read_is_cut_and_goes_on_when_it_reads(
+    stack: RunningStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks are free meanwhile. With a small window, and messages that fill the buffers between."""
+    narrow = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    monkeypatch.setattr(sync_client, "channel_options", lambda address: (*channel_options(address), *narrow))
+    sampling = {**COUPLED, "max_tokens": 1500, "logprobs": 20}
+    targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
+    with (
+        own_coordinator(stack.pair, targets, drafts, unread_timeout=0.2) as own,
+        Client(own.address) as client,
+    ):
+        stream = client.stream(PROMPT, sampling, timeout=HANG)
+        chunks = [next(stream)]
+        until(lambda: running(own.client) == 0, "the end of the sequence that nobody reads")
+        assert own.client.status().coordinator.failed_requests == 1
+        stack.check_pools_whole()
+        chunks.extend(stream)
+        assert stream.num_resumes == 1
+        whole = own.client.generate(PROMPT, {**sampling, "logprobs": None}, timeout=HANG)
+        assert stream.result is not None
+        validate(history_of(chunks), whole.token_ids)
+        assert stream.result.text == whole.text

@@ -1,0 +1,371 @@
+"""A stream that breaks goes on by itself: gapless, once, a bounded number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+
+from paceline import AsyncClient, Client, GenerationResult
+from paceline.client.assembler import StreamAssembler
+from paceline.client.channel import ClientClosedError
+from paceline.client.resuming import Backoff, Resuming
+from paceline.core.clock import ManualClock
+from paceline.core.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    PacelineError,
+    ResourceExhaustedError,
+    StaleEpochError,
+    UnavailableError,
+)
+from paceline.rpc import codec
+from paceline.rpc.status import to_status
+from paceline.v1 import common_pb2, generation_pb2
+
+WAIT = 30
+CUT = UnavailableError("the connection is lost")
+REFUSALS = [
+    InvalidArgumentError("top_p", "must be in (0, 1]"),
+    AlreadyExistsError("request_id", "is running already"),
+    ResourceExhaustedError("queue is full"),
+    StaleEpochError("resumed by another call"),
+    InternalError("the model gave NaN"),
+    DeadlineExceededError("too late"),
+]
+
+
+def at_once(most: int = 5) -> Backoff:
+    return Backoff(most, first=0.0)
+
+
+class Cutting:
+    """Serves `messages`, as a coordinator that loses its client after so many of them, call by call."""
+
+    def __init__(self, server: Any, messages: Any, *cuts: int) -> None:
+        self.messages = list(messages)
+        self.cuts = list(cuts)
+        server.script = self.play
+
+    def play(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        call = codec.generate_request_from_proto(request)
+        yield self.messages[0]
+        have = call.resumption.resume_from[0] if call.resumption is not None else 0
+        rest = [m for m in self.messages[1:] if not m.HasField("chunk") or m.chunk.index >= have]
+        cut = self.cuts.pop(0) if self.cuts else len(rest)
+        yield from rest[:cut]
+        if cut < len(rest):
+            context.abort_with_status(rpc_status.to_status(to_status(CUT)))
+
+
+@pytest.fixture
+def resuming(server: Any, connect: Callable[..., Any]) -> Any:
+    """A client of either kind that does not wait before it resumes."""
+    return with_backoff(connect(server.address), at_once())
+
+
+def with_backoff(client: Any, backoff: Backoff) -> Any:
+    inner = client if isinstance(client, Client) else client._client
+    inner._backoff = backoff
+    return client
+
+
+def test_the_result_is_the_undisturbed_one(server: Any, resuming: Any, messages: Any) -> None:
+    whole = resuming.generate("x", {"max_tokens": 4})
+    Cutting(server, messages.good, 1, 0, 1)
+    stream = resuming.stream("x", {"max_tokens": 4})
+    chunks = list(stream)
+    assert [(c.index, c.token_ids) for c in chunks] == [(0, (11,)), (1, (12, 13)), (3, (14,)), (4, ())]
+    assert stream.result == whole
+    assert isinstance(stream.result, GenerationResult)
+    assert stream.num_resumes == 3
+
+
+def test_what_is_sent_again(server: Any, resuming: Any, messages: Any) -> None:
+    """The same request with its id, the seed that the server drew, and the tokens that are here."""
+    Cutting(server, messages.good, 2)
+    resuming.generate("x", {"temperature": 0.5, "stop": ["END"]}, speculation={"num_speculative_tokens": 3})
+    first, second = (codec.generate_request_from_proto(request) for request in server.requests)
+    assert first.resumable
+    assert second.resumable
+    assert first.request_id == second.request_id != ""
+    assert (first.resumption, first.sampling.seed) == (None, None)
+    assert second.resumption == codec.Resumption((3,), ((11, 12, 13),))
+    assert second.sampling.seed == 7
+    assert (second.prompt, second.speculation) == (first.prompt, first.speculation)
+
+
+def test_a_stream_that_just_ends_is_a_cut_one(server: Any, resuming: Any, messages: Any) -> None:
+    scripts = [messages.good[:3], (messages.good[0], *messages.good[3:])]
+    server.script = lambda _request, _context: iter(scripts.pop(0))
+    assert resuming.generate("x").text == "Hello!"
+
+
+def test_resumes_are_bounded_and_the_error_names_the_last_index(
+    server: Any, resuming: Any, messages: Any
+) -> None:
+    Cutting(server, messages.good, 2, 0, 0, 0, 0, 0, 0)
+    with pytest.raises(UnavailableError, match="connection is lost") as caught:
+        resuming.generate("x")
+    assert caught.value.last_index == 2
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda e: type(e).__name__)
+def test_a_refusal_is_not_asked_again(
+    server: Any, resuming: Any, messages: Any, error: PacelineError
+) -> None:
+    server.play_and_fail(error, *messages.good[:2])
+    with pytest.raises(type(error)):
+        resuming.generate("x")
+    assert len(server.requests) == 1
+
+
+def test_a_stream_that_has_not_begun_is_not_resumed(server: Any, resuming: Any) -> None:
+    server.play_and_fail(CUT)
+    with pytest.raises(UnavailableError):
+        resuming.generate("x")
+    assert len(server.requests) == 1
+
+
+def test_a_refusal_of_the_resumption_is_the_error(server: Any, resuming: Any, messages: Any) -> None:
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        error = ResourceExhaustedError("queue is full") if request.resume_from else CUT
+        if not request.resume_from:
+            yield from messages.good[:2]
+        context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+    server.script = script
+    with pytest.raises(ResourceExhaustedError):
+        resuming.generate("x")
+
+
+def test_going_on_with_something_else_breaks_the_protocol(server: Any, resuming: Any, messages: Any) -> None:
+    scripts = [messages.good[:2], (messages.started(seed=8), *messages.good[2:])]
+    server.script = lambda _request, _context: iter(scripts.pop(0))
+    with pytest.raises(InternalError, match="another request"):
+        resuming.generate("x")
+
+
+def test_the_deadline_is_that_of_all_calls_together(
+    server: Any, connect: Callable[..., Any], messages: Any
+) -> None:
+    """A pause that would outlast it is cut short, and then it is over."""
+    client = with_backoff(connect(server.address), Backoff(5, first=600.0, longest=600.0))
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        if request.resume_from:
+            server.release.wait()
+        yield from messages.good[:2]
+        context.abort_with_status(rpc_status.to_status(to_status(CUT)))
+
+    server.script = script
+    with pytest.raises(DeadlineExceededError):
+        client.generate("x", timeout=0.5)
+
+
+# ---- telling the server that nobody comes back ---------------------------------------------------------
+
+
+def test_closing_a_stream_cancels_the_request_by_name(server: Any, resuming: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    stream = resuming.stream("x")
+    next(stream)
+    stream.close()
+    stream.close()
+    if not isinstance(resuming, Client):
+        resuming.close()  # lets its event loop run
+    assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
+    resuming.close()
+    assert server.cancelled.empty()
+
+
+def test_dropping_a_stream_cancels_the_request_by_name(server: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    with Client(server.address) as client:
+        for _ in client.stream("x"):
+            break
+        assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
+
+
+async def test_dropping_an_async_stream_cancels_the_request_by_name(server: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    async with AsyncClient(server.address) as client:
+        async for _ in client.stream("x"):
+            break
+    assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
+
+
+def test_a_client_and_its_stream_dropped_together_still_cancel(server: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    for _ in Client(server.address).stream("x"):
+        break
+    assert server.cancelled.get(timeout=WAIT) == server.requests[0].request_id
+
+
+def test_closing_the_client_cancels_by_name_before_it_hangs_up(
+    server: Any, resuming: Any, messages: Any
+) -> None:
+    server.play_and_block(*messages.good[:2])
+    streams = [resuming.stream("x") for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    resuming.close()
+    told = {server.cancelled.get(timeout=WAIT) for _ in streams}
+    assert told == {request.request_id for request in server.requests}
+
+
+def test_what_has_ended_is_not_cancelled(server: Any, resuming: Any, messages: Any) -> None:
+    resuming.generate("x")
+    server.play_and_fail(AlreadyExistsError("request_id", "is running already"))
+    with pytest.raises(AlreadyExistsError):
+        resuming.generate("x", request_id="a neighbour's")
+    resuming.close()
+    assert server.cancelled.empty()
+
+
+def test_without_resumes_nothing_is_held(server: Any, client: Any, messages: Any) -> None:
+    client.generate("x")
+    assert not server.requests[0].resumable
+    assert server.requests[0].request_id == ""
+
+
+def test_a_client_closes_after_an_interrupt_that_struck_inside_grpc(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the call and the start of the thread that is to end it: closing would wait for ever."""
+
+    def interrupt(_state: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.client.sync_client.CLOSE_SECONDS", 0.2)
+    client = Client(server.address)
+    monkeypatch.setattr("grpc._channel._run_channel_spin_thread", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.generate("x")
+    client.close()
+    client.close()
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None])
+def test_max_resumes_is_checked(value: Any) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidArgumentError) as caught:
+            kind("127.0.0.1:1", max_resumes=value)
+        assert caught.value.field == "max_resumes"
+
+
+# ---- the pure parts ------------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
+    late, early = Backoff(uniform=lambda: 0.0), Backoff(uniform=lambda: 1.0)
+    assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert [early.pause(i) for i in range(3)] == [0.1, 0.2, 0.4]
+
+
+def begun(messages: Any, timeout: float | None = None, clock: ManualClock | None = None) -> Resuming:
+    request = generation_pb2.GenerateRequest(text="x")
+    resuming = Resuming(request, timeout, Backoff(2, uniform=lambda: 0.0), clock or ManualClock())
+    for message in messages.good[:3]:
+        resuming.feed(message)
+    return resuming
+
+
+def test_no_more_pauses_than_resumes(messages: Any) -> None:
+    resuming = begun(messages)
+    assert [resuming.pause_after(CUT) for _ in range(3)] == [0.2, 0.4, None]
+
+
+def test_progress_makes_the_next_pause_short_again(messages: Any) -> None:
+    resuming = begun(messages)
+    assert resuming.pause_after(CUT) == 0.2
+    resuming.feed(messages.good[3])
+    assert resuming.pause_after(CUT) == 0.2
+    assert resuming.pause_after(CUT) is None
+
+
+def test_a_closed_client_is_no_reason_to_go_on(messages: Any) -> None:
+    assert begun(messages).pause_after(ClientClosedError("closed")) is None
+
+
+def test_what_is_left_of_the_deadline(messages: Any) -> None:
+    clock = ManualClock(100.0)
+    resuming = begun(messages, 10.0, clock)
+    assert resuming.timeout == 10.0
+    clock.advance(9.9)
+    assert resuming.pause_after(CUT) == pytest.approx(0.1)
+    clock.advance(5.0)
+    assert 0 < (resuming.timeout or 0) < 0.01
+
+
+def report(token_id: int) -> Any:
+    return generation_pb2.PositionLogprobs(
+        tokens=[generation_pb2.Logprob(token_id=token_id, logprob=-1.0, rank=1)]
+    )
+
+
+def test_the_prompt_is_told_once_although_it_comes_twice() -> None:
+    """Cut before the first token: echo and the prompt's log-probabilities begin again."""
+    started = generation_pb2.GenerateResponse(
+        started=generation_pb2.GenerateStarted(
+            request_id="r",
+            seed=7,
+            num_prompt_tokens=4,
+            acceptance_mode=common_pb2.ACCEPTANCE_MODE_COUPLED,
+            prompt_token_ids=[1, 2, 3, 4],
+        )
+    )
+
+    def chunk(**values: Any) -> Any:
+        return generation_pb2.GenerateResponse(chunk=generation_pb2.GenerateChunk(**values))
+
+    sampling = common_pb2.SamplingParams(prompt_logprobs=0, echo=True)
+    assembler = StreamAssembler(sampling)
+    assembler.feed(started)
+    first = [
+        assembler.feed(chunk(text="ab")),
+        assembler.feed(chunk(prompt_logprobs=[report(2), report(3)])),
+    ]
+    assert assembler.resume() == (7, codec.Resumption((0,), ((),)))
+    assembler.feed(started)
+    second = [
+        assembler.feed(chunk(text="ab")),
+        assembler.feed(chunk(prompt_logprobs=[report(2), report(3), report(4)])),
+        assembler.feed(chunk(token_ids=[9], text="c", origins=[generation_pb2.TOKEN_ORIGIN_TARGET])),
+    ]
+    assert second[0] is None
+    chunks = [chunk for chunk in (*first, *second) if chunk is not None]
+    assert "".join(c.text for c in chunks) == "abc"
+    assert [next(iter(p)) for c in chunks for p in c.prompt_logprobs] == [2, 3, 4]
+    # With a token here nothing of the prompt comes again.
+    assembler.resume()
+    assembler.feed(started)
+    last = assembler.feed(
+        chunk(index=1, token_ids=[9], text="d", origins=[generation_pb2.TOKEN_ORIGIN_TARGET])
+    )
+    assert last is not None
+    assert last.text == "d"
+
+
+def test_a_choice_that_has_ended_may_end_again(messages: Any) -> None:
+    sampling = common_pb2.SamplingParams(n=2)
+    assembler = StreamAssembler(sampling)
+    started = messages.started(seeds=[7, 8])
+    for message in (started, messages.chunk(0, [11], "a", [messages.target]), messages.finished(1)):
+        assembler.feed(message)
+    assert assembler.resume()[1] == codec.Resumption((1, 0), ((11,), ()))
+    assembler.feed(started)
+    assert assembler.feed(messages.finished(1)) is None
+    with pytest.raises(InternalError, match="goes on after its end"):
+        assembler.feed(messages.finished(1))
+    other = messages.chunk(0, [12], "b", [messages.target])
+    other.chunk.choice = 1
+    assembler.feed(other)
+    assembler.feed(messages.finished(1, choice=1))
+    assert [output.text for output in assembler.require_result().outputs] == ["a!", "b!"]

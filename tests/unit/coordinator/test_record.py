@@ -1,0 +1,137 @@
+"""What a client that comes back is told: with what it has, exactly what was emitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coordinator.record as record_module
+from coordinator.ledger import Commit, Ledger
+from coordinator.record import Record, ending
+from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
+from tests.sim.reference import LetterDetokenizer
+
+ORIGINS = list(TokenOrigin)
+PROMPT = (1, 2, 3)
+
+
+def make_ledger(**sampling: Any) -> Ledger:
+    values = {"max_tokens": 12, "seed": 1} | sampling
+    return Ledger(
+        PROMPT,
+        SamplingParams(**values),
+        detokenizer=LetterDetokenizer(),
+        eos_token_ids=frozenset((25,)),
+        max_model_len=50,
+    )
+
+
+def logprob(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -float(token_id), 1)
+
+
+def emitted(rounds: list[list[int]], ledger: Ledger, record: Record, *, logprobs: bool) -> list[Commit]:
+    commits = []
+    for number, tokens in enumerate(rounds):
+        if ledger.ended:
+            break
+        pairs = [(token, ORIGINS[(number + i) % 4]) for i, token in enumerate(tokens)]
+        commit = ledger.commit(pairs, [logprob(token) for token in tokens] if logprobs else ())
+        record.add(commit)
+        commits.append(commit)
+    return commits
+
+
+def joined(commits: list[Commit]) -> tuple[Any, ...]:
+    """What a client has in the end, however it was cut into commits."""
+    last = commits[-1].finish if commits else None
+    return (
+        [t for c in commits for t in c.token_ids],
+        [o for c in commits for o in c.origins],
+        [entry for c in commits for entry in c.logprobs],
+        "".join(c.text for c in commits),
+        last,
+    )
+
+
+rounds_of_tokens = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4), max_size=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rounds=rounds_of_tokens, cut=st.integers(0, 8), logprobs=st.booleans(), data=st.data())
+def test_what_was_missed_and_what_was_read_are_the_whole(
+    rounds: list[list[int]], cut: int, logprobs: bool, data: Any
+) -> None:
+    """Also where a stop string or held-back text lies across the cut."""
+    sampling = {
+        "stop": data.draw(st.lists(st.text("abcdexyz", min_size=1, max_size=3), max_size=2)),
+        "min_tokens": data.draw(st.integers(0, 4)),
+        "include_stop_str_in_output": data.draw(st.booleans()),
+    }
+    ledger, record = make_ledger(**sampling), Record()
+    whole = emitted(rounds, ledger, record, logprobs=logprobs)
+    read = whole[:cut]
+    count = sum(len(commit.token_ids) for commit in read)
+    assert record.covers(count, ledger)
+    missed = list(record.missed(count, ledger, make_ledger(**sampling)))
+    assert joined([*read, *missed]) == joined(whole)
+    due = count
+    for commit in missed:
+        assert commit.index == due
+        due += len(commit.token_ids)
+
+
+def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_module, "POSITIONS", 2)
+    ledger, record = make_ledger(max_tokens=7), Record()
+    (whole,) = emitted([[4, 5, 6, 7, 8, 9, 10]], ledger, record, logprobs=True)
+    missed = list(record.missed(2, ledger, make_ledger(max_tokens=7)))
+    assert [commit.token_ids for commit in missed] == [(6, 7), (8, 9), (10,)]
+    assert [commit.finish is not None for commit in missed] == [False, False, True]
+    assert joined(missed)[1:3] == (list(whole.origins[2:]), list(whole.logprobs[2:]))
+
+
+def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_module, "POSITIONS", 1)
+    ledger, record = make_ledger(prompt_logprobs=0), Record()
+    report = ledger.report_prompt(1, [logprob(2), logprob(3)])
+    assert report is not None
+    record.add(report)
+    fresh = make_ledger(prompt_logprobs=0)
+    assert [c.prompt_logprobs for c in record.missed(0, ledger, fresh)] == [(logprob(2),), (logprob(3),)]
+    emitted([[4, 5]], ledger, record, logprobs=False)
+    assert [c.token_ids for c in record.missed(1, ledger, make_ledger(prompt_logprobs=0))] == [(5,)]
+    assert [c.token_ids for c in record.missed(0, ledger, make_ledger(prompt_logprobs=0))][2:] == [(4,), (5,)]
+
+
+def test_a_record_that_begins_late_covers_only_what_came_after() -> None:
+    ledger, record = make_ledger(), Record(start=3)
+    ledger.replay([4, 5, 6])
+    emitted([[7, 8]], ledger, record, logprobs=False)
+    assert [record.covers(count, ledger) for count in range(7)] == [False] * 3 + [True] * 3 + [False]
+    (missed,) = record.missed(4, ledger, make_ledger())
+    assert (missed.index, missed.token_ids) == (4, (8,))
+
+
+def test_replayed_tokens_end_the_sequence_as_they_did() -> None:
+    ledger = make_ledger(max_tokens=3)
+    ledger.replay([4, 5, 6])
+    commit = ending(ledger)
+    assert (commit.index, commit.token_ids, commit.text) == (3, (), "")
+    assert commit.finish is not None
+    assert commit.finish.reason is FinishReason.LENGTH
+    with pytest.raises(ValueError, match="ended"):
+        ledger.replay([7])
+    with pytest.raises(ValueError, match="ended"):
+        make_ledger().replay([4, 25, 6])
+
+
+def test_replayed_tokens_need_no_report_of_the_prompt() -> None:
+    ledger = make_ledger(prompt_logprobs=1)
+    ledger.replay(())
+    assert ledger.lacks_prompt_logprobs
+    ledger.replay([4])
+    assert not ledger.lacks_prompt_logprobs

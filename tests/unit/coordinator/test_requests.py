@@ -1,0 +1,332 @@
+"""Who reads which request, which are held for whom, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from coordinator.dispatcher import Dispatcher, Running
+from coordinator.events import Deadlines, Phase
+from coordinator.ledger import Commit, Ledger
+from coordinator.record import Record
+from coordinator.requests import Request, Requests
+from coordinator.round import RoundMachine
+from paceline.core import limits
+from paceline.core.clock import ManualClock
+from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams, TokenOrigin
+from paceline.rpc.codec import GenerateCall, Resumption
+from tests.sim.reference import LetterDetokenizer
+
+FOR_EVER = math.inf
+
+
+class Service:
+    """Requests over a dispatcher without workers: tokens are committed by hand."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.clock = ManualClock(1000.0)
+        self.dispatcher = Dispatcher(100, 100, self.clock)
+        self.it = Requests(self.dispatcher, seconds, self.clock)
+
+    def begin(self, name: str = "r", principal: str = "", n: int = 1, *, resumable: bool = True) -> Request:
+        sampling = SamplingParams(max_tokens=20, seed=1, n=n)
+        call = GenerateCall(name, "text", sampling, SpeculationParams(), resumable)
+        request = Request(principal, call, (1, 2), "")
+        self.it.add(request)
+        request.begun = True
+        for choice in range(n):
+            ledger = Ledger(
+                (1, 2),
+                sampling,
+                detokenizer=LetterDetokenizer(),
+                eos_token_ids=frozenset(),
+                max_model_len=50,
+                choice=choice,
+            )
+            params = SequenceParams(sampling, AcceptanceMode.COUPLED, 2)
+            deadlines = Deadlines(1.0, 10.0, 100.0)
+            machine = RoundMachine(f"{principal}{name}{choice}", ledger, params, 0, deadlines, 26, 50)
+            record = Record() if resumable else None
+            request.choices.append(self.dispatcher.submit(machine, record))
+        return request
+
+    def lose(self, request: Request, deadline: float = FOR_EVER) -> None:
+        assert request.reader is not None
+        self.it.leave(request, request.reader, lost=True, deadline=deadline)
+
+    def resume(self, request: Request, *received: tuple[int, ...], principal: str = "") -> Request | None:
+        counts = tuple(map(len, received))
+        call = GenerateCall(
+            request.call.request_id,
+            "text",
+            SamplingParams(max_tokens=20, n=len(received)),
+            SpeculationParams(),
+            resumable=True,
+            resumption=Resumption(counts, received),
+        )
+        return self.it.resume(principal, call)
+
+
+def commit(running: Running, *tokens: int) -> None:
+    """As a verdict would."""
+    made = running.machine.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens])
+    assert running.record is not None
+    running.record.add(made)
+    running.parts.put_nowait(made)
+
+
+def ended(request: Request) -> bool:
+    return all(running.machine.phase is Phase.DONE for running in request.choices)
+
+
+def now(reading: Coroutine[Any, Any, Any]) -> Any:
+    """What can be read without waiting."""
+    try:
+        reading.send(None)
+    except StopIteration as result:
+        return result.value
+    reading.close()
+    return None
+
+
+def test_a_lost_client_may_come_back_in_time() -> None:
+    service = Service()
+    request = service.begin()
+    commit(request.choices[0], 4, 5)
+    service.lose(request)
+    assert service.it.held == [request]
+    service.clock.advance(29.9)
+    service.it.expire()
+    assert not ended(request)
+    assert service.resume(request, (4,)) is request
+    assert service.it.held == []
+    service.clock.advance(1000.0)
+    service.it.expire()
+    assert not ended(request)
+
+
+def test_one_that_does_not_come_back_frees_everything() -> None:
+    service = Service()
+    request = service.begin(n=3)
+    service.lose(request)
+    service.clock.advance(30.0)
+    service.it.expire()
+    assert ended(request)
+    assert len(service.it) == service.dispatcher.running == 0
+    assert service.it.ended.is_set()
+    assert service.resume(request, (), (), ()) is None
+
+
+def test_nothing_is_held_that_nobody_may_resume() -> None:
+    """Not flagged, not told of yet, left in peace, or switched off."""
+    service = Service()
+    plain = service.begin("plain", resumable=False)
+    service.lose(plain)
+    early = service.begin("early")
+    early.begun = False
+    service.lose(early)
+    finished = service.begin("finished")
+    service.it.leave(finished, finished.reader or object(), lost=False, deadline=FOR_EVER)
+    off = Service(seconds=0.0)
+    never = off.begin("never")
+    off.lose(never)
+    assert all(map(ended, (plain, early, finished, never)))
+    assert len(service.it) == len(off.it) == 0
+
+
+def test_nothing_is_held_beyond_its_clients_deadline() -> None:
+    service = Service()
+    late = service.begin("late")
+    service.lose(late, deadline=service.clock.now)
+    assert ended(late)
+    soon = service.begin("soon")
+    service.lose(soon, deadline=service.clock.now + 5.0)
+    service.clock.advance(5.0)
+    service.it.expire()
+    assert ended(soon)
+
+
+def test_what_was_sent_may_be_asked_for_again_until_the_name_is_used_again() -> None:
+    service = Service()
+    request = service.begin()
+    commit(request.choices[0], *range(20))
+    assert request.ended
+    service.it.leave(request, request.reader or object(), lost=False, deadline=FOR_EVER)
+    assert service.resume(request, (0, 1, 2)) is request
+    service.lose(request)
+    assert service.it.resume("", request.call) is None
+    other = service.begin()
+    assert service.it.held == []
+    assert other.reader is not None
+
+
+def test_what_has_ended_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_HELD_REQUESTS", 1)
+    service = Service()
+    live, done = service.begin("live"), service.begin("done")
+    service.lose(live)
+    commit(done.choices[0], *range(20))
+    service.clock.advance(1.0)
+    service.lose(done)
+    assert service.it.held == [live]
+
+
+def test_too_many_end_the_one_that_was_left_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_HELD_REQUESTS", 2)
+    service = Service()
+    requests = [service.begin(f"r{i}") for i in range(4)]
+    for request in requests:
+        service.lose(request)
+        service.clock.advance(1.0)
+    assert [ended(request) for request in requests] == [True, True, False, False]
+
+
+def test_a_name_in_use_is_refused() -> None:
+    service = Service()
+    request = service.begin("mine")
+    with pytest.raises(AlreadyExistsError) as caught:
+        service.begin("mine")
+    assert caught.value.field == "request_id"
+    with pytest.raises(AlreadyExistsError, match="running"):
+        service.it.resume("", request.call)
+    plain = service.begin("plain", resumable=False)
+    with pytest.raises(AlreadyExistsError, match="running"):
+        service.resume(plain, ())
+    assert not ended(request)
+
+
+def test_only_the_same_request_goes_on() -> None:
+    service = Service()
+    request = service.begin()
+    same = GenerateCall(
+        "r", "text", SamplingParams(max_tokens=20), SpeculationParams(), True, Resumption((0,), ((),))
+    )
+    for change in (
+        {"prompt": "other"},
+        {"sampling": SamplingParams(max_tokens=21)},
+        {"sampling": SamplingParams(max_tokens=20, seed=2)},
+        {"speculation": SpeculationParams(num_speculative_tokens=1)},
+    ):
+        values = {name: getattr(same, name) for name in GenerateCall.__slots__} | change
+        with pytest.raises(AlreadyExistsError, match="something else"):
+            service.it.resume("", GenerateCall(**values))
+    assert service.it.resume("", same) is request
+
+
+def test_nobody_else_can_resume_cancel_or_see_it() -> None:
+    service = Service()
+    request = service.begin("r", principal="ann")
+    service.lose(request)
+    assert service.resume(request, (), principal="bob") is None
+    with pytest.raises(NotFoundError):
+        service.it.cancel("bob", "r")
+    others = service.begin("r", principal="bob")
+    assert others is not request
+    assert service.resume(request, (), principal="ann") is request
+
+
+def test_a_client_that_was_served_elsewhere_meanwhile_is_ahead() -> None:
+    """What it has is what counts: the request here ends, and is to be opened from that."""
+    for received in ((4, 5, 6), (4, 9)):
+        service = Service()
+        request = service.begin()
+        commit(request.choices[0], 4, 5)
+        service.lose(request)
+        assert service.resume(request, received) is None
+        assert ended(request)
+        assert len(service.it) == 0
+
+
+def test_the_reader_before_is_told_and_reads_nothing_more() -> None:
+    service = Service()
+    request = service.begin()
+    (running,) = request.choices
+    first, before = request.reader, running.parts
+    commit(running, 4, 5)
+    assert service.resume(request, ()) is request
+    assert isinstance(now(service.dispatcher.next_part(running, before)), StaleEpochError)
+    commit(running, 6)
+    assert before.empty()
+    part = now(service.dispatcher.next_part(running))
+    assert isinstance(part, Commit)
+    assert part.token_ids == (6,)
+    # Its own end is no longer the request's.
+    assert first is not None
+    service.it.leave(request, first, lost=False, deadline=FOR_EVER)
+    assert not ended(request)
+
+
+def test_a_paused_sequence_goes_on_for_the_client_that_came_back() -> None:
+    service = Service()
+    request = service.begin()
+    (running,) = request.choices
+    running.unread, running.behind_since = limits.MAX_UNREAD_TOKENS + 1, service.clock.now
+    running.machine.phase, running.machine._client_behind = Phase.PAUSED, True
+    service.lose(request)
+    assert service.resume(request, ()) is request
+    assert (running.unread, running.behind_since) == (0, None)
+    assert running.machine.phase is not Phase.PAUSED
+
+
+def test_an_error_that_nobody_read_is_for_the_client_that_comes_back() -> None:
+    service = Service()
+    request = service.begin()
+    (running,) = request.choices
+    commit(running, 4)
+    service.lose(request)
+    error = NotFoundError("for example")
+    running.parts.put_nowait(error)
+    assert service.resume(request, ()) is request
+    assert now(service.dispatcher.next_part(running)) is error
+
+
+def test_cancelling_ends_it_read_or_held() -> None:
+    service = Service()
+    read, held = service.begin("read"), service.begin("held")
+    service.lose(held)
+    for name in ("read", "held"):
+        service.it.cancel("", name)
+    assert all(map(ended, (read, held)))
+    assert isinstance(now(service.dispatcher.next_part(read.choices[0])), CancelledError)
+    with pytest.raises(NotFoundError):
+        service.it.cancel("", "read")
+    service.lose(read)
+    assert len(service.it) == 0
+
+
+def test_a_name_that_was_cancelled_is_free_at_once() -> None:
+    service = Service()
+    first = service.begin()
+    service.it.cancel("", "r")
+    second = service.begin()
+    service.it.leave(first, first.reader or object(), lost=True, deadline=FOR_EVER)
+    assert len(service.it) == 1
+    assert not ended(second)
+
+
+def test_when_the_coordinator_stops_nothing_is_held() -> None:
+    service = Service()
+    held, read = service.begin("held"), service.begin("read")
+    service.lose(held)
+    service.it.hold_no_more()
+    assert ended(held)
+    assert not ended(read)
+    service.lose(read)
+    assert ended(read)
+
+
+async def test_the_sweep_ends_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.requests.SWEEP_SECONDS", 0)
+    service = Service()
+    request = service.begin()
+    service.lose(request)
+    service.clock.advance(31.0)
+    sweeping = asyncio.create_task(service.it.sweep())
+    await asyncio.wait_for(service.it.ended.wait(), 30)
+    sweeping.cancel()
+    assert ended(request)
