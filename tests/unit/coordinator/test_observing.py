@@ -13,7 +13,7 @@ from coordinator import calls
 from coordinator.calls import Call
 from coordinator.dispatcher import Running
 from coordinator.observer import RequestRecord, RoundRecord
-from coordinator.requests import Requests
+from coordinator.reporting import Reporting
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from tests.unit.coordinator.test_dispatcher import FULL, Service, parts
@@ -150,14 +150,14 @@ def test_a_requests_end_is_told_however_it_came(
     of: Call, raised: BaseException | None, ended: bool, known: type[PacelineError] | None
 ) -> None:
     clock, notes = ManualClock(2.0), Notes()
-    requests = Requests([Broken(), notes], clock)
+    reporting = Reporting([Broken(), notes], clock)
     call: Any = SimpleNamespace()
 
     def run() -> None:
-        with requests.observed(call, "m") as request:
+        with reporting.observed(call, "m") as request:
             request.request_id = "r"
             made = generation(ended=ended)
-            requests.taken_on(request, made)
+            reporting.taken_on(request, made)
             assert made.choices[0].arrived_at == 2.0
             clock.advance(3.0)
             if raised is not None:
@@ -183,6 +183,6 @@ def test_a_call_keeps_its_first_name(of: Call) -> None:
 
 
 def test_outside_of_a_call_nothing_is_missing() -> None:
-    with Requests([], ManualClock()).observed(SimpleNamespace(), "m") as request:  # type: ignore[arg-type]
+    with Reporting([], ManualClock()).observed(SimpleNamespace(), "m") as request:  # type: ignore[arg-type]
         assert request.model == "m"
     assert calls.current.get() is None

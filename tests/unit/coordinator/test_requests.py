@@ -35,7 +35,7 @@ class Service:
 
     def begin(self, name: str = "r", principal: str = "", n: int = 1, *, resumable: bool = True) -> Request:
         sampling = SamplingParams(max_tokens=20, seed=1, n=n)
-        call = GenerateCall(name, "text", sampling, SpeculationParams(), resumable)
+        call = GenerateCall(name, "text", sampling, SpeculationParams(), resumable=resumable)
         request = Request(principal, call, (1, 2), "")
         self.it.add(request)
         request.begun = True
