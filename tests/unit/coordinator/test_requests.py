@@ -204,13 +204,19 @@ def test_only_the_same_request_goes_on() -> None:
     service = Service()
     request = service.begin()
     same = GenerateCall(
-        "r", "text", SamplingParams(max_tokens=20), SpeculationParams(), True, Resumption((0,), ((),))
+        "r",
+        "text",
+        SamplingParams(max_tokens=20),
+        SpeculationParams(),
+        resumable=True,
+        resumption=Resumption((0,), ((),)),
     )
     for change in (
         {"prompt": "other"},
         {"sampling": SamplingParams(max_tokens=21)},
         {"sampling": SamplingParams(max_tokens=20, seed=2)},
         {"speculation": SpeculationParams(num_speculative_tokens=1)},
+        {"cache_salt": "another"},
     ):
         values = {name: getattr(same, name) for name in GenerateCall.__slots__} | change
         with pytest.raises(AlreadyExistsError, match="something else"):
