@@ -376,8 +376,9 @@ def test_a_frame_the_worker_does_not_understand_ends_only_its_stream(
 @both
 def test_the_end_of_a_stream_frees_its_blocks(line: Line, stack: RunningStack, tokens: Ids) -> None:
     with Line(stack.stack.address_of(line.role), line.role) as other:
-        for _ in range(5):
-            assert is_answer(other.ask(next_round(other.open(tokens))))
+        for i in range(5):
+            # What begins alike shares its blocks.
+            assert is_answer(other.ask(next_round(other.open((i, *tokens)))))
         assert line.info().cache.sequences == 5
         assert line.used_blocks() >= 5 * (len(tokens) // 16)
     until(lambda: line.info().cache.sequences == 0, "the end of the sequences")
