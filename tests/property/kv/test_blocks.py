@@ -197,7 +197,7 @@ class ForgetsTheCopy(BlockTable):
 )
 def test_a_planted_bug_is_caught(broken: type[BlockTable]) -> None:
     machine = type("Planted", (BlockMachine,), {"table_class": broken})
-    thorough = settings(SETTINGS, max_examples=400, report_multiple_bugs=False, phases=settings().phases[:3])
+    thorough = settings(SETTINGS, max_examples=1500, report_multiple_bugs=False, phases=settings().phases[:3])
     with pytest.raises((AssertionError, IndexError, ValueError, PacelineError)):
         run_machine(machine, settings=thorough)
 

@@ -97,6 +97,15 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < 4)
     @rule(ledger=st.lists(letters, min_size=1, max_size=14), salt=st.sampled_from(["", "a"]))
     def open(self, ledger: list[int], salt: str) -> None:
+        self.begin(ledger, salt)
+
+    @precondition(lambda self: 0 < len(self.live) < 4)
+    @rule(data=st.data(), token=letters)
+    def open_one_that_goes_on_like_another(self, data: st.DataObject, token: int) -> None:
+        other = data.draw(st.sampled_from(self.live))
+        self.begin([*other.ledger[:14], token], other.salt)
+
+    def begin(self, ledger: list[int], salt: str) -> None:
         one = Fed(self.index, salt)
         one.prefix = self.prefix_class(self.index, one.table, salt)
         one.ledger = ledger
@@ -111,7 +120,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(data=st.data(), proposed=st.lists(letters, max_size=4), accepted=st.integers(0, 4), token=letters)
     def round(self, data: st.DataObject, proposed: list[int], accepted: int, token: int) -> None:
         """Feed what is missing and a proposal, commit a part of it, and roll back."""
-        of = data.draw(st.sampled_from(self.live))
+        self.feed(data.draw(st.sampled_from(self.live)), proposed, accepted, token)
+
+    def feed(self, of: Fed, proposed: list[int], accepted: int, token: int) -> None:
         feed = [*of.ledger, *proposed][of.table.length :]
         if of.table.blocks_needed(len(feed)) > self.pool.free_blocks:
             return
@@ -153,6 +164,7 @@ class PrefixMachine(RuleBasedStateMachine):
         of.table.truncate_to(length)
         of.prefix.cut_to(length)
         self.moved(of)
+        self.feed(of, [], 0, token)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -257,6 +269,6 @@ def test_a_planted_wrong_order_of_eviction_is_caught(monkeypatch: pytest.MonkeyP
 
 def plant(machine: type[PrefixMachine], **changes: Any) -> None:
     planted = type("Planted", (machine,), changes)
-    thorough = settings(SETTINGS, max_examples=400, report_multiple_bugs=False, phases=[Phase.generate])
+    thorough = settings(SETTINGS, max_examples=1500, report_multiple_bugs=False, phases=[Phase.generate])
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError, PacelineError)):
         run_machine(planted, settings=thorough)
