@@ -26,7 +26,9 @@ def test_leaving_a_stream_frees_both_caches(stack: RunningStack) -> None:
 
 
 def test_closing_a_stream_half_way_frees_both_caches(stack: RunningStack) -> None:
-    with stack.client.stream("def main(", LONG, timeout=HANG) as stream:
+    # Left to choose, the coordinator may do without the draft.
+    speculation = {"num_speculative_tokens": 4}
+    with stack.client.stream("def main(", LONG, speculation=speculation, timeout=HANG) as stream:
         for chunk in stream:
             if chunk.index > 20:
                 break

@@ -306,7 +306,7 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
         monkeypatch.setattr(Session, "begin", lambda self, epoch, *rest: real_begin(self, self.epoch, *rest))
     elif what == "openings":
 
-        def unfenced(self: Holdings[Any], command: OpenSequence) -> None:
+        def unfenced(self: Holdings[Any], command: OpenSequence, _grammar: object = None) -> None:
             self.drop(command.sequence_id)
             session: Session[Any] = Session(
                 command.sequence_id, command.epoch, command.params, list(command.token_ids)

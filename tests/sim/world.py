@@ -204,7 +204,7 @@ class SimLink:
     def __init__(self, world: World, worker: SimWorker, name: str) -> None:
         self.world = world
         self.worker = worker
-        self.name = name
+        self.name = self.address = name
         self.load = 0
         self.known = SimpleNamespace(max_model_len=worker.max_model_len)
         self.stream: SimStream | None = None
