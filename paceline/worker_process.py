@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MIXED_PREFILL_ON_CPU = 32
+_MIXED_PREFILL_ON_CPU = 16
 
 
 class Holder(Engine[Any, Any], Protocol):

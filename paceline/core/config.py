@@ -52,7 +52,7 @@ class WorkerConfig:
     max_batch_tokens: int = 512
     """Rows of one pass, prefill chunks and verification together."""
     max_mixed_prefill_tokens: int = 0
-    """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 32 on a CPU, else
+    """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 16 on a CPU, else
     what `max_batch_tokens` leaves."""
     prefix_cache: bool = True
     """Keep what ended sequences computed, for those that begin with the same tokens."""
