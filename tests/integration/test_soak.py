@@ -1,6 +1,6 @@
 """64 streams of all kinds for as long as one likes: every answer is the one it is alone, nothing grows.
 
-Runs for `PACELINE_SOAK_SECONDS` (20 unless set); docs/benchmarks.md has a run of some minutes.
+Runs for `PACELINE_SOAK_SECONDS` (10 unless set); docs/benchmarks.md has a run of some minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.prompts import SOURCE
 from harness.stacks import RunningStack, running_stack, together
 from harness.waiting import HANG
 
-SECONDS = float(os.environ.get("PACELINE_SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("PACELINE_SOAK_SECONDS", "10"))
 STREAMS = 64
 KINDS = 48
 GROWTH = 0.05
