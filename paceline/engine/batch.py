@@ -189,7 +189,7 @@ class RaggedBatch:
         n, start = len(item.token_ids), item.table.length
         length = start + n
         base = table.contiguous_start(length)
-        slots = _slots(table, length) if base is None else None
+        slots = slots_of(table, length) if base is None else None
         buffer = np.empty((3, n), dtype=np.int64)
         buffer[0] = item.token_ids
         buffer[1] = np.arange(start, length)
@@ -303,7 +303,7 @@ class _Member:
         """Slots of positions [start, stop)."""
         if self.base is not None:
             return np.arange(self.base + start, self.base + stop)
-        return _slots(self.table, stop)[start:]
+        return slots_of(self.table, stop)[start:]
 
 
 def _group(
@@ -359,8 +359,11 @@ def _to(array: Indices, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
-def _slots(table: BlockTable, length: int) -> Indices:
-    """Slots of positions [0, length)."""
+def slots_of(table: BlockTable, length: int) -> Indices:
+    """Slots of positions [0, length), reserved ones included."""
+    base = table.contiguous_start(length)
+    if base is not None:
+        return np.arange(base, base + length)
     size = table.pool.block_size
     blocks = np.array(table.blocks[: -(-length // size)], dtype=np.int64)
     slots: Indices = (blocks[:, None] * size + np.arange(size)).ravel()[:length]

@@ -20,7 +20,6 @@ from paceline.engine.compiled.tiles import (
     LANES,
     MOST_ROWS,
     address_of,
-    address_of_index,
     exp,
     four_dots,
     mix_1,
@@ -154,7 +153,7 @@ def _attended(query, entries, width, kv_heads, group, dim, keys, first, count, s
                 row[j] *= share
         values = (kv_heads + h) * dim
         for d in range(0, dim, LANES):
-            v, slots = address_of(entries, values + d), address_of_index(keys, first)
+            v, slots = address_of(entries, values + d), address_of(keys, first)
             for g in range(0, group, 4):
                 p, o = address_of(scores, g * count), address_of(out, (h * group + g) * dim + d)
                 left = group - g

@@ -6,26 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from paceline.engine.batch import SequenceInput
+from paceline.engine.batch import Indices, SequenceInput, slots_of
 from paceline.engine.branches import BranchInput
-from paceline.kv import BlockTable
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """R rows; what row r sees are the slots keys[key_first[r]:][:key_count[r]], its own the last."""
 
-    ids: Integers
-    positions: Integers
-    slots: Integers
-    keys: Integers
-    key_first: Integers
-    key_count: Integers
-    wanted: Integers
+    ids: Indices
+    positions: Indices
+    slots: Indices
+    keys: Indices
+    key_first: Indices
+    key_count: Indices
+    wanted: Indices
     """Rows whose logits are wanted."""
 
     @classmethod
@@ -64,7 +60,7 @@ class Layout:
     @classmethod
     def of_branches(cls, inputs: Sequence[BranchInput], places: Sequence[int]) -> Layout:
         """One row a branch; `places`: where in its sequence's region each row's entry goes."""
-        rows: list[Integers] = []
+        rows: list[Indices] = []
         for item, place in zip(inputs, places, strict=True):
             of = item.branch.of
             own = [of.slots[p] for p in (*item.branch.own, place)]
@@ -79,14 +75,3 @@ class Layout:
             key_count=counts,
             wanted=np.arange(len(inputs)),
         )
-
-
-def slots_of(table: BlockTable, length: int) -> Integers:
-    """Slots of positions [0, length), reserved ones included."""
-    base = table.contiguous_start(length)
-    if base is not None:
-        return np.arange(base, base + length)
-    size = table.pool.block_size
-    blocks = np.array(table.blocks[: -(-length // size)], dtype=np.int64)
-    slots: Integers = (blocks[:, None] * size + np.arange(size)).ravel()[:length]
-    return slots

@@ -38,18 +38,7 @@ def address_of(typing: Any, array: Any, index: Any) -> Any:
         data = context.make_array(signature.args[0])(context, b, args[0]).data
         return b.gep(data, [args[1]])
 
-    return _POINTER(array, types.int64), generate
-
-
-@intrinsic
-def address_of_index(typing: Any, array: Any, index: Any) -> Any:
-    """The same of an array of int64."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, b, args[0]).data
-        return b.gep(data, [args[1]])
-
-    return types.CPointer(types.int64)(array, types.int64), generate
+    return types.CPointer(array.dtype)(array, types.int64), generate
 
 
 @intrinsic
