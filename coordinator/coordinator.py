@@ -151,13 +151,19 @@ class Coordinator:
         beyond the client's `deadline` (of the clock). Raises PacelineError; InvalidArgumentError names the
         field.
         """
-        with self._reporting.observed(call, self._known_name()) as report:
+        with self._reporting.observed(call, self._known_name()) as report, contextlib.ExitStack() as counted:
+            if call.resumption is None:
+                # Before anything is done for it: waiting and tokenising are work as well.
+                counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
             self._refuse_when_draining()
             await self._wait_for_target()
             info, report.model = self.target_info(), self.model_name
             request = self.requests.resume(principal.get().name, call)
             if request is None:
+                if call.resumption is not None:
+                    counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
                 request = await self._taken_on(call, report, info)
+                self._count(request, counted)
             report.request_id = request.call.request_id
             async with self._reading(request, call, info, deadline) as generation:
                 self._reporting.taken_on(report, generation)
@@ -170,26 +176,22 @@ class Coordinator:
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
     ) -> Request:
         """A request that is not here. No await comes after it is, so that nobody else sees it first."""
-        with contextlib.ExitStack() as counted:
-            # Sequences are counted before anything is done for them: tokenising is work as well.
-            counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
-            text = isinstance(call.prompt, str)
-            prompt = (
-                await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
-            )
-            if not prompt:
-                raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
-            check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
-            if call.sampling.structure is not None:
-                await self._structures.check(call.sampling.structure, info.eos_token_ids)
-            self._refuse_when_draining()
-            request = self._begin(call, report, prompt, info)
-            aging = asyncio.get_running_loop().call_later(
-                self.config.max_request_seconds, self._expire, request.choices
-            )
-            counted.callback(aging.cancel)
-            request.counted = counted.pop_all()
-        return request
+        text = isinstance(call.prompt, str)
+        prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        if not prompt:
+            raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
+        check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+        if call.sampling.structure is not None:
+            await self._structures.check(call.sampling.structure, info.eos_token_ids)
+        self._refuse_when_draining()
+        return self._begin(call, report, prompt, info)
+
+    def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
+        """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""
+        seconds, choices = self.config.max_request_seconds, request.choices
+        aging = asyncio.get_running_loop().call_later(seconds, self._expire, choices)
+        counted.callback(aging.cancel)
+        request.counted = counted.pop_all()
 
     @contextlib.asynccontextmanager
     async def _reading(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -28,7 +29,12 @@ from paceline.client import AsyncClient
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
+from paceline.core.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from paceline.core.keyfile import write_keys
 from paceline.core.keys import ApiKey, KeyRing, digest
 from paceline.rpc.server import Server
@@ -219,6 +225,23 @@ async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
 
 
 # ---- sizes ----------------------------------------------------------------------------------------
+
+
+async def test_waiting_for_a_target_counts(serve: Serve) -> None:
+    """No target ever comes here: what waits for one takes the key's room, and gives it back."""
+    async with serve(gate(key(max_sequences=2))) as faces, faces.sdk(TOKEN) as client:
+
+        async def refused(n: int) -> bool:
+            """Whether there was no room for that many sequences; else they waited for their deadline."""
+            with pytest.raises((ResourceExhaustedError, DeadlineExceededError)) as failure:
+                await client.generate("a", {"n": n}, timeout=1.5)
+            return isinstance(failure.value, ResourceExhaustedError)
+
+        assert await refused(3)
+        async with asyncio.TaskGroup() as group:
+            outcomes = [group.create_task(refused(1)) for _ in range(3)]
+        assert sorted(task.result() for task in outcomes) == [False, False, True]
+        assert not await refused(2)
 
 
 async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:

@@ -33,8 +33,10 @@ from paceline.v1 import generation_pb2_grpc
 PROMPT = "def main("
 MANY = 100
 """Resumes: these tests cut more often than a client puts up with by default."""
-GREEDY: Mapping[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 60, "ignore_eos": True}
-COUPLED: Mapping[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "ignore_eos": True}
+TOKENS = 240
+"""So many that a reader who waits long for a core has not received them all before it cuts a second time."""
+GREEDY: Mapping[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True}
+COUPLED: Mapping[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": TOKENS, "ignore_eos": True}
 EVERYTHING: Mapping[str, Any] = {
     **COUPLED,
     "n": 3,
@@ -67,17 +69,38 @@ def hasty(stack: RunningStack) -> Iterator[OwnCoordinator]:
         yield own
 
 
+class Cuts:
+    """Says when to break a stream's connection: each time `every` more tokens came since it was resumed."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._due = every
+        self._resumes = 0
+        """How many before the next cut: what was under way at the last one still comes."""
+
+    def due(self, received: int, resumes: int) -> bool:
+        if resumes < self._resumes:
+            self._due = received + self.every
+            return False
+        if received < self._due:
+            return False
+        self._due = received + self.every
+        self._resumes = resumes + 1
+        return True
+
+
 def read_with_cuts(
-    address: str, sampling: Mapping[str, Any], every: int
+    address: str, sampling: Mapping[str, Any], every: int, **speculation: Any
 ) -> tuple[list[GenerationChunk], GenerationResult, int]:
     """The chunks of a stream whose connection is reset each time that many more tokens have come."""
     chunks, received = [], 0
     with CuttingProxy(address) as proxy, Client(proxy.address, max_resumes=MANY) as client:
-        stream = client.stream(PROMPT, sampling, speculation=K, timeout=HANG)
+        cuts = Cuts(every)
+        stream = client.stream(PROMPT, sampling, speculation={**K, **speculation}, timeout=HANG)
         for chunk in stream:
             chunks.append(chunk)
-            before, received = received, received + len(chunk.token_ids)
-            if before // every != received // every:
+            received += len(chunk.token_ids)
+            if cuts.due(received, stream.num_resumes):
                 proxy.cut()
         assert stream.result is not None
         return chunks, stream.result, stream.num_resumes
@@ -110,7 +133,7 @@ def check_same(chunks: Sequence[GenerationChunk], result: GenerationResult, whol
 @pytest.mark.parametrize("case", CASES)
 def test_a_held_request_goes_on_where_it_was(stack: RunningStack, case: str) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
-    chunks, result, resumes = read_with_cuts(stack.address, CASES[case], 12)
+    chunks, result, resumes = read_with_cuts(stack.address, CASES[case], 40)
     check_same(chunks, result, whole)
     assert resumes >= 2
     # Held, not opened again: the rounds of all calls are counted.
@@ -125,7 +148,7 @@ def test_a_request_that_is_not_held_is_opened_again(
     stack: RunningStack, forgetful: OwnCoordinator, case: str
 ) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
-    chunks, result, resumes = read_with_cuts(forgetful.address, CASES[case], 12)
+    chunks, result, resumes = read_with_cuts(forgetful.address, CASES[case], 40)
     check_same(chunks, result, whole)
     assert resumes >= 2
     stack.check_pools_whole()
@@ -136,10 +159,11 @@ async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
         async with AsyncClient(proxy.address, max_resumes=MANY) as client:
             whole = await client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
             stream = client.stream(PROMPT, COUPLED, speculation=K, timeout=HANG)
-            chunks = []
+            chunks, received, cuts = [], 0, Cuts(40)
             async for chunk in stream:
                 chunks.append(chunk)
-                if len(chunks) in (1, 4, 7):
+                received += len(chunk.token_ids)
+                if cuts.due(received, stream.num_resumes):
                     await asyncio.to_thread(proxy.cut)
             assert stream.result is not None
             check_same(chunks, stream.result, whole)
@@ -148,7 +172,7 @@ async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
 
 def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: OwnCoordinator) -> None:
     sampling = {**COUPLED, "seed": None}
-    _, result, resumes = read_with_cuts(forgetful.address, sampling, 10)
+    _, result, resumes = read_with_cuts(forgetful.address, sampling, 40)
     assert resumes > 0
     again = stack.client.generate(PROMPT, {**sampling, "seed": result.seed}, timeout=HANG)
     assert again.token_ids == result.token_ids
@@ -158,17 +182,10 @@ def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: Own
 def test_other_modes_go_on_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
     """Held they are the same run; opened again they are another draw of the same distribution."""
     for address in (stack.address, forgetful.address):
-        with CuttingProxy(address) as proxy, Client(proxy.address, max_resumes=MANY) as client:
-            stream = client.stream(PROMPT, COUPLED, speculation={**K, "acceptance": mode}, timeout=HANG)
-            chunks = []
-            for chunk in stream:
-                chunks.append(chunk)
-                if len(chunks) in (2, 5):
-                    proxy.cut()
-            assert stream.num_resumes == 2
-            validate(history_of(chunks))
-            assert stream.result is not None
-            assert len(stream.result.token_ids) == 60
+        chunks, result, resumes = read_with_cuts(address, COUPLED, 40, acceptance=mode)
+        assert resumes >= 2
+        validate(history_of(chunks))
+        assert len(result.token_ids) == TOKENS
 
 
 # ---- every border, by hand -----------------------------------------------------------------------------
