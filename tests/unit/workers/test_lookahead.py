@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from typing import Any
 
@@ -26,6 +28,8 @@ PROMPT = (1, 2, 3)
 GREEDY = SamplingParams(temperature=0, seed=1)
 WARM = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=3)
 K = 3
+VERDICTS = tuple(itertools.product(range(K + 1), range(VOCAB)))
+"""How many tokens are accepted, and the one after them."""
 
 
 class Worker:
@@ -75,6 +79,30 @@ def answer(events: list[Any]) -> Proposal:
     return proposal
 
 
+def second_round(worker: Worker, tail: tuple[int, ...], k: int) -> Proposal:
+    """Its proposal, once the ledger is the prompt and `tail`."""
+    events = worker.ask(2, 3 + len(tail), tail, k)
+    proposal = answer(events + ([] if events else worker.run(k)))
+    held = worker.it.holdings.find("s")
+    assert held is not None
+    assert worker.runner.read(held.table)[: 3 + len(tail)] == [*PROMPT, *tail]
+    return proposal
+
+
+@functools.cache
+def without_lookahead(
+    greedy: bool, mode: AcceptanceMode, k: int
+) -> tuple[Proposal, dict[tuple[int, int], Proposal]]:
+    """The first proposal, and the second one by the verdict: how many tokens were accepted, and the next."""
+    worker = Worker(0)
+    worker.open(GREEDY if greedy else WARM, mode)
+    first = worker.first_round()
+    return first, {
+        (accepted, token): second_round(copy.deepcopy(worker), (*first.token_ids[:accepted], token), k)
+        for accepted, token in VERDICTS
+    }
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
@@ -83,22 +111,18 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
     sampling: SamplingParams, mode: AcceptanceMode, steps: int | None, k: int
 ) -> None:
     """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
+    expected_first, expected = without_lookahead(sampling.greedy, mode, k)
+    ahead = Worker(8)
+    ahead.open(sampling, mode)
+    first = ahead.first_round()
+    assert first == expected_first
+    ahead.run(steps)
     hits = 0
-    for accepted, token in itertools.product(range(K + 1), range(VOCAB)):
-        plain, ahead = Worker(0), Worker(8)
-        proposals = []
-        for worker in (plain, ahead):
-            worker.open(sampling, mode)
-            first = worker.first_round()
-            worker.run(steps)
-            tail = (*first.token_ids[:accepted], token)
-            events = worker.ask(2, 3 + len(tail), tail, k)
-            proposals.append(answer(events + ([] if events else worker.run(k))))
-            held = worker.it.holdings.find("s")
-            assert held is not None
-            assert worker.runner.read(held.table)[: 3 + len(tail)] == [*PROMPT, *tail]
-        assert proposals[0] == proposals[1]
-        hits += ahead.it.lookahead.hits
+    for accepted, token in VERDICTS:
+        # The original outlives its copies: what they know by its identity stays what it is.
+        worker = copy.deepcopy(ahead)
+        assert second_round(worker, (*first.token_ids[:accepted], token), k) == expected[accepted, token]
+        hits += worker.it.lookahead.hits
     assert (hits > 0) == (steps != 0), "branches exist once dK was fed"
 
 
