@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from harness.stacks import RunningStack
 
     from paceline.client import Client
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share processes follow each other, and the longest come first."""
+    from harness.scheduling import place_of
+
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whoever shares processes runs in one process, under `--dist loadgroup`."""
+    from harness.scheduling import UnitScheduling
+
+    return UnitScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from harness.prompts import SOURCE, id_prompts
 from harness.stacks import RunningStack, running_stack, together
 from harness.waiting import HANG
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu")]
+pytestmark = pytest.mark.gpu
 
 MODES = ("coupled", "rejection", "block")
 NEW_TOKENS = 24
