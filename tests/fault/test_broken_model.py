@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.history import Recording, validate
 from harness.pair import Pair
-from harness.stacks import own_coordinator, own_worker
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG, until
 
 from paceline.core.errors import InternalError
-
-pytestmark = pytest.mark.xdist_group("faults")
 
 POISON = 200
 """Its embedding is not a number: after it the model has no logits."""
@@ -40,12 +39,31 @@ def poisoned(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_logits_that_are_not_numbers_end_one_request(pair_paths: Pair, poisoned: Path) -> None:
+@pytest.fixture(scope="module")
+def poisoned_draft(poisoned: Path) -> Iterator[str]:
+    """The address of a draft worker with this model."""
+    with own_worker("draft", poisoned) as address:
+        yield address
+
+
+def check_pools_whole(own: OwnCoordinator) -> None:
+    """No block is held on any of its workers."""
+    until(
+        lambda: all(
+            w.info is not None and w.info.cache.free_blocks == w.info.cache.total_blocks
+            for w in own.client.status().workers
+        ),
+        "whole pools",
+    )
+
+
+def test_logits_that_are_not_numbers_end_one_request(
+    pair_paths: Pair, poisoned: Path, poisoned_draft: str
+) -> None:
     """NaN in the target, in the same batch as healthy requests; and in a draft, where it costs speed only."""
     with (
         own_worker("target", poisoned) as target,
-        own_worker("draft", poisoned) as draft,
-        own_coordinator(pair_paths, [target], [draft]) as own,
+        own_coordinator(pair_paths, [target], [poisoned_draft]) as own,
     ):
         parameters = {"max_tokens": 60, "ignore_eos": True, "temperature": 1.0, "seed": 5}
         # The sampled text must not contain the poison by itself.
@@ -61,22 +79,13 @@ def test_logits_that_are_not_numbers_end_one_request(pair_paths: Pair, poisoned:
             assert "not numbers" in history.error.message
         for stream in healthy:
             validate(stream.result(), alone.token_ids)
-        caches = [w.info.cache for w in own.client.status().workers if w.info is not None]
-        until(
-            lambda: all(
-                w.info is not None and w.info.cache.free_blocks == w.info.cache.total_blocks
-                for w in own.client.status().workers
-            ),
-            f"whole pools, {caches}",
-        )
+        check_pools_whole(own)
 
 
-def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(pair_paths: Pair, poisoned: Path) -> None:
-    with (
-        own_worker("target", pair_paths.draft) as target,
-        own_worker("draft", poisoned) as draft,
-        own_coordinator(pair_paths, [target], [draft]) as own,
-    ):
+def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(
+    faulty: RunningStack, poisoned_draft: str
+) -> None:
+    with own_coordinator(faulty.pair, [faulty.stack.address_of("target")], [poisoned_draft]) as own:
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
             for mode in ("coupled", "rejection", "block"):
                 parameters = {"max_tokens": 24, "ignore_eos": True, **sampling}
@@ -90,10 +99,4 @@ def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(pair_paths: Pair,
                         prompt, parameters, speculation={"num_speculative_tokens": 0}, timeout=HANG
                     )
                     assert history.token_ids == plain.token_ids
-        until(
-            lambda: all(
-                w.info is not None and w.info.cache.free_blocks == w.info.cache.total_blocks
-                for w in own.client.status().workers
-            ),
-            "whole pools",
-        )
+        check_pools_whole(own)

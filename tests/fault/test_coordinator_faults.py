@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from harness.history import validate
-from harness.pair import Pair
 from harness.resumed import history_of
-from harness.stacks import RunningStack, running_stack
+from harness.stacks import RunningStack
 from harness.waiting import HANG
 
 from paceline.client import Client, GenerationChunk, GenerationResult
-
-pytestmark = pytest.mark.xdist_group("faults")
 
 PROMPT = "import os\n\n\ndef main("
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
@@ -32,14 +29,6 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 LENGTH = 300
-
-
-@pytest.fixture(scope="module")
-def mortal(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths) as stack:
-        yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
 
 
 class Reading:
@@ -91,23 +80,21 @@ class Reading:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
-def test_streams_survive_their_coordinator(mortal: RunningStack, number: signal.Signals) -> None:
+def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.Signals) -> None:
     """Killed in mid-stream, and started again on the same port: the same tokens, each once.
 
     One that is told to stop lets streams of this length end; whichever way it is, nothing is missing.
     """
-    for role in ("target", "draft"):
-        mortal.wait_for_worker(role)
     wholes = {
-        name: mortal.client.generate(
+        name: faulty.client.generate(
             PROMPT, {"max_tokens": LENGTH, "ignore_eos": True, **sampling}, timeout=HANG
         )
         for name, sampling in SAMPLINGS.items()
     }
-    readings = {name: Reading(mortal.address, sampling) for name, sampling in SAMPLINGS.items()}
+    readings = {name: Reading(faulty.address, sampling) for name, sampling in SAMPLINGS.items()}
     for reading in readings.values():
         reading.wait_for_tokens(40)
-    ended = mortal.stack.kill("coordinator", number)
+    ended = faulty.stack.kill("coordinator", number)
     for name, reading in readings.items():
         result, resumes = reading.result()
         whole = wholes[name]
@@ -121,21 +108,19 @@ def test_streams_survive_their_coordinator(mortal: RunningStack, number: signal.
             ]
         if number is signal.SIGKILL:
             assert resumes >= 1
-    mortal.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
+    faulty.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
 
 
-def test_a_stream_survives_two_deaths(mortal: RunningStack) -> None:
-    for role in ("target", "draft"):
-        mortal.wait_for_worker(role)
+def test_a_stream_survives_two_deaths(faulty: RunningStack) -> None:
     sampling = SAMPLINGS["coupled"]
-    whole = mortal.client.generate(
+    whole = faulty.client.generate(
         PROMPT, {"max_tokens": LENGTH, "ignore_eos": True, **sampling}, timeout=HANG
     )
-    reading = Reading(mortal.address, sampling)
+    reading = Reading(faulty.address, sampling)
     for tokens in (40, 120):
         reading.wait_for_tokens(tokens)
-        killed = mortal.stack.kill("coordinator", signal.SIGKILL)
-        mortal.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
+        killed = faulty.stack.kill("coordinator", signal.SIGKILL)
+        faulty.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
     result, resumes = reading.result()
     assert resumes >= 2
     validate(history_of(reading.chunks), whole.token_ids)

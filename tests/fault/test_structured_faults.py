@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from harness.history import Recording, validate
 from harness.oracle import Ids, Oracle
-from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import RunningStack, running_stack
+from harness.stacks import RunningStack
 from harness.waiting import HANG
-
-pytestmark = pytest.mark.xdist_group("structured faults")
 
 SCHEMA: dict[str, Any] = {
     "type": "array",
@@ -39,20 +35,10 @@ SAMPLING: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}) as stack:
-        yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
-
-
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_a_killed_worker_costs_no_token(faulty: RunningStack, oracle: Oracle, role: str) -> None:
     """The one that comes back derives the state from the ledger."""
     prompt: Ids = oracle.encode(SOURCE)[:40]
-    for name in ("target", "draft"):
-        faulty.wait_for_worker(name)
     expected = faulty.client.generate(
         prompt, SAMPLING, speculation={"num_speculative_tokens": 0}, timeout=HANG
     )

@@ -1,28 +1,22 @@
-"""Killed, stopped and lying workers: clients see the tokens of the run without faults, each once.
-
-One supervised stack for the whole file; every test leaves it with all processes ready.
-"""
+"""Killed, stopped and lying workers: clients see the tokens of the run without faults, each once."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from harness.history import History, Recording, validate
 from harness.oracle import Ids, Oracle
-from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import RunningStack, own_coordinator, running_stack
+from harness.stacks import RunningStack, own_coordinator
 from harness.waiting import HANG, until
 from harness.wire import Proxy
 
 from paceline.client import Client, WorkerState
 from paceline.core.errors import UnavailableError
 from paceline.v1 import draft_pb2
-
-pytestmark = pytest.mark.xdist_group("faults")
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 COUPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 77}
@@ -34,29 +28,6 @@ PENALISED: Mapping[str, Any] = {
 }
 LENGTH = 200
 """Long enough that a fault hits it in the middle."""
-
-
-@pytest.fixture(scope="module")
-def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}) as stack:
-        yield stack
-        wait_until_ready(stack)
-        stack.check_pools_whole()
-        stack.check_logs()
-
-
-@pytest.fixture(autouse=True)
-def all_ready(faulty: RunningStack) -> Iterator[None]:
-    """Every test begins with all workers and leaves nothing behind."""
-    wait_until_ready(faulty)
-    yield
-    wait_until_ready(faulty)
-    faulty.check_pools_whole()
-
-
-def wait_until_ready(stack: RunningStack) -> None:
-    for role in ("target", "draft"):
-        stack.wait_for_worker(role)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +222,7 @@ def test_sigterm_drains_the_coordinator(faulty: RunningStack, prompt: Ids) -> No
     assert was_refused, "requests were accepted after SIGTERM for as long as the stream ran"
     validate(stream.result(), expected)
     faulty.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
-    wait_until_ready(faulty)
+    faulty.wait_until_ready()
     assert without_fault(faulty, prompt, COUPLED, 80) == expected
 
 

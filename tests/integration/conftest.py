@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,17 @@ def http(stack: RunningStack) -> Iterator[Http]:
     from harness.web import connect
 
     yield from connect(stack.stack.http_address)
+
+
+@pytest.fixture(scope="session")
+def deterministic(pair_paths: Any) -> Iterator[RunningStack]:
+    """A stack that computes deterministically; its pools must be whole in the end."""
+    from harness.stacks import running_stack
+
+    with running_stack(pair_paths, deterministic=True) as stack:
+        yield stack
+        stack.check_pools_whole()
+        stack.check_logs()
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from paceline.bench.figures import RATIOS
-
-pytestmark = pytest.mark.xdist_group("cli")
 
 HANG = 280.0  # seconds after which a test has failed
 

@@ -18,8 +18,6 @@ from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.supervisor import ChildSpec, Supervisor, discard
 
-pytestmark = pytest.mark.xdist_group("compose")
-
 ROOT = Path(__file__).parents[2]
 ROLES = ("coordinator", "target-worker", "draft-worker")
 START_TIMEOUT = 280.0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from harness.oracle import Ids, Oracle
-from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import RunningStack, running_stack, together
+from harness.stacks import RunningStack, together
 from harness.waiting import HANG
 
 from paceline.client import GenerationResult
@@ -17,14 +15,6 @@ from paceline.client import GenerationResult
 KS = (0, 2, 5)
 OTHERS = 15
 PARAMETERS: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "logprobs": 20}
-
-
-@pytest.fixture(scope="module")
-def deterministic(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, deterministic=True) as stack:
-        yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
 
 
 def bits(result: GenerationResult) -> list[list[tuple[int, str]]]:

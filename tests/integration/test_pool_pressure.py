@@ -16,8 +16,6 @@ from harness.wire import Line, next_round
 from paceline.core.errors import InvalidArgumentError, NotFoundError
 from paceline.core.messages import SequenceFailed
 
-pytestmark = pytest.mark.xdist_group("small stack")
-
 NUM_BLOCKS = 12
 BLOCK = 8
 DRAFT_BLOCKS = 8

@@ -19,22 +19,13 @@ from harness.waiting import HANG
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_CACHE_SALT_CHARACTERS
 
-pytestmark = pytest.mark.xdist_group("prefix cache")
-
 BLOCK = 16
+"""Of the shared stack."""
 LENGTH = 300
 FULL = LENGTH // BLOCK * BLOCK
 """Entries in the full blocks of a prompt: all that can come from the cache."""
 salts = (f"salt {i}" for i in itertools.count())
 """Nothing is cached under a new one."""
-
-
-@pytest.fixture(scope="module")
-def stack(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, block_size=BLOCK) as stack:
-        yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
 
 
 def prompt_of(oracle: Oracle, beginning: int = 0) -> Ids:
@@ -170,42 +161,49 @@ def test_the_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
     assert (target["num_preemptions"], told["coordinator"]["num_preemptions"]) == (0, 0)
 
 
-def test_it_can_be_switched_off(pair_paths: Pair, oracle: Oracle) -> None:
-    with running_stack(pair_paths, prefix_cache=False, http=False) as stack:
-        for _ in range(2):
-            stack.client.generate(prompt_of(oracle), {"max_tokens": 4}, timeout=HANG)
-        assert (counts(stack, "target"), counts(stack, "draft")) == ((0, 0), (0, 0))
-        stack.check_pools_whole()
-
-
 # ---- pressure ----------------------------------------------------------------------------------------
 
 REQUESTS, PROMPT, NEW_TOKENS, SMALL_BLOCK = 12, 48, 40, 8
 NEED = REQUESTS * -(-(PROMPT + NEW_TOKENS) // SMALL_BLOCK)
 
 
+@pytest.fixture(scope="module")
+def crammed(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, num_blocks=NEED // 4, block_size=SMALL_BLOCK, http=False) as stack:
+        yield stack
+        stack.check_logs()
+
+
+def preemptions(stack: RunningStack) -> tuple[int, int]:
+    """By the coordinator, and on the target."""
+    status = stack.client.status()
+    info = next(w.info for w in status.workers if w.role == "target")
+    assert info is not None
+    return status.coordinator.num_preemptions, info.cache.num_preemptions
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_pool_a_quarter_of_what_is_needed(pair_paths: Pair, oracle: Oracle, temperature: float) -> None:
+def test_a_pool_a_quarter_of_what_is_needed(
+    crammed: RunningStack, oracle: Oracle, temperature: float
+) -> None:
     """All requests finish with the tokens they get alone, and sequences were preempted."""
     ids = oracle.encode(SOURCE * 3)
     prompts = [ids[29 * i : 29 * i + PROMPT] for i in range(REQUESTS)]
-    with running_stack(pair_paths, num_blocks=NEED // 4, block_size=SMALL_BLOCK, http=False) as stack:
 
-        def call(i: int) -> Ids:
-            parameters = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": temperature, "seed": i}
-            speculation = {"num_speculative_tokens": 3}
-            return stack.client.generate(
-                prompts[i], parameters, speculation=speculation, timeout=HANG
-            ).token_ids
+    def call(i: int) -> Ids:
+        parameters = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "temperature": temperature, "seed": i}
+        speculation = {"num_speculative_tokens": 3}
+        return crammed.client.generate(
+            prompts[i], parameters, speculation=speculation, timeout=HANG
+        ).token_ids
 
-        alone = [call(i) for i in range(REQUESTS)]
-        before = stack.client.status()
-        assert before.coordinator.num_preemptions == 0
-        assert together([lambda i=i: call(i) for i in range(REQUESTS)], at_once=REQUESTS) == alone
-        status = stack.client.status()
-        preempted = [w.info.cache.num_preemptions for w in status.workers if w.info is not None]
-        assert preempted[0] > 0, "the target"
-        assert status.coordinator.num_preemptions > 0
-        assert status.coordinator.failed_requests == 0
-        stack.check_pools_whole()
-        stack.check_logs()
+    at_first = preemptions(crammed)
+    alone = [call(i) for i in range(REQUESTS)]
+    before = preemptions(crammed)
+    assert before[0] == at_first[0]
+    assert together([lambda i=i: call(i) for i in range(REQUESTS)], at_once=REQUESTS) == alone
+    after = preemptions(crammed)
+    assert after[1] > before[1], "the target"
+    assert after[0] > before[0]
+    assert crammed.client.status().coordinator.failed_requests == 0
+    crammed.check_pools_whole()

@@ -8,53 +8,21 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from harness.history import Recording
-from harness.pair import Pair
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, running_stack
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
 from harness.waiting import HANG
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICES = {
-    "coordinator": ("paceline.v1.GenerationService", {"Generate", "Cancel", "Tokenize", "Detokenize"}),
-    "target": ("paceline.v1.TargetService", {"GetWorkerInfo", "Verify"}),
-    "draft": ("paceline.v1.DraftService", {"GetWorkerInfo", "Draft"}),
+    "coordinator": "paceline.v1.GenerationService",
+    "target": "paceline.v1.TargetService",
+    "draft": "paceline.v1.DraftService",
 }
-
-
-@pytest.fixture(scope="module")
-def reflecting(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, reflection=True, http=False) as stack:
-        yield stack
-        stack.check_logs()
-
-
-@pytest.mark.parametrize("role", SERVICES)
-def test_a_reflection_client_finds_services_methods_and_messages(reflecting: RunningStack, role: str) -> None:
-    service, methods = SERVICES[role]
-    with grpc.insecure_channel(reflecting.stack.address_of(role)) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
-        assert set(database.get_services()) == {
-            service,
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1alpha.ServerReflection",
-        }
-        pool = DescriptorPool(database)
-        found = pool.FindServiceByName(service)
-        assert methods <= {method.name for method in found.methods}
-        if role == "coordinator":
-            generate = found.FindMethodByName("Generate")
-            assert generate.server_streaming
-            assert not generate.client_streaming
-            assert {"prompt", "resume_from", "received"} <= {
-                *(field.name for field in generate.input_type.fields),
-                *(oneof.name for oneof in generate.input_type.oneofs),
-            }
 
 
 def test_without_the_flag_nothing_is_told(stack: RunningStack) -> None:
@@ -69,7 +37,7 @@ def test_without_the_flag_nothing_is_told(stack: RunningStack) -> None:
 def test_a_health_probe_is_answered(stack: RunningStack, role: str) -> None:
     with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for name in ("", SERVICES[role][0]):
+        for name in ("", SERVICES[role]):
             answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=HANG)
             assert answer.status == SERVING
         with pytest.raises(grpc.RpcError) as caught:

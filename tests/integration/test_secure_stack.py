@@ -36,8 +36,6 @@ from paceline.rpc.credentials import open_channel
 from paceline.supervisor import Stack, serve_stack
 from paceline.v1 import target_pb2, target_pb2_grpc
 
-pytestmark = pytest.mark.xdist_group("secure")
-
 PROMPT = "def main():"
 SAMPLING: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}

@@ -9,16 +9,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.oracle import Ids, Oracle
-from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import RunningStack, running_stack, together
+from harness.stacks import RunningStack, together
 from harness.waiting import HANG
 
 SECONDS = float(os.environ.get("PACELINE_SOAK_SECONDS", "10"))
@@ -27,7 +25,7 @@ KINDS = 48
 GROWTH = 0.05
 """Share by which a process may be larger at the end than half-way, when all of its cache was written to."""
 
-pytestmark = [pytest.mark.xdist_group("soak"), pytest.mark.timeout(300 + 3 * SECONDS)]
+pytestmark = pytest.mark.timeout(300 + 3 * SECONDS)
 
 
 @dataclass(frozen=True)
@@ -81,16 +79,8 @@ def resident_bytes(pid: int) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
-@pytest.fixture(scope="module")
-def stack_under_load(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(pair_paths, deterministic=True, num_blocks=1024) as stack:
-        yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
-
-
-def test_sixty_four_streams_of_all_kinds(stack_under_load: RunningStack, oracle: Oracle) -> None:
-    stack = stack_under_load
+def test_sixty_four_streams_of_all_kinds(deterministic: RunningStack, oracle: Oracle) -> None:
+    stack = deterministic
     wanted = kinds(oracle)
     alone = [kind.run(stack) for kind in wanted]
     assert together([lambda kind=kind: kind.run(stack) for kind in wanted], at_once=STREAMS) == alone

@@ -13,8 +13,6 @@ from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
 
-pytestmark = pytest.mark.xdist_group("stack")
-
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
 
 

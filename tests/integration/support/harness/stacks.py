@@ -85,6 +85,11 @@ class RunningStack:
         until(is_so, f"the {role} worker being {state.value}")
         return self.worker(role)
 
+    def wait_until_ready(self) -> None:
+        """Until the coordinator sees both workers ready."""
+        for role in ("target", "draft"):
+            self.wait_for_worker(role)
+
     def check_pools_whole(self) -> None:
         """Once nothing runs, no block and no sequence is left on any worker that is there."""
 

@@ -1,0 +1,65 @@
+"""Switches of `serve` that few set: reflection on, the prefix cache and HTTP off, on one stack for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from harness.oracle import Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE
+from harness.stacks import RunningStack, running_stack
+from harness.waiting import HANG
+
+SERVICES = {
+    "coordinator": ("paceline.v1.GenerationService", {"Generate", "Cancel", "Tokenize", "Detokenize"}),
+    "target": ("paceline.v1.TargetService", {"GetWorkerInfo", "Verify"}),
+    "draft": ("paceline.v1.DraftService", {"GetWorkerInfo", "Draft"}),
+}
+
+
+@pytest.fixture(scope="module")
+def switched(pair_paths: Pair) -> Iterator[RunningStack]:
+    with running_stack(pair_paths, reflection=True, prefix_cache=False, http=False) as stack:
+        yield stack
+        stack.check_pools_whole()
+        stack.check_logs()
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_a_reflection_client_finds_services_methods_and_messages(switched: RunningStack, role: str) -> None:
+    service, methods = SERVICES[role]
+    with grpc.insecure_channel(switched.stack.address_of(role)) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            service,
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = DescriptorPool(database)
+        found = pool.FindServiceByName(service)
+        assert methods <= {method.name for method in found.methods}
+        if role == "coordinator":
+            generate = found.FindMethodByName("Generate")
+            assert generate.server_streaming
+            assert not generate.client_streaming
+            assert {"prompt", "resume_from", "received"} <= {
+                *(field.name for field in generate.input_type.fields),
+                *(oneof.name for oneof in generate.input_type.oneofs),
+            }
+
+
+def test_without_the_prefix_cache_nothing_is_looked_for(switched: RunningStack, oracle: Oracle) -> None:
+    prompt = oracle.encode(SOURCE * 3)[:300]
+    for _ in range(2):
+        switched.client.generate(prompt, {"max_tokens": 4}, timeout=HANG)
+    for role in ("target", "draft"):
+        info = switched.worker(role).info
+        assert info is not None
+        assert (info.cache.prefix_cache_queries, info.cache.prefix_cache_hits) == (0, 0)
+    switched.check_pools_whole()
