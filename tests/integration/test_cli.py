@@ -12,13 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+import httpx2
 import pytest
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 HANG = 280.0  # seconds after which a test has failed; nothing waits this long when all is well
+MARK = "xylophone quagmire"
+"""Must not be logged."""
 PACELINE = (sys.executable, "-P", "-m", "paceline")
 
 
@@ -33,6 +35,9 @@ class Served:
 
     process: subprocess.Popen[str]
     address: str
+    http: str
+    logs: Path
+    """Its standard error, and that of all it started."""
 
     def paceline(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return paceline(*words, "--address", self.address, stdin=stdin)
@@ -62,15 +67,20 @@ def ended(pids: list[int]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_pair: Pair) -> Iterator[Served]:
+def served(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ports = ["--port", "0", "--http-port", "0"]
-    options = [*models(tiny_pair), *ports, "--num-blocks", "64", "--threads", "1"]
-    with subprocess.Popen(
-        [*PACELINE, "serve", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    options = [*models(tiny_pair), *ports, "--num-blocks", "64", "--threads", "1", "--log-format", "json"]
+    logs = tmp_path_factory.mktemp("served") / "logs"
+    with (
+        logs.open("w") as stderr,
+        subprocess.Popen(
+            [*PACELINE, "serve", *options],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=os.environ | {"PACELINE_LOG_LEVEL": "DEBUG"},
+        ) as process,
+    ):
         try:
             assert process.stdout
             lines = []
@@ -78,8 +88,10 @@ def served(tiny_pair: Pair) -> Iterator[Served]:
                 lines.append(line)
                 if line.startswith("Paceline listens on "):
                     break
-            assert lines, process.communicate(timeout=HANG)
-            yield Served(process, lines[-1].split()[-1])
+            assert lines, logs.read_text()
+            url = re.search(r"http://[^/\s]+", "".join(lines))
+            assert url is not None, lines
+            yield Served(process, lines[-1].split()[-1], url[0], logs)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -179,13 +191,22 @@ def test_every_process_is_healthy(served: Served) -> None:
     assert unknown.stderr.startswith("error: ")
 
 
-def test_sigterm_ends_serve_and_all_it_started(served: Served) -> None:
+def test_sigterm_ends_serve_and_its_logs_are_json_lines_without_a_prompt(served: Served) -> None:
+    """Three processes and their supervisor on one standard error."""
+    for values in ({"max_tokens": 8}, {"max_tokens": -1}, {"model": MARK}, {"stop": MARK, "stream": True}):
+        httpx2.post(f"{served.http}/v1/completions", json={"prompt": MARK, **values}, timeout=HANG)
     status = json.loads(served.paceline("status", "--json").stdout)
     pids = [status["coordinator"]["process_id"], *(w["info"]["process_id"] for w in status["workers"])]
     served.process.terminate()
     served.process.terminate()
     assert served.process.wait(HANG) == 0
     assert ended(pids)
+    logs = served.logs.read_text()
+    lines = [json.loads(line) for line in logs.splitlines()]
+    assert {"target", "draft", "coordinator"} <= {line["role"] for line in lines}
+    assert sum(line["message"] == "call ended" for line in lines) >= 4
+    assert "xylophone" not in logs
+    assert "quagmire" not in logs
 
 
 def test_a_model_that_is_not_there_ends_serve_with_its_message(tiny_pair: Pair) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -27,8 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.core.errors import InvalidArgumentError
 from paceline.telemetry.traceparent import TraceParent
 from paceline.v1 import generation_pb2 as pb
-
-pytestmark = pytest.mark.xdist_group("observability")
 
 MARK = "xylophone quagmire"
 """In every prompt of this module, and in what it generates."""
@@ -415,44 +409,3 @@ def test_no_log_line_and_no_span_holds_a_prompt_or_an_output(watched: Watched) -
         assert text not in logs
         assert not any(text.encode() in message for message in watched.collector.raw)
     watched.running.check_pools_whole()
-
-
-def test_serve_writes_json_lines_only_and_none_with_a_prompt(pair_paths: Pair) -> None:
-    """The command itself: three processes and their supervisor on one standard error."""
-    command = [sys.executable, "-P", "-m", "paceline", "serve", "--log-format", "json"]
-    command += ["--port", "0", "--http-port", "0", "--threads", "1", "--num-blocks", "256"]
-    command += ["--target-model", str(pair_paths.target), "--draft-model", str(pair_paths.draft)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PACELINE_LOG_LEVEL": "DEBUG"},
-    )
-    assert process.stdout is not None
-    try:
-        announced = "".join(iter(lambda: _until_listening(process), ""))
-        url = re.search(r"http://[^/\s]+", announced)
-        assert url is not None
-        for values in (
-            {"max_tokens": 8},
-            {"max_tokens": -1},
-            {"model": MARK},
-            {"stop": MARK, "stream": True},
-        ):
-            httpx2.post(f"{url[0]}/v1/completions", json={"prompt": MARK, **values}, timeout=HANG)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, logs = process.communicate(timeout=HANG)
-    assert process.returncode == 0
-    lines = [json.loads(line) for line in logs.splitlines()]
-    assert {"target", "draft", "coordinator"} <= {line["role"] for line in lines}
-    assert sum(line["message"] == "call ended" for line in lines) >= 4
-    assert "xylophone" not in logs
-    assert "quagmire" not in logs
-
-
-def _until_listening(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    return "" if line.startswith("Paceline listens") else line
