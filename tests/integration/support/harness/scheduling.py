@@ -2,7 +2,7 @@
 
 xdist's own groups are of no use here: `loadgroup` of 3.8 writes them into the ids of tests, where pytest 9.2
 no longer reads them, and deals the tests of one file to all workers. Each of them then starts the file's
-stack, which costs more than its tests do.
+stack, which often takes longer than the tests themselves.
 """
 
 from __future__ import annotations
@@ -17,23 +17,11 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_prefix_cache.py",
         "integration/test_long_prompt.py",
         "integration/test_sampling_distribution.py",
-        "integration/test_bad_input.py",
-        "integration/test_cancellation.py",
-        "integration/test_history.py",
+        "integration/test_resuming.py",
         "integration/test_http.py",
         "integration/test_http_failures.py",
         "integration/test_http_fuzzing.py",
-        "integration/test_invariance.py",
-        "integration/test_parity.py",
-        "integration/test_probes.py",
-        "integration/test_reports.py",
-        "integration/test_resuming.py",
-        "integration/test_rollback.py",
-        "integration/test_sampling_parameters.py",
-        "integration/test_speculation.py",
-        "integration/test_stopping.py",
         "integration/test_structured_outputs.py",
-        "integration/test_worker_protocol.py",
     ),
     "faults": (
         "fault/test_worker_faults.py",
@@ -48,6 +36,21 @@ UNITS: dict[str, tuple[str, ...]] = {
     "a small pool": ("integration/test_pool_pressure.py",),
     "certificates": ("integration/test_secure_stack.py",),
     "compose": ("integration/test_compose.py",),
+    # Another unit, so that it need not wait for the first. One process that gets both starts one stack.
+    "the shared stack again": (
+        "integration/test_bad_input.py",
+        "integration/test_cancellation.py",
+        "integration/test_history.py",
+        "integration/test_invariance.py",
+        "integration/test_parity.py",
+        "integration/test_probes.py",
+        "integration/test_reports.py",
+        "integration/test_rollback.py",
+        "integration/test_sampling_parameters.py",
+        "integration/test_speculation.py",
+        "integration/test_stopping.py",
+        "integration/test_worker_protocol.py",
+    ),
 }
 """Files of `tests/` by what they share, in the order in which they begin. Every other file under
 `integration/`, `fault/` and `gpu/` is a unit of its own; every other test is one."""
