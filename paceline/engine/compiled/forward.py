@@ -22,7 +22,7 @@ class CompiledForward:
     def __init__(self, model: Any, windows: Sequence[int | None], max_model_len: int) -> None:
         self._weights = Weights.of(model, windows, max_model_len)
         self._model = model
-        self._per_row, self._per_key = scratch_of(self._weights.shape.tolist())
+        self._per_row, self._per_key, self._besides = scratch_of(self._weights.shape.tolist())
         self._work = np.empty(0, dtype=np.float32)
         self._cache: PagedCache | None = None
         self._entries = np.empty((0, 0), dtype=np.float32)
@@ -33,7 +33,7 @@ class CompiledForward:
         if cache is not self._cache:
             assert cache.flat is not None
             self._cache, self._entries = cache, cache.flat.numpy()
-        size = len(layout.ids) * self._per_row + len(layout.keys) * self._per_key
+        size = len(layout.ids) * self._per_row + layout.key_count.max() * self._per_key + self._besides
         if size > len(self._work):
             self._work = np.empty(size, dtype=np.float32)
         logits = np.zeros((len(layout.wanted), w.shape[6]), dtype=np.float32)

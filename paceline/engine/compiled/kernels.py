@@ -19,24 +19,36 @@ from numba import njit
 from paceline.engine.compiled.tiles import (
     LANES,
     MOST_ROWS,
+    add_1,
+    add_2,
+    add_3,
+    add_4,
+    add_5,
+    add_6,
     address_of,
     exp,
-    four_dots,
+    fetch,
+    largest_of_tiles,
     mix_1,
     mix_2,
     mix_3,
     mix_4,
+    mix_5,
+    mix_6,
     tile_1,
     tile_2,
     tile_3,
     tile_4,
     tile_5,
     tile_6,
+    turn,
 )
 
 # NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
 # way for every row), nothing may be assumed about their values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
+_TOGETHER: Final = 8
+"""Rows of a sequence whose attention is computed together."""
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
 
 
@@ -50,22 +62,22 @@ def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
         w = address_of(weights, offset + first * n_in)
         r = 0
         while rows - r >= MOST_ROWS:
-            tile_6(address_of(x, r * ldx), ldx, w, n_in, address_of(out, r * ldo + first), ldo)
+            add_6(address_of(x, r * ldx), ldx, w, n_in, address_of(out, r * ldo + first), ldo)
             r += MOST_ROWS
         left = rows - r
         if left == 0:
             continue
         a, o = address_of(x, r * ldx), address_of(out, r * ldo + first)
         if left == 1:
-            tile_1(a, ldx, w, n_in, o, ldo)
+            add_1(a, ldx, w, n_in, o, ldo)
         elif left == 2:
-            tile_2(a, ldx, w, n_in, o, ldo)
+            add_2(a, ldx, w, n_in, o, ldo)
         elif left == 3:
-            tile_3(a, ldx, w, n_in, o, ldo)
+            add_3(a, ldx, w, n_in, o, ldo)
         elif left == 4:
-            tile_4(a, ldx, w, n_in, o, ldo)
+            add_4(a, ldx, w, n_in, o, ldo)
         else:
-            tile_5(a, ldx, w, n_in, o, ldo)
+            add_5(a, ldx, w, n_in, o, ldo)
 
 
 @njit(**_OPTIONS)
@@ -105,66 +117,140 @@ def _gated(gate_up, n, out):
 
 @njit(**_OPTIONS)
 def _largest(row, count):
-    """The largest of the numbers; four comparisons are under way at a time."""
-    a = b = c = d = row[0]
-    for j in range(0, count - 3, 4):
-        four = row[j : j + 4]
-        a = four[0] if four[0] > a else a
-        b = four[1] if four[1] > b else b
-        c = four[2] if four[2] > c else c
-        d = four[3] if four[3] > d else d
-    for j in range(count - count % 4, count):
-        a = row[j] if row[j] > a else a
-    a, c = (a if a > b else b), (c if c > d else d)
-    return a if a > c else c
+    """The largest of the numbers."""
+    whole = count // LANES
+    most = largest_of_tiles(address_of(row, 0), whole) if whole else row[0]
+    for j in range(whole * LANES, count):
+        most = row[j] if row[j] > most else most
+    return most
 
 
 @njit(**_OPTIONS)
-def _attended(query, entries, width, kv_heads, group, dim, keys, first, count, scaling, scores, out):
-    """One row's attention over `count` entries whose slots are keys[first:]; query and out [heads * dim].
+def _scored(queries, dim, turned, out, ldo, rows):
+    """out[:rows, :16] = queries[:rows, :dim] K for 16 keys, K [dim, 16]."""
+    w, r = address_of(turned, 0), 0
+    while rows - r >= MOST_ROWS:
+        tile_6(address_of(queries, r * dim), dim, w, dim, address_of(out, r * ldo), ldo)
+        r += MOST_ROWS
+    left = rows - r
+    if left == 0:
+        return
+    a, o = address_of(queries, r * dim), address_of(out, r * ldo)
+    if left == 1:
+        tile_1(a, dim, w, dim, o, ldo)
+    elif left == 2:
+        tile_2(a, dim, w, dim, o, ldo)
+    elif left == 3:
+        tile_3(a, dim, w, dim, o, ldo)
+    elif left == 4:
+        tile_4(a, dim, w, dim, o, ldo)
+    else:
+        tile_5(a, dim, w, dim, o, ldo)
 
-    scores: scratch of [group rounded up to fours, count].
+
+@njit(**_OPTIONS)
+def _mixed(shares, ldx, values, slots, count, width, out, ldo, rows):
+    """out[:rows, :16] = shares[:rows, :count] V, where V[i] begins at values + slots[i] * width."""
+    r = 0
+    while rows - r >= MOST_ROWS:
+        mix_6(address_of(shares, r * ldx), ldx, values, count, address_of(out, r * ldo), ldo, slots, width)
+        r += MOST_ROWS
+    left = rows - r
+    if left == 0:
+        return
+    a, o = address_of(shares, r * ldx), address_of(out, r * ldo)
+    if left == 1:
+        mix_1(a, ldx, values, count, o, ldo, slots, width)
+    elif left == 2:
+        mix_2(a, ldx, values, count, o, ldo, slots, width)
+    elif left == 3:
+        mix_3(a, ldx, values, count, o, ldo, slots, width)
+    elif left == 4:
+        mix_4(a, ldx, values, count, o, ldo, slots, width)
+    else:
+        mix_5(a, ldx, values, count, o, ldo, slots, width)
+
+
+@njit(**_OPTIONS)
+def _softmax(row, low, count, end, scaling):
+    """e^(scaling (score - the largest)) for row[low:count], 0 before and after. Returns 1 / their sum."""
+    for j in range(low):
+        row[j] = np.float32(0.0)
+    for j in range(count, end):
+        row[j] = np.float32(0.0)
+    seen = row[low:count]
+    # The scaling is positive: the largest stays the largest.
+    most = _largest(seen, count - low)
+    total = np.float32(0.0)
+    for j in range(count - low):
+        power = exp((seen[j] - most) * scaling)
+        seen[j] = power
+        total += power
+    return np.float32(1.0) / total
+
+
+@njit(**_OPTIONS)
+def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, count, near, turned, scores):
+    """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once."""
+    span = (count + LANES - 1) // LANES * LANES
+    for block in range(0, span, LANES):
+        slots = address_of(keys, first + block)
+        if block + LANES > count:
+            # The last one stands in for those that are missing; nobody reads what comes of it.
+            for i in range(LANES):
+                near[i] = keys[first + min(block + i, count - 1)]
+            slots = address_of(near, 0)
+        for d in range(0, dim, 8):
+            turn(address_of(entries, head * dim + d), slots, width, address_of(turned, d * LANES))
+        if all_heads:
+            # Of the next keys all that any head will read.
+            for i in range(block + LANES, min(block + 2 * LANES, count)):
+                following = keys[first + i] * width
+                for d in range(0, width, LANES):
+                    fetch(address_of(entries, following + d))
+        _scored(queries, dim, turned, scores[block:], span, many)
+
+
+@njit(**_OPTIONS)
+def _attended(
+    qkv, qkv_width, at, rows, entries, width, kv_heads, group, dim, keys, first, counts, window, scaling,
+    near, scratch, out,
+):  # fmt: skip
+    """Attention of `rows` rows of one sequence, whose first is row `at` of qkv, `counts` and out.
+
+    Row r sees counts[r] entries, whose slots are keys[first:], or the last `window` of them. All rows meet
+    all keys that any of them sees; what a row does not see adds nothing to its sums.
+
+    near: int64 [16]; scratch: what `scratch_of` counts by key, and besides; out [rows, heads * dim].
     """
-    for i in range(kv_heads * group * dim):
-        out[i] = np.float32(0.0)
+    heads, many = kv_heads * group, rows * group
+    begin, end = counts[at], counts[at]
+    for r in range(at, at + rows):
+        begin, end = min(begin, counts[r]), max(end, counts[r])
+    begin = max(begin - window, 0) if window else 0
+    first, count = first + begin, end - begin
+    span = (count + LANES - 1) // LANES * LANES
+    queries = scratch[: many * dim]
+    mixed = scratch[many * dim : 2 * many * dim]
+    turned = scratch[2 * many * dim : (2 * many + LANES) * dim]
+    shares = scratch[(2 * many + LANES) * dim :]
+    scores = shares[many:]
     for h in range(kv_heads):
-        for j in range(count):
-            k = address_of(entries, keys[first + j] * width + h * dim)
-            for g in range(0, group, 4):
-                # Beyond the group it reads other floats of the scratch, and writes rows nobody reads.
-                four_dots(
-                    address_of(query, (h * group + g) * dim),
-                    k,
-                    dim // LANES,
-                    address_of(scores, g * count + j),
-                    count,
-                )
-        for g in range(group):
-            row = scores[g * count : (g + 1) * count]
-            most = _largest(row, count)
-            # The scaling is positive: the largest stays the largest.
-            for j in range(count):
-                row[j] = exp((row[j] - most) * scaling)
-            total = np.float32(0.0)
-            for j in range(count):
-                total += row[j]
-            share = np.float32(1.0) / total
-            for j in range(count):
-                row[j] *= share
-        values = (kv_heads + h) * dim
+        for r in range(rows):
+            start = (at + r) * qkv_width + h * group * dim
+            queries[r * group * dim : (r + 1) * group * dim] = qkv[start : start + group * dim]
+        _compared(queries, many, entries, width, dim, h, h == 0, keys, first, count, near, turned, scores)
+        for m in range(many):
+            sees = counts[at + m // group]
+            low = max(sees - window, 0) - begin if window else 0
+            shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
+        slots, values = address_of(keys, first), (kv_heads + h) * dim
         for d in range(0, dim, LANES):
-            v, slots = address_of(entries, values + d), address_of(keys, first)
-            for g in range(0, group, 4):
-                p, o = address_of(scores, g * count), address_of(out, (h * group + g) * dim + d)
-                left = group - g
-                if left >= 4:
-                    mix_4(p, count, v, count, o, dim, slots, width)
-                elif left == 3:
-                    mix_3(p, count, v, count, o, dim, slots, width)
-                elif left == 2:
-                    mix_2(p, count, v, count, o, dim, slots, width)
-                else:
-                    mix_1(p, count, v, count, o, dim, slots, width)
+            _mixed(scores, span, address_of(entries, values + d), slots, count, width, mixed[d:], dim, many)
+        for m in range(many):
+            to = ((at + m // group) * heads + h * group + m % group) * dim
+            for d in range(dim):
+                out[to + d] = mixed[m * dim + d] * shares[m]
 
 
 # ---- the pass --------------------------------------------------------------------------------------
@@ -228,7 +314,8 @@ def decoder_pass(
     gate_up = work[at : at + rows * 2 * inner]
     at += rows * 2 * inner
     gated = work[at : at + rows * inner]
-    scores = work[at + rows * inner :]
+    scratch = work[at + rows * inner :]
+    near = np.empty(LANES, dtype=np.int64)
 
     for r in range(rows):
         x[r * hidden : (r + 1) * hidden] = embedding[ids[r]]
@@ -254,13 +341,17 @@ def decoder_pass(
                         head[d] *= head_gains[layer, h, d]
                 _turned(head, dim, cos[positions[r]], sin[positions[r]])
             cache[slots[r] * width : (slots[r] + 1) * width] = row[heads * dim :]
-        for r in range(rows):
-            first, count = key_first[r], key_count[r]
-            if windows[layer] and count > windows[layer]:
-                first, count = first + count - windows[layer], windows[layer]
-            query = qkv[r * qkv_width : r * qkv_width + heads * dim]
-            out = attended[r * heads * dim : (r + 1) * heads * dim]
-            _attended(query, cache, width, kv_heads, group, dim, keys, first, count, scaling, scores, out)
+        r = 0
+        while r < rows:
+            together = 1
+            while r + together < rows and together < _TOGETHER and key_first[r + together] == key_first[r]:
+                together += 1
+            first, window = key_first[r], windows[layer]
+            _attended(
+                qkv, qkv_width, r, together, cache, width, kv_heads, group, dim, keys, first, key_count,
+                window, scaling, near, scratch, attended,
+            )  # fmt: skip
+            r += together
         _product(attended, heads * dim, weights, offset, heads * dim, hidden, x, hidden, rows)
         offset += heads * dim * hidden
         for r in range(rows):
@@ -278,8 +369,9 @@ def decoder_pass(
     _product(normed, hidden, weights, offset, hidden, vocabulary, logits.reshape(-1), vocabulary, len(wanted))
 
 
-def scratch_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Floats of scratch that a pass needs for each row, and for each key that some row sees."""
+def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and besides."""
     _, hidden, heads, kv_heads, dim, inner, *_ = shape
-    queries = -(-heads // kv_heads // 4) * 4
-    return 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner, queries
+    rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner
+    many = _TOGETHER * heads // kv_heads
+    return rows, many, (2 * many + LANES) * dim + many * (1 + LANES)

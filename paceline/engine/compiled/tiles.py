@@ -86,13 +86,13 @@ def _store(b: Any, value: Any, pointer: Any) -> None:
     b.store(value, b.bitcast(pointer, _VECTOR.as_pointer())).align = 4
 
 
-def _prefetch(b: Any, pointer: Any) -> None:
+def _prefetch(b: Any, pointer: Any, nearness: int) -> None:
+    """Ask for what is there: into the nearest cache (3) or the next one (2)."""
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
     fetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-    b.call(
-        fetch, [b.bitcast(pointer, byte), ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)]
-    )
+    read, data = ir.Constant(_I32, 0), ir.Constant(_I32, 1)
+    b.call(fetch, [b.bitcast(pointer, byte), read, ir.Constant(_I32, nearness), data])
 
 
 def _spread(b: Any, scalar: Any) -> Any:
@@ -101,11 +101,12 @@ def _spread(b: Any, scalar: Any) -> Any:
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
 
 
-def _sum_of_products(rows: int, *, indexed: bool) -> Any:
-    """out[r, :16] += sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers.
+def _sum_of_products(rows: int, *, indexed: bool = False, adds: bool = False) -> Any:
+    """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers.
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
-    w + index[i] * stride.
+    w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
+    ahead. n is positive.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -114,9 +115,10 @@ def _sum_of_products(rows: int, *, indexed: bool) -> Any:
         fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
         inputs = [b.gep(x, [b.mul(ldx, ir.Constant(_I64, r))]) for r in range(rows)]
         outputs = [b.gep(out, [b.mul(ldo, ir.Constant(_I64, r))]) for r in range(rows)]
-        starts = [_load(b, pointer) for pointer in outputs]
+        nothing = ir.Constant(_VECTOR, None)
+        starts = [_load(b, pointer) if adds else nothing for pointer in outputs]
         before, loop, done = b.basic_block, b.append_basic_block("sum"), b.append_basic_block("summed")
-        b.cbranch(b.icmp_signed(">", n, ir.Constant(_I64, 0)), loop, done)
+        b.branch(loop)
 
         b.position_at_end(loop)
         i = b.phi(_I64)
@@ -125,8 +127,8 @@ def _sum_of_products(rows: int, *, indexed: bool) -> Any:
         if indexed:
             place = b.mul(b.load(b.gep(args[6], [i])), args[7])
         weights = _load(b, b.gep(w, [place]))
-        if not indexed:
-            _prefetch(b, b.gep(w, [b.add(place, ir.Constant(_I64, _AHEAD))]))
+        if adds:
+            _prefetch(b, b.gep(w, [b.add(place, ir.Constant(_I64, _AHEAD))]), 3)
         grown = [
             b.call(fma, [_spread(b, b.load(b.gep(row, [i]))), weights, total])
             for row, total in zip(inputs, sums, strict=True)
@@ -140,11 +142,7 @@ def _sum_of_products(rows: int, *, indexed: bool) -> Any:
         b.cbranch(b.icmp_signed("<", following, n), loop, done)
 
         b.position_at_end(done)
-        totals = [b.phi(_VECTOR) for _ in range(rows)]
-        for total, start, value in zip(totals, starts, grown, strict=True):
-            total.add_incoming(start, before)
-            total.add_incoming(value, loop)
-        for total, pointer in zip(totals, outputs, strict=True):
+        for total, pointer in zip(grown, outputs, strict=True):
             _store(b, total, pointer)
         return context.get_dummy_value()
 
@@ -167,10 +165,15 @@ def _sum_of_products(rows: int, *, indexed: bool) -> Any:
     return tiled
 
 
-tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (
-    _sum_of_products(rows, indexed=False) for rows in range(1, MOST_ROWS + 1)
+add_1, add_2, add_3, add_4, add_5, add_6 = (
+    _sum_of_products(rows, adds=True) for rows in range(1, MOST_ROWS + 1)
 )
-mix_1, mix_2, mix_3, mix_4 = (_sum_of_products(rows, indexed=True) for rows in (1, 2, 3, 4))
+tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (_sum_of_products(rows) for rows in range(1, MOST_ROWS + 1))
+mix_1, mix_2, mix_3, mix_4, mix_5, mix_6 = (
+    _sum_of_products(rows, indexed=True) for rows in range(1, MOST_ROWS + 1)
+)
+
+_EIGHT = ir.VectorType(_F32, 8)
 
 
 def _shuffled(b: Any, one: Any, other: Any, lanes: Sequence[int]) -> Any:
@@ -178,54 +181,79 @@ def _shuffled(b: Any, one: Any, other: Any, lanes: Sequence[int]) -> Any:
     return b.shuffle_vector(one, other, places)
 
 
-def _four_sums(b: Any, vectors: Sequence[Any]) -> Any:
-    """The sums of four vectors' lanes in one vector: interleaved and added, so that they share additions."""
-    for half in (8, 4):
-        low, high = range(half), range(half, 2 * half)
-        vectors = [b.fadd(_shuffled(b, v, v, low), _shuffled(b, v, v, high)) for v in vectors]
-
-    def joined(one: Any, other: Any, low: Sequence[int], high: Sequence[int]) -> Any:
-        return b.fadd(_shuffled(b, one, other, low), _shuffled(b, one, other, high))
-
-    pairs = [joined(*vectors[i : i + 2], (0, 4, 1, 5), (2, 6, 3, 7)) for i in (0, 2)]
-    return joined(*pairs, (0, 1, 4, 5), (2, 3, 6, 7))
+def _turned(b: Any, rows: Sequence[Any]) -> list[Any]:
+    """The columns of eight vectors of eight: at each step half as far apart, they swap their halves."""
+    vectors = list(rows)
+    for far in (4, 2, 1):
+        low = [lane if not lane & far else lane - far + 8 for lane in range(8)]
+        high = [lane + far if not lane & far else lane + 8 for lane in range(8)]
+        for i in range(8):
+            if not i & far:
+                one, other = vectors[i], vectors[i + far]
+                vectors[i], vectors[i + far] = (_shuffled(b, one, other, lanes) for lanes in (low, high))
+    return vectors
 
 
 @intrinsic
-def four_dots(typing: Any, x: Any, w: Any, tiles: Any, out: Any, ldo: Any) -> Any:
-    """out[r * ldo] = sum over i < n of x[r * n + i] * w[i] for r < 4, with n = 16 * tiles."""
+def turn(typing: Any, entries: Any, slots: Any, width: Any, out: Any) -> Any:
+    """out[d * 16 + i] = entries[slots[i] * width + d] for i < 16 and d < 8."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, w, tiles, out, ldo = args
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
-        lanes = ir.Constant(_I64, LANES)
-        n = b.mul(tiles, lanes)
-        inputs = [b.gep(x, [b.mul(n, ir.Constant(_I64, r))]) for r in range(4)]
-        before, loop, done = b.basic_block, b.append_basic_block("dot"), b.append_basic_block("dotted")
-        b.branch(loop)
+        entries, slots, width, out = args
 
-        b.position_at_end(loop)
-        i = b.phi(_I64)
-        sums = [b.phi(_VECTOR) for _ in inputs]
-        factor = _load(b, b.gep(w, [i]))
-        grown = [
-            b.call(fma, [_load(b, b.gep(row, [i])), factor, total])
-            for row, total in zip(inputs, sums, strict=True)
-        ]
-        following = b.add(i, lanes)
-        starts = [ir.Constant(_I64, 0), *(ir.Constant(_VECTOR, None) for _ in sums)]
-        for phi, start, value in zip([i, *sums], starts, [following, *grown], strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-        b.cbranch(b.icmp_signed("<", following, n), loop, done)
+        def row(i: int) -> Any:
+            slot = b.load(b.gep(slots, [ir.Constant(_I64, i)]))
+            value = b.load(b.bitcast(b.gep(entries, [b.mul(slot, width)]), _EIGHT.as_pointer()))
+            value.align = 4
+            return value
 
-        b.position_at_end(done)
-        totals = _four_sums(b, grown)
-        for r in range(4):
-            total = b.extract_element(totals, ir.Constant(_I32, r))
-            b.store(total, b.gep(out, [b.mul(ldo, ir.Constant(_I64, r))]))
+        for half in range(0, LANES, 8):
+            for d, column in enumerate(_turned(b, [row(half + i) for i in range(8)])):
+                pointer = b.gep(out, [ir.Constant(_I64, d * LANES + half)])
+                b.store(column, b.bitcast(pointer, _EIGHT.as_pointer())).align = 4
         return context.get_dummy_value()
 
     size = types.int64
-    return types.void(_POINTER, _POINTER, size, _POINTER, size), generate
+    return types.void(_POINTER, types.CPointer(types.int64), size, _POINTER), generate
+
+
+@intrinsic
+def largest_of_tiles(typing: Any, numbers: Any, tiles: Any) -> Any:
+    """The largest of 16 * tiles numbers, NaN left out unless it comes first; tiles is positive."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        numbers, tiles = args
+        before, loop, done = b.basic_block, b.append_basic_block("most"), b.append_basic_block("found")
+        first = _load(b, numbers)
+        b.branch(loop)
+
+        b.position_at_end(loop)
+        i, most = b.phi(_I64), b.phi(_VECTOR)
+        these = _load(b, b.gep(numbers, [b.mul(i, ir.Constant(_I64, LANES))]))
+        larger = b.select(b.fcmp_ordered(">", these, most), these, most)
+        following = b.add(i, ir.Constant(_I64, 1))
+        for phi, start, value in ((i, ir.Constant(_I64, 0), following), (most, first, larger)):
+            phi.add_incoming(start, before)
+            phi.add_incoming(value, loop)
+        b.cbranch(b.icmp_signed("<", following, tiles), loop, done)
+
+        b.position_at_end(done)
+        width, vector = LANES, larger
+        while width > 1:
+            width //= 2
+            low, high = (_shuffled(b, vector, vector, range(at, at + width)) for at in (0, width))
+            vector = b.select(b.fcmp_ordered(">", high, low), high, low)
+        return b.extract_element(vector, ir.Constant(_I32, 0))
+
+    return types.float32(_POINTER, types.int64), generate
+
+
+@intrinsic
+def fetch(typing: Any, pointer: Any) -> Any:
+    """Ask for the 64 bytes around an address, which will be read soon."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _prefetch(b, args[0], 2)
+        return context.get_dummy_value()
+
+    return types.void(_POINTER), generate
