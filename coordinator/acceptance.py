@@ -45,21 +45,19 @@ class Acceptance:
     def rates(self, most: int) -> list[float]:
         """Acceptance at positions 0 to `most` - 1, given that the position is reached.
 
-        A position that was seldom seen is like the prior's, as much better or worse as the one before it.
+        A position that was seldom seen is like the prior's, however good the ones before it were here: those
+        who got there were the better ones, and that is in the prior already.
         """
         priors = self.prior.rates(most) if self.prior is not None else None
         rates: list[float] = []
-        factor, before = 1.0, NEWCOMER
+        before = NEWCOMER
         for i in range(most):
-            guess = priors[i] * factor if priors is not None else before
-            guess = min(guess, HIGHEST)
+            guess = priors[i] if priors is not None else before
             if i < len(self.reached):
                 weight = self.prior_weight
                 guess = (weight * guess + self.accepted[i]) / (weight + self.reached[i])
             before = min(guess, HIGHEST)
             rates.append(before)
-            if priors is not None:
-                factor = before / priors[i] if priors[i] > 0 else 1.0
         return rates
 
 

@@ -9,8 +9,10 @@ from coordinator.costs import weight
 from coordinator.pair import Pair
 from paceline.core.types import Timings
 
-MEMORY = 80.0
+MEMORY = 200.0
 """Rounds after which a sequence's acceptance has forgotten one."""
+OTHERS_WEIGHT = 40.0
+"""Tokens at each position that what is known of the other sequences counts for: a dozen rounds."""
 CATCH_UP = 16
 """A draft that lacks more tokens than this is catching up: the time says little of drafting."""
 STEADY = 0.1
@@ -52,7 +54,7 @@ class Member:
 
     def __post_init__(self) -> None:
         """A new sequence is expected to be like those before it."""
-        self.acceptance = Acceptance(MEMORY, self.pair.acceptance)
+        self.acceptance = Acceptance(MEMORY, self.pair.acceptance, OTHERS_WEIGHT)
 
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -88,6 +90,7 @@ def draft_worker(config: WorkerConfig) -> None:
     from draft_worker.main import run
 
     run(config)
+    _leave()
 
 
 @options_from_fields
@@ -96,6 +99,19 @@ def target_worker(config: WorkerConfig) -> None:
     from target_worker.main import run
 
     run(config)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End a worker whose work is done and whose streams have ended.
+
+    The interpreter would take more than a second to free, module by module, what the system frees at once;
+    whoever waits for the end, or restarts the worker, would wait with it.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @options_from_fields
