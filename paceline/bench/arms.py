@@ -52,9 +52,9 @@ def speculative(k: DraftTokens, mode: AcceptanceMode, *, lookahead: bool) -> Arm
 
 
 def fixed(config: BenchConfig) -> list[Arm]:
-    """Every choice of a fixed K with the headline's mode and lookahead, plain decoding among them."""
-    mode = config.acceptance[0]
-    return [plain(config), *(speculative(k, mode, lookahead=True) for k in config.k)]
+    """Every choice of a fixed K beside which the service's own is seen, plain decoding among them."""
+    mode, ahead = config.acceptance[0], config.drafts_ahead
+    return [plain(config), *(speculative(k, mode, lookahead=ahead) for k in config.k)]
 
 
 def headline(config: BenchConfig, *, lookahead: bool = True) -> Arm:
@@ -63,8 +63,8 @@ def headline(config: BenchConfig, *, lookahead: bool = True) -> Arm:
 
 
 def automatic(config: BenchConfig) -> Arm:
-    """The service chooses K."""
-    return speculative(AUTO, config.acceptance[0], lookahead=True)
+    """The service chooses K, and drafts ahead where it does so by itself."""
+    return speculative(AUTO, config.acceptance[0], lookahead=config.drafts_ahead)
 
 
 def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:

@@ -10,6 +10,7 @@ from paceline.core import limits
 from paceline.core.config import DTYPES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams
+from paceline.supervisor import StackConfig
 
 LOOKAHEAD_BRANCHES = 8
 """Of the draft worker that drafts ahead; the other one has 0."""
@@ -73,6 +74,12 @@ class BenchConfig:
         most = len(PROMPTS)
         _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
         _check(self.start_timeout > 0, "start_timeout", "must be positive")
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """True where `paceline serve` drafts ahead by itself: K is chosen there as its users get it."""
+        serving = StackConfig(target_device=self.device, draft_device=self.device)
+        return serving.worker_config("draft").lookahead_branches > 0
 
 
 FULL = BenchConfig()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import FULL, QUICK
-from paceline.bench.arms import headline, paceline_arms, rotated
+from paceline.bench.arms import automatic, fixed, headline, paceline_arms, rotated
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.services import blocks_needed
 from paceline.cli import main
@@ -83,3 +83,17 @@ def test_the_pool_holds_all_requests_at_once() -> None:
     config = replace(QUICK, concurrency=(3, 5), max_tokens=100)
     tokens = 40 + 100 + config.k[0]
     assert blocks_needed(config, [(1,) * 40, (1,)]) * 16 >= 5 * tokens
+
+
+@pytest.mark.parametrize(("cores", "ahead"), [(2, False), (4, True)])
+def test_the_service_chooses_k_as_serve_would_run_it(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ahead: bool
+) -> None:
+    """Where two models take all cores, `paceline serve` does not draft ahead."""
+    monkeypatch.setattr("paceline.supervisor.stack._cores", lambda: cores)
+    config = replace(FULL, device="cpu")
+    arms = paceline_arms(config, 8)
+    assert automatic(config).lookahead is ahead
+    assert {arm.lookahead for arm in fixed(config)[1:]} == {ahead}
+    assert {arm.lookahead for arm in arms if arm.k == headline(config).k} == {True, False}
+    assert set(fixed(config)) < set(arms)
