@@ -185,3 +185,13 @@ class Ahead:
             self.base_length,
             {outcome: Proposal(tuple(drafting.token_ids)) for outcome, drafting in new.items()},
         )
+
+
+@dataclass(slots=True)
+class LookaheadCounts:
+    """How often the verdict was foreseen."""
+
+    rounds: int = 0
+    """Rounds that followed a verdict a branch could have foreseen."""
+    hits: int = 0
+    """Those for which a branch was there, finished or not."""

@@ -1,6 +1,7 @@
 """The draft worker without sockets and threads: rounds in, proposals out.
 
-Each of the K steps is one pass over all drafting sequences, whatever step each one is at. A sequence's
+Each of the K steps is one pass over all drafting sequences, whatever step each one is at. Where nobody has
+to look at a step's logits, the model makes all steps after the first by itself (chaining.py). A sequence's
 prompt is prefilled by its first round, not before: prefill is lazy. After a full acceptance the entry of
 dK is missing here, since the last draft token is never fed; the next round's feed includes it, because a
 feed is always everything of the ledger that the cache lacks.
@@ -15,14 +16,15 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from draft_worker.ahead import Ahead, Limb
+from draft_worker.ahead import Ahead, Limb, LookaheadCounts
+from draft_worker.chaining import chain_of
 from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape, propose
+from draft_worker.runner import Runner
 from draft_worker.structure import only_allowed, restrictions_of, steps_under
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import WorkerConfig
@@ -42,30 +44,18 @@ from paceline.core.messages import (
     SequenceFailed,
 )
 from paceline.core.types import Proposal
-from paceline.engine import passes
-from paceline.engine.branches import BranchInput
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, round_digest
 from paceline.engine.structured import grammar_for, restricted
 from paceline.grammar import Grammars
-from paceline.kv import BlockTable, Branch
+from paceline.kv import BlockTable
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
 from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)
-
-
-class Runner(passes.Runner, Protocol):
-    """What drafting ahead needs of the model besides passes."""
-
-    def forward_branches(self, inputs: Sequence[BranchInput]) -> torch.Tensor:
-        """Feed every branch one token; float32 logits [len(inputs), vocabulary]."""
-
-    def adopt(self, branch: Branch) -> None:
-        """Make a branch's entries those of its table. Raises ResourceExhaustedError."""
 
 
 @dataclass(slots=True)
@@ -76,16 +66,6 @@ class _Round:
     drafting: Drafting
     job: Job
     """Its outstanding feed."""
-
-
-@dataclass(slots=True)
-class LookaheadCounts:
-    """How often the verdict was foreseen."""
-
-    rounds: int = 0
-    """Rounds that followed a verdict a branch could have foreseen."""
-    hits: int = 0
-    """Those for which a branch was there, finished or not."""
 
 
 class Drafter:
@@ -251,6 +231,36 @@ class Drafter:
                     events.append(self._settle(r))
                 else:
                     r.job.feed_next([token.token_id], rows=1)
+            events.extend(self._chain([r for r in rounds if r.command.sequence_id in self._rounds]))
+        return events
+
+    def _chain(self, rounds: Sequence[_Round]) -> list[DraftEvent]:
+        """Complete what needs nobody to look on; the rest goes on step by step, also what fails here."""
+        if self._config.lookahead_branches or not self._runner.draws_chains:
+            return []  # what a branch's first token could have been is seen in the logits of every step
+        chains = [(r, chain_of(r.drafting, r.job.held.table, self._eos_token_ids)) for r in rounds]
+        drawing = [(r, chain) for r, chain in chains if chain is not None]
+        if not drawing:
+            return []
+        begun = self._clock()
+        try:
+            drawn = self._runner.forward_chains([chain for _, chain in drawing])
+        except ResourceExhaustedError:
+            return []
+        except Exception:
+            log.exception("drawing %d chains failed; going on token by token", len(drawing))
+            return []
+        spent = self._clock() - begun
+        self.observer.passes["rounds"].ran(sum(map(len, drawn)), len(drawing), spent)
+        events: list[DraftEvent] = []
+        for (r, chain), tokens in zip(drawing, drawn, strict=True):
+            r.job.compute += spent
+            r.job.held.fed([chain.token_id, *tokens][: len(tokens)])
+            r.drafting.drawn.extend(Drawn(token) for token in tokens)
+            if r.drafting.complete:
+                events.append(self._settle(r))
+            else:
+                r.job.feed_next([r.drafting.newest], rows=1)
         return events
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> list[Drawn | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from draft_worker.chaining import warm_up
 from draft_worker.drafter import Drafter
 from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
@@ -51,6 +52,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 
 def _make_drafter(built: Built, config: WorkerConfig) -> Drafter:
+    if not config.lookahead_branches:
+        warm_up(built.runner)
     return Drafter(
         built.runner,
         config,

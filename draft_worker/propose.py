@@ -102,6 +102,15 @@ def propose(
     return _ranked(drawn, scores, num_others) if num_others else drawn
 
 
+def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
+    """True when each token is the highest logit over the temperature, plus noise, and nothing else counts."""
+    if not params.sampling.greedy and params.mode is not AcceptanceMode.COUPLED:
+        return False
+    one = [params.sampling], [1], torch.device("cpu")
+    row_params = _row_params.build(*one, eos_token_ids, [params.bad_words_token_ids])
+    return row_params.only_temperature
+
+
 def _draw_all(
     steps: Sequence[Step], log_p: Tensor, support_mass: float, support_bound: int
 ) -> tuple[list[Drawn], Tensor]:

@@ -186,6 +186,11 @@ class RowParams:
             or self.allowed is not None
         )
 
+    @property
+    def only_temperature(self) -> bool:
+        """True when nothing but a temperature, or none, stands between the logits and a token's choice."""
+        return not self.changes_logits and self.min_p is None and self.top is None
+
 
 class RowParamsMemo:
     """Batches seen lately: a sequence's parameters are the same object from step to step, and building

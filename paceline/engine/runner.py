@@ -15,6 +15,7 @@ from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
+from paceline.engine.chains import ChainInput
 from paceline.engine.compiled import CompiledForward, Layout
 from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable, Branch
@@ -155,6 +156,37 @@ class ModelRunner:
         for item, place in zip(inputs, places, strict=True):
             item.branch.own.append(place)
         return logits
+
+    @property
+    def draws_chains(self) -> bool:
+        """True when `forward_chains` serves here."""
+        return self._compiled is not None
+
+    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[list[int]]:
+        """Feed every sequence a token, then what it chose, and so on; returns what each one chose.
+
+        A list is shorter than its `steps` where the logits after it are no distribution. Every table has one
+        entry more for each token returned. Raises ResourceExhaustedError when the blocks do not suffice; the
+        tables are as they were then.
+        """
+        assert self._compiled is not None
+        order = sorted(range(len(inputs)), key=lambda i: -inputs[i].steps)
+        ordered = [inputs[i] for i in order]
+        lengths = [item.table.length for item in ordered]
+        try:
+            for item in ordered:
+                self._cache.apply(item.table.reserve(item.steps))
+            chosen = self._compiled.chain(ordered, Layout.of_chains(ordered), self._cache, self._vocab_size)
+        except BaseException:
+            for item, length in zip(ordered, lengths, strict=True):
+                item.table.truncate_to(length)
+            raise
+        result: list[list[int]] = [[]] * len(inputs)
+        for i, item, tokens in zip(order, ordered, chosen, strict=True):
+            item.table.commit(item.steps)
+            item.table.truncate_to(item.table.length - item.steps + len(tokens))
+            result[i] = tokens
+        return result
 
     def adopt(self, branch: Branch) -> None:
         """Make the branch's entries those of its table. The other branches must not be used after that.

@@ -35,7 +35,7 @@ def deterministic(pair_paths: Any) -> Iterator[RunningStack]:
     """A stack that computes deterministically; its pools must be whole in the end."""
     from harness.stacks import running_stack
 
-    with running_stack(pair_paths, deterministic=True) as stack:
+    with running_stack(pair_paths, deterministic=True, lookahead_branches=0) as stack:
         yield stack
         stack.check_pools_whole()
         stack.check_logs()

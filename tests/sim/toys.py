@@ -16,6 +16,7 @@ from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
+from paceline.engine.chains import ChainInput
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -72,6 +73,8 @@ class ToyRunner:
         """Looks at the tokens one sequence feeds; what it returns is raised."""
         self.spoil: Callable[[list[int]], bool] = lambda prefix: False
         """True for prefixes whose logits are to be NaN."""
+        self.draws_chains = False
+        """Whether it can draw several tokens by itself."""
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
@@ -90,6 +93,26 @@ class ToyRunner:
             rows.append(row)
         self.passes.append(len(inputs))
         return torch.from_numpy(np.concatenate(rows))
+
+    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[list[int]]:
+        lengths = [item.table.length for item in inputs]
+        drawn: list[list[int]] = []
+        try:
+            for item in inputs:
+                token, tokens = item.token_id, []
+                for step in range(item.steps):
+                    (row,) = self.forward([SequenceInput(item.table, [token], 1)]).double().numpy()
+                    if np.isnan(row).any():
+                        item.table.truncate_to(item.table.length - 1)
+                        break
+                    scores = row if item.noise is None else row / item.temperature + item.noise[step]
+                    tokens.append(token := int(scores.argmax()))
+                drawn.append(tokens)
+        except BaseException:
+            for item, length in zip(inputs, lengths, strict=True):
+                item.table.truncate_to(length)
+            raise
+        return drawn
 
     def adopt(self, branch: Branch) -> None:
         table, tokens = branch.of.trunk, [self.memory[slot] for slot in branch.slots()]

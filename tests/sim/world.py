@@ -108,13 +108,17 @@ class SimWorker:
     def start(self) -> None:
         """A new process: nothing of the old one is left."""
         self.runner = ToyRunner(self.model, self.num_blocks)
+        # One world in four has drafts that do not look ahead, and draw what they can by themselves.
+        self.runner.draws_chains = chains = self.world.seed % 4 == 3
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
         core = Verifier if self.role == "target" else Drafter
         self.core: Any = core(
             self.runner,
             worker_config(
-                max_sequences=self.max_sequences, max_batch_tokens=self.world.batch, lookahead_branches=24
+                max_sequences=self.max_sequences,
+                max_batch_tokens=self.world.batch,
+                lookahead_branches=0 if chains else 24,
             ),
             vocabulary_size=self.model.vocab_size,
             max_model_len=self.max_model_len,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from paceline.engine.attention import LayerLayout
 from paceline.engine.cache import PagedCache
+from paceline.engine.chains import ChainInput
+from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
 from paceline.engine.compiled.weights import Weights, fits, release
@@ -29,25 +32,10 @@ class CompiledForward:
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
-        w = self._weights
-        if cache is not self._cache:
-            assert cache.flat is not None
-            self._cache, self._entries = cache, cache.flat.numpy()
-        size = len(layout.ids) * self._per_row + layout.key_count.max() * self._per_key + self._besides
-        if size > len(self._work):
-            self._work = np.empty(size, dtype=np.float32)
-        logits = np.zeros((len(layout.wanted), w.shape[6]), dtype=np.float32)
+        self._make_room(layout, cache)
+        logits = np.zeros((len(layout.wanted), self._weights.shape[6]), dtype=np.float32)
         decoder_pass(
-            w.shape,
-            w.epsilon,
-            w.scaling,
-            w.windows,
-            w.embedding,
-            w.weights,
-            w.biases,
-            w.head_gains,
-            w.cos,
-            w.sin,
+            *self._model_of_pass,
             self._entries,
             layout.ids,
             layout.positions,
@@ -60,6 +48,57 @@ class CompiledForward:
             logits,
         )
         return torch.from_numpy(logits)
+
+    def chain(
+        self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int
+    ) -> list[list[int]]:
+        """Every input's tokens, those with most steps first; all that was fed is in `cache` afterwards.
+
+        They are fewer where logits were no numbers.
+        """
+        longest = inputs[0].steps
+        self._make_room(layout, cache, longest)
+        noise = np.zeros((1, 1, 1))
+        noisy = [i for i, item in enumerate(inputs) if item.noise is not None]
+        if noisy:
+            noise = np.zeros((len(inputs), longest, vocab_size))
+            for i in noisy:
+                noise[i, : inputs[i].steps] = inputs[i].noise
+        tokens = np.full((len(inputs), longest), -1, dtype=np.int64)
+        decoder_chain(
+            *self._model_of_pass,
+            self._entries,
+            layout.ids,
+            layout.positions,
+            layout.keys,
+            layout.key_first,
+            layout.key_count,
+            np.array([item.steps for item in inputs], dtype=np.int64),
+            np.array([item.temperature for item in inputs], dtype=np.float64),
+            noise,
+            vocab_size,
+            self._work,
+            np.empty((len(inputs), self._weights.shape[6]), dtype=np.float32),
+            tokens,
+        )
+        return [list(itertools.takewhile(lambda token: token >= 0, row)) for row in tokens.tolist()]
+
+    @property
+    def _model_of_pass(self) -> tuple[Any, ...]:
+        """The arguments of a pass that are the model's."""
+        w = self._weights
+        norms = w.shape, w.epsilon, w.scaling, w.windows
+        return *norms, w.embedding, w.weights, w.biases, w.head_gains, w.cos, w.sin
+
+    def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:
+        """See to it that the cache's entries and enough scratch are at hand."""
+        if cache is not self._cache:
+            assert cache.flat is not None
+            self._cache, self._entries = cache, cache.flat.numpy()
+        keys = int(layout.key_count.max()) + more_keys
+        size = len(layout.ids) * self._per_row + keys * self._per_key + self._besides
+        if size > len(self._work):
+            self._work = np.empty(size, dtype=np.float32)
 
     def pack(self) -> None:
         """Give up the model's own copies of the weights: it runs through this pass only from here on."""

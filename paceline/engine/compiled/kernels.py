@@ -49,13 +49,13 @@ from paceline.engine.compiled.tiles import (
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
 _TOGETHER: Final = 8
 """Rows of a sequence whose attention is computed together."""
-_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
+OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
 
 
 # ---- the parts of a layer --------------------------------------------------------------------------
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles."""
     for first in range(0, n_out, LANES):
@@ -80,7 +80,7 @@ def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
             add_5(a, ldx, w, n_in, o, ldo)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _normed(x, n, epsilon, out):
     """RMS norm of one row without its gain, which the weights that follow have taken in."""
     squares = np.float32(0.0)
@@ -91,7 +91,7 @@ def _normed(x, n, epsilon, out):
         out[i] = x[i] * scale
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _turned(head, dim, cos, sin):
     """Rotary embedding of one head in place: dimension i turns with i + dim / 2."""
     half = dim // 2
@@ -103,7 +103,7 @@ def _turned(head, dim, cos, sin):
         second[i] = b * other_cos[i] + a * other_sin[i]
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _gated(gate_up, n, out):
     """silu(gate) * up of one row [2 n]."""
     up = gate_up[n:]
@@ -115,7 +115,7 @@ def _gated(gate_up, n, out):
         out[i] = g * s * up[i]
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _largest(row, count):
     """The largest of the numbers."""
     whole = count // LANES
@@ -125,7 +125,7 @@ def _largest(row, count):
     return most
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _scored(queries, dim, turned, out, ldo, rows):
     """out[:rows, :16] = queries[:rows, :dim] K for 16 keys, K [dim, 16]."""
     w, r = address_of(turned, 0), 0
@@ -148,7 +148,7 @@ def _scored(queries, dim, turned, out, ldo, rows):
         tile_5(a, dim, w, dim, o, ldo)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _mixed(shares, ldx, values, slots, count, width, out, ldo, rows):
     """out[:rows, :16] = shares[:rows, :count] V, where V[i] begins at values + slots[i] * width."""
     r = 0
@@ -171,7 +171,7 @@ def _mixed(shares, ldx, values, slots, count, width, out, ldo, rows):
         mix_5(a, ldx, values, count, o, ldo, slots, width)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _softmax(row, low, count, end, scaling):
     """e^(scaling (score - the largest)) for row[low:count], 0 before and after. Returns 1 / their sum."""
     for j in range(low):
@@ -189,7 +189,7 @@ def _softmax(row, low, count, end, scaling):
     return np.float32(1.0) / total
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, count, near, turned, scores):
     """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once."""
     span = (count + LANES - 1) // LANES * LANES
@@ -211,7 +211,7 @@ def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, 
         _scored(queries, dim, turned, scores[block:], span, many)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _attended(
     qkv, qkv_width, at, rows, entries, width, kv_heads, group, dim, keys, first, counts, window, scaling,
     near, scratch, out,
@@ -256,7 +256,7 @@ def _attended(
 # ---- the pass --------------------------------------------------------------------------------------
 
 
-@njit(cache=True, **_OPTIONS)
+@njit(cache=True, **OPTIONS)
 def decoder_pass(
     shape,
     epsilon,

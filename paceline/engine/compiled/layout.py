@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.engine.batch import Indices, SequenceInput, slots_of
 from paceline.engine.branches import BranchInput
+from paceline.engine.chains import ChainInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,21 @@ class Layout:
             key_first=np.zeros(count, dtype=np.int64),
             key_count=positions + 1,
             wanted=np.arange(count - item.num_logits, count),
+        )
+
+    @classmethod
+    def of_chains(cls, inputs: Sequence[ChainInput]) -> Layout:
+        """Rows of the first step, and keys for all of them: tables hold a reservation for every step."""
+        lengths = np.array([item.table.length for item in inputs], dtype=np.int64)
+        keys = [slots_of(item.table, item.table.length + item.steps) for item in inputs]
+        return cls(
+            ids=np.array([item.token_id for item in inputs], dtype=np.int64),
+            positions=lengths.copy(),
+            slots=np.array([own[n] for own, n in zip(keys, lengths, strict=True)], dtype=np.int64),
+            keys=np.concatenate(keys),
+            key_first=np.cumsum([0, *(len(own) for own in keys[:-1])]),
+            key_count=lengths + 1,
+            wanted=np.arange(len(inputs)),
         )
 
     @classmethod

@@ -248,3 +248,15 @@ class DrafterMachine(RuleBasedStateMachine):
 
 def test_the_cache_holds_all_but_the_last_draft_token_after_every_round() -> None:
     run_machine(DrafterMachine, settings=SETTINGS)
+
+
+class ChainingMachine(DrafterMachine):
+    """On a model that draws what nobody has to look at by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner.draws_chains = True
+
+
+def test_the_same_where_the_model_draws_by_itself() -> None:
+    run_machine(ChainingMachine, settings=SETTINGS)

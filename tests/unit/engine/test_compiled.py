@@ -12,9 +12,10 @@ import torch
 from numba import njit
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
+from paceline.engine.chains import ChainInput
 from paceline.engine.compiled import tiles, weights
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
@@ -236,3 +237,68 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
     assert edges[0] == edges[1] == 1
     assert (edges[2:4] < 1e-37).all()
     assert np.isnan(edges[4])
+
+
+# ---- chains --------------------------------------------------------------------------------------------
+
+
+def one_by_one(runner: ModelRunner, item: ChainInput) -> list[int]:
+    tokens = [item.token_id]
+    for step in range(item.steps):
+        (row,) = runner.forward([SequenceInput(item.table, tokens[-1:], 1)]).double()
+        if item.noise is not None:
+            row = row / item.temperature + torch.from_numpy(item.noise[step])
+        tokens.append(int(row.argmax()))
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_chain_is_what_single_passes_choose(name: str) -> None:
+    """Greedy and with noise, of several lengths, and the cache afterwards has the same bits."""
+    runner, rng, noise = compiled(name), random.Random(11), np.random.default_rng(4)
+    items = []
+    for steps, temperature in ((2, 0.0), (5, 0.7), (5, 0.0), (1, 1.3)):
+        table = runner.new_table()
+        runner.forward([SequenceInput(table, [rng.randrange(97) for _ in range(rng.randint(1, 17))], 0)])
+        gumbel = noise.gumbel(size=(steps, 97)) if temperature else None
+        items.append(ChainInput(table, rng.randrange(97), steps, temperature, gumbel))
+    lengths = [item.table.length for item in items]
+    chosen = runner.forward_chains(items)
+    assert [item.table.length - n for item, n in zip(items, lengths, strict=True)] == [2, 5, 5, 1]
+    after = [runner.forward([SequenceInput(item.table, [3], 1)]) for item in items]
+    for item, n, tokens, logits in zip(items, lengths, chosen, after, strict=True):
+        item.table.truncate_to(n)
+        assert one_by_one(runner, item) == tokens
+        assert torch.equal(runner.forward([SequenceInput(item.table, [3], 1)]), logits)
+
+
+def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
+    model = model_of("llama, two")
+    model.lm_head.weight.data[7:] = model.lm_head.weight.data[7]
+    runner = make_runner(model, num_blocks=32, block_size=4, lean=True)
+    tokens = runner.forward_chains([ChainInput(runner.new_table(), t, 3) for t in range(20)])
+    assert {token for own in tokens for token in own} <= set(range(8))
+
+
+def test_a_chain_ends_where_its_logits_do() -> None:
+    """A token whose embedding is no number has no successor; other chains go on."""
+    model = model_of("llama, two")
+    model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]
+    model.model.embed_tokens.weight.data[50] = torch.nan
+    runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
+    tables = [runner.new_table() for _ in range(20)]
+    chosen = runner.forward_chains([ChainInput(table, t, 6) for t, table in enumerate(tables)])
+    assert any(50 in tokens for tokens in chosen)
+    for table, tokens in zip(tables, chosen, strict=True):
+        assert 50 not in tokens[:-1]
+        assert len(tokens) == 6 or tokens[-1] == 50
+        assert table.length == len(tokens)
+
+
+def test_without_blocks_a_chain_changes_nothing() -> None:
+    runner = make_runner(model_of("llama, two"), num_blocks=2, block_size=4, lean=True)
+    tables = [runner.new_table(), runner.new_table()]
+    with pytest.raises(ResourceExhaustedError):
+        runner.forward_chains([ChainInput(tables[0], 1, 4), ChainInput(tables[1], 1, 5)])
+    assert [table.length for table in tables] == [0, 0]
+    assert runner.cache.pool.used_blocks == 0

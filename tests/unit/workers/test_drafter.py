@@ -217,3 +217,98 @@ def test_a_sequence_that_cannot_be_sampled_is_refused_when_it_is_opened(sampling
     (event,) = worker.open("s", PROMPT, sampling)
     assert isinstance(event.error, InvalidArgumentError)
     assert not worker.it.holds("s")
+
+
+# ---- tokens that the model draws by itself -------------------------------------------------------------
+
+COUPLED = SamplingParams(temperature=0.7, seed=5)
+LOOKED_AT = {
+    "a penalty": (SamplingParams(temperature=0.0, seed=1, presence_penalty=0.5), AcceptanceMode.COUPLED),
+    "a bias": (SamplingParams(temperature=0.0, seed=1, logit_bias={2: 1.0}), AcceptanceMode.COUPLED),
+    "top_k": (SamplingParams(temperature=0.7, seed=1, top_k=2), AcceptanceMode.COUPLED),
+    "min_p": (SamplingParams(temperature=0.7, seed=1, min_p=0.2), AcceptanceMode.COUPLED),
+    "a distribution to send": (SamplingParams(temperature=0.7, seed=1), AcceptanceMode.REJECTION),
+}
+
+
+def chaining(**config: Any) -> Worker:
+    worker = Worker(**config)
+    worker.runner.draws_chains = True
+    return worker
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams) -> None:
+    answers, steps = [], []
+    for worker in (Worker(), chaining()):
+        for name, tokens in (("a", PROMPT), ("b", (4, 4, 1, 0))):
+            worker.open(name, tokens, sampling)
+        worker.ask(5, "a")
+        worker.ask(3, "b", base=4)
+        events, count = [], 0
+        while worker.it.has_work:
+            events += worker.it.step()
+            count += 1
+        steps.append(count)
+        answers.append({e.sequence_id: (e.proposal, e.num_computed_tokens) for e in events})
+        assert worker.cached("a") == [*PROMPT, *answers[-1]["a"][0].token_ids[:-1]]
+    assert answers[0] == answers[1]
+    assert steps == [5, 1]
+
+
+@pytest.mark.parametrize("why", LOOKED_AT)
+def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
+    answers = []
+    for worker in (Worker(), chaining()):
+        worker.open("s", PROMPT, *LOOKED_AT[why])
+        worker.open("simple", PROMPT)
+        worker.ask(4)
+        worker.ask(4, "simple")
+        first = worker.it.step()
+        assert [event.sequence_id for event in first] == (["simple"] if worker.runner.draws_chains else [])
+        answers.append({e.sequence_id: e.proposal for e in [*first, *worker.run()]})
+    assert answers[0] == answers[1]
+
+
+def test_branches_want_to_see_every_step() -> None:
+    worker = chaining(lookahead_branches=4)
+    worker.open()
+    worker.ask(3)
+    assert worker.it.step() == []
+
+
+def test_a_chain_that_fails_goes_on_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
+    worker = chaining()
+    worker.open()
+    worker.ask(3)
+    crashes = [RuntimeError("a chain")]
+    worker.runner.crash_on = lambda tokens: crashes.pop() if tokens == [best(1)[0]] and crashes else None
+    (event,) = worker.run()
+    assert event.proposal.token_ids == best(3)
+    assert worker.cached() == [*PROMPT, *best(2)]
+    assert "token by token" in caplog.text
+
+
+def test_a_chain_without_blocks_goes_on_step_by_step() -> None:
+    """What then lacks a block is preempted as ever."""
+    worker = chaining(num_blocks=1)
+    worker.open()
+    worker.ask(3)
+    (event,) = worker.run()
+    assert isinstance(event, SequenceFailed)
+    assert isinstance(event.error, ResourceExhaustedError)
+    assert worker.runner.pool.used_blocks == 0
+
+
+def test_logits_that_are_no_numbers_end_one_chain() -> None:
+    worker = chaining()
+    worker.open()
+    worker.open("t", (5, 5, 5))
+    worker.runner.spoil = lambda prefix: prefix == [*PROMPT, *best(2)]
+    worker.ask(4)
+    worker.ask(4, "t")
+    events = {event.sequence_id: event for event in worker.run()}
+    assert isinstance(events["s"].error, InternalError)
+    assert len(events["t"].proposal.token_ids) == 4
+    # Cut back to the ledger, whose last token the next round feeds.
+    assert worker.cached() == list(PROMPT[:-1])
