@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -123,20 +124,11 @@ class ModelRunner:
         anything is touched. Any other error leaves the tables as long as they were.
         """
         self._check(inputs)
-        tables = [item.table for item in inputs]
-        try:
-            for item in inputs:
-                copies = item.table.reserve(len(item.token_ids))
-                if copies:
-                    self._cache.apply(copies)
+        with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
             if self._compiled is not None:
                 logits = self._compiled(Layout.of_sequences(inputs), self._cache)[:, : self._vocab_size]
             else:
                 logits = self._run(RaggedBatch.build(inputs, self._cache))
-        except BaseException:
-            for table in tables:
-                table.truncate_to(table.length)
-            raise
         for item in inputs:
             item.table.commit(len(item.token_ids))
         return logits
@@ -172,21 +164,26 @@ class ModelRunner:
         assert self._compiled is not None
         order = sorted(range(len(inputs)), key=lambda i: -inputs[i].steps)
         ordered = [inputs[i] for i in order]
-        lengths = [item.table.length for item in ordered]
-        try:
-            for item in ordered:
-                self._cache.apply(item.table.reserve(item.steps))
+        with self._reserved([(item.table, item.steps) for item in ordered]):
             chosen = self._compiled.chain(ordered, Layout.of_chains(ordered), self._cache, self._vocab_size)
-        except BaseException:
-            for item, length in zip(ordered, lengths, strict=True):
-                item.table.truncate_to(length)
-            raise
         result: list[list[int]] = [[]] * len(inputs)
         for i, item, tokens in zip(order, ordered, chosen, strict=True):
             item.table.commit(item.steps)
             item.table.truncate_to(item.table.length - item.steps + len(tokens))
             result[i] = tokens
         return result
+
+    @contextlib.contextmanager
+    def _reserved(self, rooms: Sequence[tuple[BlockTable, int]]) -> Iterator[None]:
+        """Room for so many more entries of each table, given back when what is to write them fails."""
+        try:
+            for table, count in rooms:
+                self._cache.apply(table.reserve(count))
+            yield
+        except BaseException:
+            for table, _ in rooms:
+                table.truncate_to(table.length)
+            raise
 
     def adopt(self, branch: Branch) -> None:
         """Make the branch's entries those of its table. The other branches must not be used after that.

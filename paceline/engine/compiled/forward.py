@@ -23,7 +23,9 @@ class CompiledForward:
     """Computes logits by `decoder_pass`. Not thread safe: it owns its scratch."""
 
     def __init__(self, model: Any, windows: Sequence[int | None], max_model_len: int) -> None:
-        self._weights = Weights.of(model, windows, max_model_len)
+        self._weights = w = Weights.of(model, windows, max_model_len)
+        norms = w.shape, w.epsilon, w.scaling, w.windows
+        self._model_of_pass = *norms, w.embedding, w.weights, w.biases, w.head_gains, w.cos, w.sin
         self._model = model
         self._per_row, self._per_key, self._besides = scratch_of(self._weights.shape.tolist())
         self._work = np.empty(0, dtype=np.float32)
@@ -82,13 +84,6 @@ class CompiledForward:
             tokens,
         )
         return [list(itertools.takewhile(lambda token: token >= 0, row)) for row in tokens.tolist()]
-
-    @property
-    def _model_of_pass(self) -> tuple[Any, ...]:
-        """The arguments of a pass that are the model's."""
-        w = self._weights
-        norms = w.shape, w.epsilon, w.scaling, w.windows
-        return *norms, w.embedding, w.weights, w.biases, w.head_gains, w.cos, w.sin
 
     def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:
         """See to it that the cache's entries and enough scratch are at hand."""

@@ -55,29 +55,43 @@ OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastma
 # ---- the parts of a layer --------------------------------------------------------------------------
 
 
+def _by_rows(of_1, of_2, of_3, of_4, of_5, of_6):
+    """A product of any number of rows, from those of 1 to 6 rows, which share one read of what they read."""
+
+    @njit(**OPTIONS)
+    def product(x, ldx, w, n, out, to, ldo, rows, *where):
+        r = 0
+        while rows - r >= MOST_ROWS:
+            of_6(address_of(x, r * ldx), ldx, w, n, address_of(out, to + r * ldo), ldo, *where)
+            r += MOST_ROWS
+        left = rows - r
+        if left == 0:
+            return
+        a, o = address_of(x, r * ldx), address_of(out, to + r * ldo)
+        if left == 1:
+            of_1(a, ldx, w, n, o, ldo, *where)
+        elif left == 2:
+            of_2(a, ldx, w, n, o, ldo, *where)
+        elif left == 3:
+            of_3(a, ldx, w, n, o, ldo, *where)
+        elif left == 4:
+            of_4(a, ldx, w, n, o, ldo, *where)
+        else:
+            of_5(a, ldx, w, n, o, ldo, *where)
+
+    return product
+
+
+_add = _by_rows(add_1, add_2, add_3, add_4, add_5, add_6)
+_tile = _by_rows(tile_1, tile_2, tile_3, tile_4, tile_5, tile_6)
+_mix = _by_rows(mix_1, mix_2, mix_3, mix_4, mix_5, mix_6)
+
+
 @njit(**OPTIONS)
 def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles."""
     for first in range(0, n_out, LANES):
-        w = address_of(weights, offset + first * n_in)
-        r = 0
-        while rows - r >= MOST_ROWS:
-            add_6(address_of(x, r * ldx), ldx, w, n_in, address_of(out, r * ldo + first), ldo)
-            r += MOST_ROWS
-        left = rows - r
-        if left == 0:
-            continue
-        a, o = address_of(x, r * ldx), address_of(out, r * ldo + first)
-        if left == 1:
-            add_1(a, ldx, w, n_in, o, ldo)
-        elif left == 2:
-            add_2(a, ldx, w, n_in, o, ldo)
-        elif left == 3:
-            add_3(a, ldx, w, n_in, o, ldo)
-        elif left == 4:
-            add_4(a, ldx, w, n_in, o, ldo)
-        else:
-            add_5(a, ldx, w, n_in, o, ldo)
+        _add(x, ldx, address_of(weights, offset + first * n_in), n_in, out, first, ldo, rows)
 
 
 @njit(**OPTIONS)
@@ -126,52 +140,6 @@ def _largest(row, count):
 
 
 @njit(**OPTIONS)
-def _scored(queries, dim, turned, out, ldo, rows):
-    """out[:rows, :16] = queries[:rows, :dim] K for 16 keys, K [dim, 16]."""
-    w, r = address_of(turned, 0), 0
-    while rows - r >= MOST_ROWS:
-        tile_6(address_of(queries, r * dim), dim, w, dim, address_of(out, r * ldo), ldo)
-        r += MOST_ROWS
-    left = rows - r
-    if left == 0:
-        return
-    a, o = address_of(queries, r * dim), address_of(out, r * ldo)
-    if left == 1:
-        tile_1(a, dim, w, dim, o, ldo)
-    elif left == 2:
-        tile_2(a, dim, w, dim, o, ldo)
-    elif left == 3:
-        tile_3(a, dim, w, dim, o, ldo)
-    elif left == 4:
-        tile_4(a, dim, w, dim, o, ldo)
-    else:
-        tile_5(a, dim, w, dim, o, ldo)
-
-
-@njit(**OPTIONS)
-def _mixed(shares, ldx, values, slots, count, width, out, ldo, rows):
-    """out[:rows, :16] = shares[:rows, :count] V, where V[i] begins at values + slots[i] * width."""
-    r = 0
-    while rows - r >= MOST_ROWS:
-        mix_6(address_of(shares, r * ldx), ldx, values, count, address_of(out, r * ldo), ldo, slots, width)
-        r += MOST_ROWS
-    left = rows - r
-    if left == 0:
-        return
-    a, o = address_of(shares, r * ldx), address_of(out, r * ldo)
-    if left == 1:
-        mix_1(a, ldx, values, count, o, ldo, slots, width)
-    elif left == 2:
-        mix_2(a, ldx, values, count, o, ldo, slots, width)
-    elif left == 3:
-        mix_3(a, ldx, values, count, o, ldo, slots, width)
-    elif left == 4:
-        mix_4(a, ldx, values, count, o, ldo, slots, width)
-    else:
-        mix_5(a, ldx, values, count, o, ldo, slots, width)
-
-
-@njit(**OPTIONS)
 def _softmax(row, low, count, end, scaling):
     """e^(scaling (score - the largest)) for row[low:count], 0 before and after. Returns 1 / their sum."""
     for j in range(low):
@@ -208,7 +176,7 @@ def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, 
                 following = keys[first + i] * width
                 for d in range(0, width, LANES):
                     fetch(address_of(entries, following + d))
-        _scored(queries, dim, turned, scores[block:], span, many)
+        _tile(queries, dim, address_of(turned, 0), dim, scores, block, span, many)
 
 
 @njit(**OPTIONS)
@@ -246,7 +214,8 @@ def _attended(
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
         slots, values = address_of(keys, first), (kv_heads + h) * dim
         for d in range(0, dim, LANES):
-            _mixed(scores, span, address_of(entries, values + d), slots, count, width, mixed[d:], dim, many)
+            v = address_of(entries, values + d)
+            _mix(scores, span, v, count, mixed, d, dim, many, slots, width)
         for m in range(many):
             to = ((at + m // group) * heads + h * group + m % group) * dim
             for d in range(dim):
