@@ -13,6 +13,7 @@ from coordinator.service import GenerationService
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
+from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
 from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
 from paceline.telemetry.logs import configure_logging
@@ -93,4 +94,4 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
     configure_logging("coordinator", config.log_format)
-    asyncio.run(_serve(config))
+    event_loop.run(_serve(config))

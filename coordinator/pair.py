@@ -36,6 +36,8 @@ TRIAL_DOUBT = 32
 and until there is one if so."""
 CLOSE = 0.9
 """What makes this share of the best may soon be the better one: trials do not become rarer."""
+FRESH = 2
+"""Rounds for which what a round takes holds, but in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
 PROBE_CROWD = 8
@@ -112,19 +114,25 @@ class Pair:
         """True once proposals were timed at this load or one next to it."""
         return self.costs.knows_drafting(self.sequences)
 
-    def begin_round(self) -> Sequence[float] | None:
-        """One sequence begins a round: seconds of one in which everybody drafts 0 to `max_draft` tokens.
-
-        None while nothing is known of the target.
-        """
+    def count_round(self) -> None:
+        """One sequence begins a round."""
         self._rounds += 1
         load = bracket(self.sequences)
         if load not in self._trials:
             self._trials[load] = _Trials(next=FIRST_TRIAL * self.size)
             self._settle()
-        # One pass tells of all its sequences, so a new table for each of them would tell nothing new.
+
+    def begin_round(self) -> Sequence[float] | None:
+        """Count it: seconds of a round in which everybody drafts 0 to `max_draft` tokens.
+
+        None while nothing is known of the target.
+        """
+        self.count_round()
+        load = bracket(self.sequences)
+        # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
         since = self._rounds - self._known_at[1]
-        if load != self._known_at[0] or since >= max(1, self.sequences // 8):
+        stale = max(1 if self.trial is not None else FRESH, self.sequences // 8)
+        if load != self._known_at[0] or since >= stale or self._seconds is None:
             self._seconds = self.costs.round_seconds(self.sequences, self.max_draft)
             self._known_at = load, self._rounds
         return self._seconds

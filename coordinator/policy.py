@@ -76,7 +76,7 @@ class Fixed(Member):
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K, or what is of use of it."""
-        self.pair.begin_round()
+        self.pair.count_round()
         return self._asking(min(self.num_speculative_tokens, most), lacking)
 
 

@@ -24,6 +24,7 @@ from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
 from paceline.engine.loop import Engine, EngineThread
 from paceline.kv import BlockPool
+from paceline.rpc import event_loop
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.server import Server, tune_interpreter
@@ -201,4 +202,4 @@ def run(role: Role, config: WorkerConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
     configure_logging(role.name, config.log_format)
     take_over_library_logs(quiet=config.log_format == "json")
-    asyncio.run(_serve(role, config))
+    event_loop.run(_serve(role, config))

@@ -1,0 +1,44 @@
+"""What a process must have set before gRPC is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
+
+
+def test_what_is_set_stays() -> None:
+    environment = {"GRPC_EXPERIMENTS": "mine"}
+    prepare(environment)
+    assert environment == {"GRPC_EXPERIMENTS": "mine"}
+
+
+def test_what_is_not_set_is_set() -> None:
+    environment: dict[str, str] = {}
+    prepare(environment)
+    assert environment == {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS}
+
+
+def test_it_is_set_before_grpc_is_loaded() -> None:
+    """An audit hook sees every import, the command's own ones in their order."""
+    script = """
+import os, sys
+seen = []
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "grpc":
+        seen.append(os.environ.get("GRPC_EXPERIMENTS"))
+os.environ.pop("GRPC_EXPERIMENTS", None)
+sys.addaudithook(hook)
+import paceline.cli
+print(seen[0])
+"""
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == GRPC_EXPERIMENTS
+
+
+def test_the_pinned_grpc_knows_the_names() -> None:
+    """It complains on standard error of an experiment that it does not have."""
+    script = "import paceline.cli, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "experiment" not in printed.stderr.lower()
