@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class Acceptance:
     prior: Acceptance | None = None
     """What a position is like before it was seen here: all sequences of the pair, for one sequence."""
     prior_weight: float = PRIOR_WEIGHT
+    newcomer: float = NEWCOMER
+    """Without a prior: what a position is like of which nothing is known."""
     reached: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
@@ -50,7 +53,7 @@ class Acceptance:
         """
         priors = self.prior.rates(most) if self.prior is not None else None
         rates: list[float] = []
-        before = NEWCOMER
+        before = self.newcomer
         for i in range(most):
             guess = priors[i] if priors is not None else before
             if i < len(self.reached):
@@ -59,6 +62,37 @@ class Acceptance:
             before = min(guess, HIGHEST)
             rates.append(before)
         return rates
+
+
+MATCHES = (3, 5, 9)
+"""Lengths of a match from which on tokens that were copied after it are counted together."""
+COPIES = (0.4, 0.55, 0.7, 0.85)
+"""Acceptance of copied tokens of which nothing is known, after a match of each kind."""
+
+
+@dataclass(slots=True)
+class CopyAcceptance:
+    """Of tokens copied from the sequence's own text, by how long a match they followed."""
+
+    kinds: tuple[Acceptance, ...]
+
+    @classmethod
+    def of_pair(cls, memory: float) -> CopyAcceptance:
+        """What all sequences share."""
+        return cls(tuple(Acceptance(memory, newcomer=rate) for rate in COPIES))
+
+    @classmethod
+    def of_sequence(cls, memory: float, pair: CopyAcceptance, weight: float) -> CopyAcceptance:
+        """A new sequence is expected to be like those before it."""
+        return cls(tuple(Acceptance(memory, kind, weight) for kind in pair.kinds))
+
+    def after(self, match: int) -> Acceptance:
+        """Of tokens after a match of so many tokens."""
+        return self.kinds[self.kind(match)]
+
+    def kind(self, match: int) -> int:
+        """Matches of so many tokens are counted at this place."""
+        return bisect_right(MATCHES, match)
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:

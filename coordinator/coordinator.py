@@ -319,7 +319,8 @@ class Coordinator:
             # Its client was told of the prompt before the first token.
             sampling = replace(sampling, prompt_logprobs=None)
         params = replace(request, sampling=sampling)
-        wanted = call.speculation.num_speculative_tokens
+        asked = call.speculation
+        wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
         policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
         ledger = self._ledger(prompt, params, choice, info)
@@ -338,6 +339,7 @@ class Coordinator:
             target_max_len=info.max_model_len,
             phase=Phase.DONE if ledger.ended else Phase.NEW,
             deadline=self._clock() + config.recovery_timeout,
+            prompt_lookup=config.prompt_lookup if asked.prompt_lookup is None else asked.prompt_lookup,
             policy=policy,
         )
 

@@ -141,6 +141,16 @@ class Load:
     """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundSeconds:
+    """Of a round in which everybody has 0, 1, 2, … draft tokens."""
+
+    verify: list[float]
+    """From VerifyRound to verdict: all of it where nobody waits for a draft."""
+    whole: list[float]
+    """With the drafting that is waited for."""
+
+
 @dataclass(slots=True)
 class Costs:
     """Costs of a pair of workers at every load, doubling from one to the next."""
@@ -157,8 +167,8 @@ class Costs:
         """The costs of this load, to add to."""
         return self.loads.setdefault(bracket(sequences), Load())
 
-    def round_seconds(self, sequences: int, most: int) -> list[float] | None:
-        """Seconds of a round in which everybody drafts 0 to `most` tokens; None when nothing is known.
+    def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
+        """Of rounds with 0 to `most` draft tokens; None when nothing is known.
 
         What was not measured at this load is taken from the nearest one that has it.
         """
@@ -174,7 +184,18 @@ class Costs:
         if verify is None:
             return None
         waits = [0.0, *draft[1:]] if draft is not None else [0.0] * len(verify)
-        return [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
+        whole = [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
+        return RoundSeconds([max(v, SHORTEST) for v in verify], whole)
+
+    def draft_share(self, sequences: int, num_draft: int) -> float:
+        """Of a round with so many draft tokens, the share that is waited for the draft; 0 when not known."""
+        load = self.at(sequences)
+        drafting, verdicts = load.drafting.cells.get(num_draft), load.verdict.cells.values()
+        weight = sum(cell.weight for cell in verdicts)
+        if drafting is None or not weight:
+            return 0.0
+        verdict = sum(cell.weight * cell.seconds for cell in verdicts) / weight
+        return drafting.seconds / max(drafting.seconds + verdict, SHORTEST)
 
 
 def bracket(sequences: int) -> int:

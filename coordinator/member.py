@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Acceptance, expected_tokens
+from coordinator.acceptance import Acceptance, CopyAcceptance, expected_tokens
 from coordinator.costs import weight
 from coordinator.pair import Pair
 from paceline.core.types import Timings
@@ -13,6 +13,8 @@ MEMORY = 200.0
 """Rounds after which a sequence's acceptance has forgotten one."""
 OTHERS_WEIGHT = 40.0
 """Tokens at each position that what is known of the other sequences counts for: a dozen rounds."""
+PROBE_EVIDENCE = 3.0
+"""Tokens a position that what is known counts for when something is tried again."""
 CATCH_UP = 16
 """A draft that lacks more tokens than this is catching up: the time says little of drafting."""
 STEADY = 0.1
@@ -45,6 +47,7 @@ class Member:
     pair: Pair
     num_speculative_tokens: int
     acceptance: Acceptance = field(init=False)
+    copies: CopyAcceptance = field(init=False)
     _joined: bool = False
     _in_flight: int = 0
     _yield: float = 0.0
@@ -55,6 +58,7 @@ class Member:
     def __post_init__(self) -> None:
         """A new sequence is expected to be like those before it."""
         self.acceptance = Acceptance(MEMORY, self.pair.acceptance, OTHERS_WEIGHT)
+        self.copies = CopyAcceptance.of_sequence(MEMORY, self.pair.copies, OTHERS_WEIGHT)
 
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
@@ -68,13 +72,14 @@ class Member:
         elif pair.settled:
             drafting.observe(num_draft, seconds, weight(pair.sequences))
 
-    def verifying(self, num_draft: int, *, prefills: bool) -> None:
+    def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
-        self._share(True, num_draft, expected_tokens(self.acceptance.rates(num_draft))[-1])
+        acceptance = self.copies.after(match) if match else self.acceptance
+        self._share(True, num_draft, expected_tokens(acceptance.rates(num_draft))[-1])
         self._mean_draft = self.pair.mean_draft
 
-    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None) -> None:
+    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """Learn what a verification takes, and what is accepted."""
         pair = self.pair
         self._is_catching_up(False)
@@ -84,8 +89,18 @@ class Member:
         if timing is not None and steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
             pair.costs.at(pair.sequences).verdict.observe(mean, timing.seconds, weight(timing.sequences))
         if num_draft:
-            self.acceptance.observe(num_draft, num_accepted)
-            pair.acceptance.observe(num_draft, num_accepted)
+            own, shared = self.acceptance, pair.acceptance
+            if match:
+                own, shared = self.copies.after(match), pair.copies.after(match)
+            own.observe(num_draft, num_accepted)
+            shared.observe(num_draft, num_accepted)
+
+    def _tries_copy(self, match: int) -> bool:
+        """Copying does not seem worth it: is it tried all the same, and what comes of it believed?"""
+        tries = self.pair.tries_copy(match)
+        if tries:
+            self.copies.after(match).fade(PROBE_EVIDENCE)
+        return tries
 
     def leave(self) -> None:
         """Give the share back."""

@@ -28,6 +28,8 @@ class RoundRecord:
     """When its verdict came."""
     hit: bool = False
     """Its proposal was there when the verdict before it came."""
+    copied: bool = False
+    """Its proposal was copied from the sequence's own text."""
     prefills: bool = False
     """The target opened the sequence in it."""
     num_draft: int = 0

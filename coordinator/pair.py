@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Acceptance, expected_tokens
-from coordinator.costs import Costs, bracket
+from coordinator.acceptance import Acceptance, CopyAcceptance, expected_tokens
+from coordinator.costs import Costs, RoundSeconds, bracket
 
 MEMORY = 500.0
 """Rounds after which the pair's acceptance has forgotten one."""
@@ -36,6 +36,8 @@ TRIAL_DOUBT = 32
 and until there is one if so."""
 CLOSE = 0.9
 """What makes this share of the best may soon be the better one: trials do not become rarer."""
+COPY_AGAIN = 64
+"""Matches of one kind that are left unused, after which one is tried all the same."""
 FRESH = 2
 """Rounds for which what a round takes holds, but in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
@@ -75,6 +77,7 @@ class Pair:
     max_draft: int
     costs: Costs = field(default_factory=Costs)
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(MEMORY))
+    copies: CopyAcceptance = field(default_factory=lambda: CopyAcceptance.of_pair(MEMORY))
     sequences: int = 0
     """Those that verify rounds: they share passes."""
     drafting: int = 0
@@ -85,13 +88,15 @@ class Pair:
     """Sequences that a worker reads: the target prefills, or the draft catches up."""
     catch_up: float = 0.0
     """Seconds for each token that a draft worker lacks of a sequence."""
+    _copies_left: dict[int, int] = field(default_factory=dict)
+    """Matches left unused since one was tried, by the place of their kind."""
     _rounds: int = 0
     _settled_at: int = 0
     """Round from which on measurements count."""
     _probe_after: int = PROBE_FIRST
     _probed_at: int = -PROBE_FIRST
     _trials: dict[int, _Trials] = field(default_factory=dict)
-    _seconds: list[float] | None = None
+    _seconds: RoundSeconds | None = None
     _known_at: tuple[int, int] = (-1, -1)
 
     @property
@@ -122,12 +127,14 @@ class Pair:
             self._trials[load] = _Trials(next=FIRST_TRIAL * self.size)
             self._settle()
 
-    def begin_round(self) -> Sequence[float] | None:
-        """Count it: seconds of a round in which everybody drafts 0 to `max_draft` tokens.
-
-        None while nothing is known of the target.
-        """
+    def begin_round(self) -> RoundSeconds | None:
+        """Count it; what it takes with 0 to `max_draft` draft tokens, None while nothing is known of the
+        target."""
         self.count_round()
+        return self.round_seconds()
+
+    def round_seconds(self) -> RoundSeconds | None:
+        """What a round takes as things are; None while nothing is known of the target."""
         load = bracket(self.sequences)
         # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
         since = self._rounds - self._known_at[1]
@@ -206,6 +213,13 @@ class Pair:
     def caught_up(self, seconds: float) -> None:
         """A draft has caught up, and took so many seconds for each token that it lacked."""
         self.catch_up += (seconds - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
+
+    def tries_copy(self, match: int) -> bool:
+        """A match is not expected to be of use; now and then it is tried, since text changes."""
+        kind = self.copies.kind(match)
+        left = self._copies_left.get(kind, 0) + 1
+        self._copies_left[kind] = left % COPY_AGAIN
+        return left == COPY_AGAIN
 
     # ---- probes ------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.acceptance import expected_tokens
-from coordinator.member import CATCH_UP, Member, Verification
+from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
 from coordinator.pair import PROBE_FIRST
 
 HYSTERESIS = 0.02
@@ -37,8 +37,6 @@ PROBE_DRAFT = 2
 """Draft tokens of a probe."""
 PROBE_LAST = 256
 """Rounds of a sequence between two probes, at most; they double from PROBE_FIRST."""
-PROBE_EVIDENCE = 3.0
-"""Tokens a position that what is known counts for when a probe begins."""
 PROBE_SHARE = 1 / 32
 """Share of a sequence's time that catching up for probes may take."""
 HOPE = 0.9
@@ -57,13 +55,25 @@ class Policy(Protocol):
             remaining: tokens that the sequence may still generate.
         """
 
+    def copy(self, match: int, most: int, drafting: int) -> int:
+        """Tokens to copy from the sequence's own text, instead of having `drafting` drafted; may be 0.
+
+        Args:
+            match: tokens that agree with an earlier place of the text.
+            most: tokens that could be used.
+            drafting: what `choose` answered for this round; 0 also where there is no draft to ask.
+        """
+
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
-        """A proposal came, `seconds` after it was asked for: 0 when it had been foreseen."""
+        """A proposal came from the draft, `seconds` after it was asked for: 0 when it had been foreseen."""
 
-    def verifying(self, num_draft: int, *, prefills: bool) -> None:
-        """A proposal, maybe empty, is on its way to the target, which may have to prefill first."""
+    def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
+        """A proposal, maybe empty, is on its way to the target, which may have to prefill first.
 
-    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None) -> None:
+        `match` is that of a proposal that was copied; 0 is the draft's.
+        """
+
+    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """A verdict came; without a timing where the target had to prefill first."""
 
     def leave(self) -> None:
@@ -79,6 +89,17 @@ class Fixed(Member):
         self.pair.count_round()
         return self._asking(min(self.num_speculative_tokens, most), lacking)
 
+    def copy(self, match: int, most: int, drafting: int) -> int:
+        """As many, where they make more tokens in the time that the draft is not waited for."""
+        k = min(self.num_speculative_tokens, most)
+        if drafting:
+            copied = expected_tokens(self.copies.after(match).rates(k))[-1]
+            drafted = expected_tokens(self.acceptance.rates(drafting))[-1]
+            share = self.pair.costs.draft_share(self.pair.sequences, drafting)
+            if copied <= (1 - share) * drafted and not self._tries_copy(match):
+                return 0
+        return k
+
 
 @dataclass(slots=True)
 class Goodput(Member):
@@ -93,24 +114,47 @@ class Goodput(Member):
     """Rounds still to come of the probe in progress."""
     _trial: int = -1
     """The trial it is part of, by its end."""
+    _measures: bool = False
+    """This round's K is not chosen by its merits."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """Weigh what drafting is expected to give against what it costs everybody."""
-        seconds = self.pair.begin_round()
-        if seconds is None:
+        table = self.pair.begin_round()
+        self._measures = False
+        if table is None:
             return 0
-        self.pair.schedule(seconds)
+        self.pair.schedule(table.whole)
         expected = expected_tokens(self.acceptance.rates(self.num_speculative_tokens))
-        seconds = seconds[: len(expected)]
-        price = self._price(expected, seconds)
+        seconds = table.whole[: len(expected)]
+        price = self._price(_best_rate(expected, seconds), seconds)
         k = self._last = self._by_merit(expected, seconds, price, lacking, remaining)
         if self._probe_left is not None and (k or not self._probe_left):
             self._end_probe(useful=k > 0)
         self._off = 0 if k else self._off + 1
         trial = self._join_trial(lacking, seconds)
+        self._measures = trial is not None
         if trial is None:
             trial = k or self._probe(lacking, seconds, price)
+            self._measures = trial != k
         return self._asking(min(trial, most), lacking)
+
+    def copy(self, match: int, most: int, drafting: int) -> int:
+        """Weigh what copying is expected to give against what was chosen."""
+        measures, self._measures = self._measures, False
+        table = self.pair.round_seconds()
+        if measures or table is None:
+            return 0
+        rates = self.copies.after(match).rates(min(self.num_speculative_tokens, most))
+        expected = expected_tokens(rates)
+        drafted = expected_tokens(self.acceptance.rates(drafting))[-1]
+        own = max(_best_rate(expected, table.verify), drafted / table.whole[drafting])
+        price = self._price(own, table.whole)
+        scores = [e - price * t for e, t in zip(expected, table.verify, strict=False)]
+        k = max(range(len(scores)), key=scores.__getitem__)
+        other = drafted - price * table.whole[drafting] if drafting else scores[0] + ADVANTAGE
+        if k and scores[k] > other:
+            return k
+        return min(PROBE_DRAFT, len(rates)) if self._tries_copy(match) else 0
 
     def leave(self) -> None:
         """A probe that did not come to its end has found nothing."""
@@ -134,10 +178,9 @@ class Goodput(Member):
                 return 0
         return k
 
-    def _price(self, expected: Sequence[float], seconds: Sequence[float]) -> float:
-        """Tokens that a second makes for a sequence: the others as they are, this one at its best."""
+    def _price(self, own: float, seconds: Sequence[float]) -> float:
+        """Tokens that a second makes for a sequence: the others as they are, this one at its best, `own`."""
         pair = self.pair
-        own = max(e / t for e, t in zip(expected, seconds, strict=True))
         others = pair.sequences - self._joined
         if others <= 0:
             return own
@@ -187,6 +230,11 @@ class Goodput(Member):
         self._probe_left, self._off = None, 0
         self._probe_after = PROBE_FIRST if useful else min(2 * self._probe_after, PROBE_LAST)
         self.pair.probed(useful=useful)
+
+
+def _best_rate(expected: Sequence[float], seconds: Sequence[float]) -> float:
+    """The most tokens per second; `seconds` may go on."""
+    return max(e / t for e, t in zip(expected, seconds, strict=False))
 
 
 def _interpolated(values: Sequence[float], at: float) -> float:

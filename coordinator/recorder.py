@@ -37,6 +37,7 @@ class Recorder:
         )
         self.rounds = 0
         self.lookahead_hits = 0
+        self.prompt_lookups = 0
         self.rounds_by_draft = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
         """Entry i: rounds with i draft tokens."""
         self.accepted_lengths = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
@@ -69,6 +70,7 @@ class Recorder:
         """Take a round in."""
         self.rounds += 1
         self.lookahead_hits += record.hit
+        self.prompt_lookups += record.copied
         self.rounds_by_draft[record.num_draft] += 1
         if record.num_draft:
             self.accepted_lengths[record.num_accepted] += 1

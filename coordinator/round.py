@@ -5,6 +5,8 @@ out and brings the answers back. Read top to bottom it is the round:
 
     begin a round -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
 
+A proposal may also be copied from the sequence's own text (lookup.py): then nobody waits for the draft.
+
 While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
 They are handed to the target, which begins the next round by itself when one of them comes true; when they
 come too late for that, the next round at least skips DRAFTING. The draft is told, and goes on from there.
@@ -40,6 +42,7 @@ from coordinator.events import (
     ToTarget,
     WaitForBlocks,
 )
+from coordinator.lookup import copied
 from coordinator.member import Verification
 from coordinator.observer import RoundRecord
 from coordinator.sequence import Sequence
@@ -120,16 +123,17 @@ class RoundMachine(Sequence):
     # ---- the round, step by step -------------------------------------------------------------------
 
     def _begin_round(self, now: float, foreseen: Proposal | None = None) -> list[Action]:
-        """Step 1: ask the draft for a proposal, unless it is there already or this round has none."""
+        """Step 1: ask the draft for a proposal, unless there is one already or this round has none."""
         self._foreseen = {}
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
         self._wanted = self._next_round(now)
-        if self._wanted == 0:
-            return self._verify(Proposal(), now)
-        if foreseen is not None and foreseen.num_draft_tokens and self._draft.open:
+        if self._wanted and foreseen is not None and foreseen.num_draft_tokens and self._draft.open:
             return self._go_on_with(Proposal(foreseen.token_ids[: self._wanted]), now)
+        proposal = self._copy_from_text()
+        if self._wanted == 0 or proposal.num_draft_tokens:
+            return self._verify(proposal, now)
         return self._ask_draft(now)
 
     def _next_round(self, now: float) -> int:
@@ -139,6 +143,7 @@ class RoundMachine(Sequence):
         token. The last rounds have fewer: tokens past `max_tokens` or a model's length are wasted.
         """
         self.round += 1
+        self._match = 0
         self._record = RoundRecord(self.round, now)
         self._target.attempts, self._draft.retried = 0, False
         planned, self._planned = self._planned, None
@@ -152,14 +157,20 @@ class RoundMachine(Sequence):
         self._chosen = self._policy.choose(most, self._draft.lacks(self.ledger), self.ledger.remaining)
         return self._chosen
 
-    def _room(self, more: int = 0) -> int:
-        """Draft tokens there is room for once the ledger has grown by `more` tokens; may be negative."""
-        length = len(self.ledger) + more
-        return min(
-            self.ledger.remaining - more - 1,
-            self.target_max_len - length,
-            self.draft_max_len - length + 1,
-        )
+    def _copy_from_text(self) -> Proposal:
+        """What followed the last time the text went like this, where that is worth more than a draft."""
+        # The first round has no proposal, wherever it would come from.
+        most = min(self.num_speculative_tokens, self._room_on_target())
+        if not self.prompt_lookup or self.round == 1 or most <= 0:
+            return Proposal()
+        tokens = self.ledger.token_ids
+        match = self._text.find(tokens)
+        count = self._policy.copy(match.length, most, self._wanted) if match is not None else 0
+        if match is None or not count:
+            return Proposal()
+        self._match, self._record.copied = match.length, True
+        self.stats.num_prompt_lookups += 1
+        return Proposal(copied(tokens, match.start, count))
 
     def _ask_draft(self, now: float) -> list[Action]:
         draft = self._draft
@@ -239,7 +250,7 @@ class RoundMachine(Sequence):
     def _verifying(self, now: float, *, prefills: bool) -> None:
         self.phase, self.deadline, self._target.sent_at = Phase.VERIFYING, now + self.deadlines.target, now
         self._prefills = self._record.prefills = prefills
-        self._policy.verifying(self._proposal.num_draft_tokens, prefills=prefills)
+        self._policy.verifying(self._proposal.num_draft_tokens, prefills=prefills, match=self._match)
 
     def _on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
         """Steps 3 and 4: commit, emit, and go on; each worker rolls its own cache back."""
@@ -252,7 +263,7 @@ class RoundMachine(Sequence):
         num_draft = self._proposal.num_draft_tokens
         self.stats.record(num_draft, verdict.num_accepted)
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
-        self._policy.judged(num_draft, verdict.num_accepted, timing)
+        self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         foreseen = self._foreseen_by(verdict)

@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass, field
 
 from coordinator.events import Action, Deadlines, Fail, Phase, ToDraft, ToTarget
 from coordinator.ledger import Ledger
+from coordinator.lookup import TextIndex
 from coordinator.observer import RoundRecord
 from coordinator.pair import Pair
 from coordinator.peer import DraftPeer, TargetPeer
@@ -28,6 +29,8 @@ class Sequence:
     vocabulary_size: int
     target_max_len: int
     draft_max_len: int = 0
+    prompt_lookup: bool = False
+    """Draft tokens may be copied from the sequence's own text."""
     phase: Phase = Phase.NEW
     round: int = 0
     deadline: float | None = None
@@ -42,6 +45,9 @@ class Sequence:
     _foreseen: dict[tuple[int, int], Proposal] = field(default_factory=dict)
     _wanted: int = 0
     _planned: int | None = None
+    _text: TextIndex = field(default_factory=TextIndex)
+    _match: int = 0
+    """Tokens of the text that the copied proposal of this round followed on; 0 is a proposal of the draft."""
     _chosen: int = 0
     """K of the next round, when it had to be known before the present one's verdict."""
     _lacked: int = 0
@@ -67,6 +73,13 @@ class Sequence:
     def give_up(self, error: PacelineError) -> list[Action]:
         """The shell knows that the sequence cannot go on."""
         return [] if self.phase is Phase.DONE else self._fail(error)
+
+    def _room(self, more: int = 0) -> int:
+        """Draft tokens there is room for once the ledger has grown by `more` tokens; may be negative."""
+        return min(self._room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
+
+    def _room_on_target(self, more: int = 0) -> int:
+        return min(self.ledger.remaining - more - 1, self.target_max_len - len(self.ledger) - more)
 
     def _stall(self, now: float) -> None:
         """No target worker: keep everything, and wait for one up to the recovery deadline."""

@@ -125,6 +125,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             auto_num_speculative_tokens=k == AUTO,
             max_num_speculative_tokens=coordinator.config.max_num_speculative_tokens,
             acceptance_mode=codec.mode_to_proto(coordinator.config.acceptance),
+            prompt_lookup=coordinator.config.prompt_lookup,
             finished_requests=dispatcher.finished,
             failed_requests=dispatcher.failed,
             num_preemptions=dispatcher.num_preemptions,
@@ -221,6 +222,7 @@ def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
             acceptance_rate_per_position=stats.acceptance_rate_per_position,
             num_rounds=stats.num_rounds,
             num_lookahead_hits=stats.num_lookahead_hits,
+            num_prompt_lookups=stats.num_prompt_lookups,
         ),
         timings=pb.RoundTimings(
             draft_us=round(times.draft * 1e6),

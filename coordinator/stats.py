@@ -17,6 +17,8 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
     """Rounds whose proposal was there when the verdict came."""
+    num_prompt_lookups: int = 0
+    """Rounds whose proposal was copied from the sequence's own text."""
     histogram: list[int] = field(default_factory=list)
     """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
     reached: list[int] = field(default_factory=list)

@@ -68,6 +68,7 @@ class Tracer:
             "paceline.num_accepted_tokens": record.num_accepted,
             "paceline.num_committed_tokens": record.num_tokens,
             "paceline.lookahead_hit": record.hit,
+            "paceline.prompt_lookup": record.copied,
             "paceline.prefill": record.prefills,
             "paceline.verify_seconds": record.verify_waited,
             "paceline.commit_seconds": now - record.ended,

@@ -140,6 +140,7 @@ class CoordinatorCollector(Collector):
         for name, text, value in (
             ("rounds", "Rounds that were committed.", of.rounds),
             ("lookahead_hits", "Rounds whose proposal was there when they began.", of.lookahead_hits),
+            ("prompt_lookups", "Rounds whose proposal was copied from the text so far.", of.prompt_lookups),
             ("spec_decode_num_drafts", "Rounds with a proposal.", of.num_drafts),
             ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", of.num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", of.num_accepted_tokens),

@@ -100,6 +100,7 @@ class SpeculativeDecoding(Schema):
         maximum=limits.MAX_SPECULATIVE_TOKENS,
     )
     acceptance: str | None = told(enum=[*(mode.value for mode in AcceptanceMode), None])
+    prompt_lookup: bool | None = told("Whether draft tokens may be copied from the text so far.")
 
 
 class GenerationRequest(Schema):
@@ -163,6 +164,7 @@ class GenerationRequest(Schema):
         names = {
             "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
             "acceptance": "speculative_decoding.acceptance",
+            "prompt_lookup": "speculative_decoding.prompt_lookup",
         }
         return names if self.response_format is None else names | FORMAT_NAMES
 

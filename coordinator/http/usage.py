@@ -33,6 +33,7 @@ def usage(generations: Sequence[Generation], *, include_speculative_decoding: bo
             "num_draft_tokens": total.num_draft_tokens,
             "num_accepted_draft_tokens": total.num_accepted_draft_tokens,
             "num_lookahead_hits": total.num_lookahead_hits,
+            "num_prompt_lookups": total.num_prompt_lookups,
         }
     return counts
 
@@ -46,6 +47,7 @@ def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
         total.num_draft_tokens += stats.num_draft_tokens
         total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
         total.num_lookahead_hits += stats.num_lookahead_hits
+        total.num_prompt_lookups += stats.num_prompt_lookups
         total.histogram = _sum(total.histogram, stats.histogram)
         total.reached = _sum(total.reached, stats.reached)
         total.accepted_at = _sum(total.accepted_at, stats.accepted_at)

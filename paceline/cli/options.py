@@ -43,6 +43,7 @@ _HELP = {
     "support_bound": "The most tokens of that distribution (draft only).",
     "num_speculative_tokens": "Draft tokens a round (K); 0 switches drafting off, auto chooses.",
     "acceptance": "How the target decides on draft tokens; none changes its distribution.",
+    "prompt_lookup": "Copy draft tokens from the text so far where that is worth more than asking the draft.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
     "exit_with_parent": "Stop when standard input closes.",
     "temperature": "0 is greedy.",
@@ -122,7 +123,8 @@ def _parameters(cls: type[Any], defaults: Mapping[str, Any]) -> list[inspect.Par
         kind = _option_type(hints[f.name])
         if kind is None:
             continue
-        names = f"{flag(f.name)}/{negative_flag(f.name)}" if f.default is True else flag(f.name)
+        both = f.default is True or kind == bool | None
+        names = f"{flag(f.name)}/{negative_flag(f.name)}" if both else flag(f.name)
         settings = DRAFT_TOKENS if AUTO in _literals(hints[f.name]) else {}
         described = typer.Option(
             names,

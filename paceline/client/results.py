@@ -52,6 +52,8 @@ class SpeculativeDecoding:
     """All rounds, those of plain decoding included."""
     num_lookahead_hits: int
     """Rounds whose proposal was there before they began."""
+    num_prompt_lookups: int
+    """Rounds whose proposal was copied from the sequence's own text."""
 
 
 @dataclass(frozen=True, slots=True)

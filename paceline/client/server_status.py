@@ -111,6 +111,8 @@ class CoordinatorStatus:
     """The bound of `auto`."""
     acceptance_mode: AcceptanceMode | None
     """None if the server did not say."""
+    prompt_lookup: bool
+    """Draft tokens may be copied from a sequence's own text."""
     finished_requests: int
     failed_requests: int
     http_address: str

@@ -153,6 +153,8 @@ class CoordinatorConfig:
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
+    prompt_lookup: bool = True
+    """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
     draft_timeout: float = 5.0
     """Seconds after which a round goes on without its proposal."""
     target_timeout: float = 120.0

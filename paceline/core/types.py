@@ -65,11 +65,13 @@ class SpeculationParams:
 
     `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to a bound of its
     own, and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the
-    server's default mode.
+    server's default mode. `prompt_lookup` allows or forbids draft tokens that are copied from the sequence's
+    own text, within the same K; None takes the server's setting.
     """
 
     num_speculative_tokens: DraftTokens | None = None
     acceptance: AcceptanceMode | str | None = None
+    prompt_lookup: bool | None = None
 
     def __post_init__(self) -> None:
         """Accept the mode by name, refuse K outside the bound."""
@@ -81,6 +83,8 @@ class SpeculationParams:
             object.__setattr__(self, "acceptance", AcceptanceMode(self.acceptance))
         known = self.acceptance is None or isinstance(self.acceptance, AcceptanceMode)
         require(known, "acceptance", "must be an acceptance mode or its name")
+        truth = self.prompt_lookup is None or isinstance(self.prompt_lookup, bool)
+        require(truth, "prompt_lookup", "must be true or false")
 
     @property
     def mode(self) -> AcceptanceMode | None:

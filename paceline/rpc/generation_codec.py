@@ -45,6 +45,8 @@ def speculation_to_proto(params: SpeculationParams) -> generation_pb2.Speculatio
         message.num_speculative_tokens = params.num_speculative_tokens
     if params.mode is not None:
         message.acceptance_mode = mode_to_proto(params.mode)
+    if params.prompt_lookup is not None:
+        message.prompt_lookup = params.prompt_lookup
     return message
 
 
@@ -60,7 +62,9 @@ def speculation_from_proto(message: generation_pb2.SpeculationParams) -> Specula
         k = AUTO
     unset = message.acceptance_mode == common_pb2.ACCEPTANCE_MODE_UNSPECIFIED
     return SpeculationParams(
-        num_speculative_tokens=k, acceptance=None if unset else mode_from_proto(message.acceptance_mode)
+        num_speculative_tokens=k,
+        acceptance=None if unset else mode_from_proto(message.acceptance_mode),
+        prompt_lookup=message.prompt_lookup if message.HasField("prompt_lookup") else None,
     )
 
 

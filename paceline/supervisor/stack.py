@@ -73,6 +73,8 @@ class StackConfig:
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
+    prompt_lookup: bool = True
+    """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
     target_device: str = "auto"
     draft_device: str = "auto"
     target_dtype: str = "auto"
@@ -180,6 +182,7 @@ class StackConfig:
             "num_speculative_tokens": self.num_speculative_tokens,
             "max_num_speculative_tokens": self.max_num_speculative_tokens,
             "acceptance": self.acceptance,
+            "prompt_lookup": self.prompt_lookup,
             "api_keys": self.api_keys,
             "log_format": self.log_format,
             "otlp_traces_endpoint": self.otlp_traces_endpoint,

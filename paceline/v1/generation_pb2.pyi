@@ -113,26 +113,35 @@ class SpeculationParams(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_MODE_FIELD_NUMBER: _builtins.int
     AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
     num_speculative_tokens: _builtins.int
     """Unset: the server's setting. 0 switches drafting off."""
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
     """Unspecified: the server's default."""
     auto_num_speculative_tokens: _builtins.bool
     """The server chooses for every round; num_speculative_tokens is unset then."""
+    prompt_lookup: _builtins.bool
+    """Draft tokens may be copied from the sequence's own text. Unset: the server's setting."""
     def __init__(
         self,
         *,
         num_speculative_tokens: _builtins.int | None = ...,
         acceptance_mode: _common_pb2.AcceptanceMode.ValueType = ...,
         auto_num_speculative_tokens: _builtins.bool = ...,
+        prompt_lookup: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup", b"_prompt_lookup", "acceptance_mode", b"acceptance_mode", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup", b"prompt_lookup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_lookup: _TypeAlias = _typing.Literal["prompt_lookup"]  # noqa: Y015
+    _WhichOneofArgType__prompt_lookup: _TypeAlias = _typing.Literal["_prompt_lookup", b"_prompt_lookup"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_lookup) -> _WhichOneofReturnType__prompt_lookup | None: ...
 
 Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
 
@@ -491,6 +500,7 @@ class SpeculativeDecoding(_message.Message):
     ACCEPTANCE_RATE_PER_POSITION_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
     NUM_LOOKAHEAD_HITS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOOKUPS_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
     """1 + accepted / rounds with a proposal."""
     draft_acceptance_rate: _builtins.float
@@ -502,6 +512,8 @@ class SpeculativeDecoding(_message.Message):
     """All rounds, those of plain decoding included."""
     num_lookahead_hits: _builtins.int
     """Rounds whose proposal was there before they began."""
+    num_prompt_lookups: _builtins.int
+    """Rounds whose proposal was copied from the sequence's own text."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
@@ -522,10 +534,11 @@ class SpeculativeDecoding(_message.Message):
         acceptance_rate_per_position: _abc.Iterable[_builtins.float] | None = ...,
         num_rounds: _builtins.int = ...,
         num_lookahead_hits: _builtins.int = ...,
+        num_prompt_lookups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "acceptance_rate_per_position", b"acceptance_rate_per_position", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_hits", b"num_lookahead_hits", "num_prompt_lookups", b"num_prompt_lookups", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -777,6 +790,7 @@ class CoordinatorStatus(_message.Message):
     AUTO_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -793,6 +807,8 @@ class CoordinatorStatus(_message.Message):
     """The most it chooses."""
     num_preemptions: _builtins.int
     """Times a sequence that was being generated had to wait for blocks of the target's cache."""
+    prompt_lookup: _builtins.bool
+    """Draft tokens may be copied from a sequence's own text, where a request does not say."""
     def __init__(
         self,
         *,
@@ -808,10 +824,11 @@ class CoordinatorStatus(_message.Message):
         auto_num_speculative_tokens: _builtins.bool = ...,
         max_num_speculative_tokens: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
+        prompt_lookup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

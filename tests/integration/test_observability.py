@@ -85,7 +85,9 @@ class Watched:
 
 def waited_for_draft(span: Span) -> bool:
     """True for a round whose proposal had to come from the draft first."""
-    return span.attributes["paceline.num_draft_tokens"] > 0 and not span.attributes["paceline.lookahead_hit"]
+    return span.attributes["paceline.num_draft_tokens"] > 0 and not any(
+        span.attributes[f"paceline.{name}"] for name in ("lookahead_hit", "prompt_lookup")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,7 @@ def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
     assert grown("generation_tokens_total") == 40
     assert grown("rounds_total") == stats.num_rounds
     assert grown("lookahead_hits_total") == stats.num_lookahead_hits
+    assert grown("prompt_lookups_total") == stats.num_prompt_lookups
     assert grown("spec_decode_num_drafts_total") == stats.num_spec_steps
     assert grown("spec_decode_num_draft_tokens_total") == stats.num_draft_tokens
     assert grown("spec_decode_num_accepted_tokens_total") == stats.num_accepted_draft_tokens > 0
@@ -146,7 +149,7 @@ def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
     assert grown("round_phase_time_seconds_count", phase="prefill") == 1
     assert grown("round_phase_time_seconds_count", phase="verify") == stats.num_rounds - 1
     drafted = grown("round_phase_time_seconds_count", phase="draft")
-    assert drafted == stats.num_spec_steps - stats.num_lookahead_hits
+    assert drafted == stats.num_spec_steps - stats.num_lookahead_hits - stats.num_prompt_lookups
     assert grown("time_to_first_token_seconds_count") == 1
     assert grown("inter_token_latency_seconds_count") == 39
     decode = grown("request_decode_time_seconds_sum")
@@ -253,6 +256,7 @@ def test_a_request_is_one_trace_through_three_processes(watched: Watched) -> Non
     accepted = sum(span.attributes["paceline.num_accepted_tokens"] for span in rounds)
     assert accepted == stats["num_accepted_draft_tokens"]
     assert sum(span.attributes["paceline.lookahead_hit"] for span in rounds) == stats["num_lookahead_hits"]
+    assert sum(span.attributes["paceline.prompt_lookup"] for span in rounds) == stats["num_prompt_lookups"]
     (line,) = watched.calls(trace_id=trace)
     assert line["request_id"] == answer.headers.get("x-request-id", answer.json()["id"])
 

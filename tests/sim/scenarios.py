@@ -60,6 +60,7 @@ def random_request(rng: random.Random, name: str, *, choosing: bool) -> Request:
         mode,
         bad_words,
         k=rng.choice((0, 1, 2, 3, 5)),
+        prompt_lookup=len(prompt) % 2 == 0,
         arrives=rng.uniform(0, 0.05),
         reads_every=rng.uniform(0.01, 0.05) if slow else 0.001,
         reads_at_once=1 if slow else 100,

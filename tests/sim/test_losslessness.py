@@ -27,6 +27,8 @@ VOCAB = 4
 TARGET = ToyModel(VOCAB, seed=11, sharpness=0.9)
 DRAFT = TARGET.near(0.7)
 PROMPT = (2, 0, 1)
+PAIRS = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3, 0)
+"""A prompt with every pair of tokens: whatever comes next, something followed it before."""
 N = 1600
 LEVEL = 1e-4
 ARRIVALS = 0.1
@@ -34,21 +36,29 @@ ARRIVALS = 0.1
 
 
 @functools.cache
-def exact() -> dict[tuple[int, ...], float]:
+def exact(prompt: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     """The target's probability of every first three tokens."""
     result = {}
     for tokens in itertools.product(range(VOCAB), repeat=3):
         p = 1.0
         for i, token in enumerate(tokens):
-            p *= TARGET.probabilities([*PROMPT, *tokens[:i]])[token]
+            p *= TARGET.probabilities([*prompt, *tokens[:i]])[token]
         result[tokens] = p
     return result
 
 
 def simulate(
-    mode: AcceptanceMode, *, faults: str = "", n: int = N, first_seed: int = 0, k: DraftTokens = 3
+    mode: AcceptanceMode,
+    *,
+    faults: str = "",
+    n: int = N,
+    first_seed: int = 0,
+    k: DraftTokens = 3,
+    prompt_lookup: bool = False,
 ) -> World:
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
+    if prompt_lookup:
+        events = [(0.0, "draft gone")]
     world = World(
         1,
         target=TARGET,
@@ -68,7 +78,16 @@ def simulate(
     for i in range(n):
         sampling = SamplingParams(seed=first_seed + i, max_tokens=3, ignore_eos=True)
         world.submit(
-            Request(f"s{i}", PROMPT, sampling, mode, k=k, arrives=ARRIVALS * i / n, reads_every=0.01)
+            Request(
+                f"s{i}",
+                PAIRS if prompt_lookup else PROMPT,
+                sampling,
+                mode,
+                k=k,
+                prompt_lookup=prompt_lookup,
+                arrives=ARRIVALS * i / n,
+                reads_every=0.01,
+            )
         )
     world.run()
     return world
@@ -76,7 +95,8 @@ def simulate(
 
 def p_value(world: World) -> float:
     counts = Counter(tuple(client.token_ids) for client in world.clients)
-    want = exact()
+    (prompt,) = {client.request.prompt for client in world.clients}
+    want = exact(prompt)
     assert set(counts) <= set(want)
     expected = np.array([want[outcome] for outcome in want]) * len(world.clients)
     observed = np.array([counts[outcome] for outcome in want], dtype=float)
@@ -107,6 +127,29 @@ def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: Acce
     drafted = sum(c.running.machine.stats.num_draft_tokens for c in world.clients if c.running is not None)
     assert drafted > N / 4
     assert p_value(world) > LEVEL
+
+
+@pytest.mark.parametrize("mode", list(AcceptanceMode))
+def test_nor_does_copying_from_the_text(mode: AcceptanceMode) -> None:
+    world = simulate(mode, first_seed=90_000, prompt_lookup=True)
+    counted = [c.running.machine.stats for c in world.clients if c.running is not None]
+    assert sum(s.num_prompt_lookups for s in counted) > N / 4
+    accepted = sum(s.num_accepted_draft_tokens for s in counted)
+    assert 0.1 < accepted / sum(s.num_draft_tokens for s in counted) < 0.9
+    assert p_value(world) > LEVEL
+
+
+def test_a_target_that_takes_a_copied_token_for_a_drawn_one_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is a point mass; judged by the target's own distribution it would always be accepted."""
+    real = acceptance.accept_rejection
+
+    def trusting(draft: Any, num_draft: Any, p: Any, q: Any, accept_u: Any, next_u: Any) -> Any:
+        return real(draft, num_draft, p, p[:, : draft.shape[1]], accept_u, next_u)
+
+    monkeypatch.setattr(acceptance, "accept_rejection", trusting)
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000, prompt_lookup=True)) < LEVEL
 
 
 def test_coupled_mode_too() -> None:

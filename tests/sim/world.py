@@ -288,6 +288,7 @@ class Request:
     mode: AcceptanceMode = AcceptanceMode.COUPLED
     bad_words: tuple[tuple[int, ...], ...] = ()
     k: DraftTokens = 3
+    prompt_lookup: bool = False
     cache_salt: str = ""
     arrives: float = 0.0
     reads_every: float = 0.001
@@ -503,6 +504,7 @@ class World:
             self.target_model.vocab_size,
             self.max_model_len,
             deadline=self.clock() + DEADLINES.recovery,
+            prompt_lookup=request.prompt_lookup,
             policy=Goodput(self.pair, MAX_K) if request.k == AUTO else Fixed(self.pair, request.k),
         )
 

@@ -76,6 +76,7 @@ def result(
             acceptance_rate_per_position=(1.0, 0.5) if drafted else (),
             num_rounds=rounds,
             num_lookahead_hits=0,
+            num_prompt_lookups=0,
         ),
         timings=RoundTimings(draft=0.02, target=0.04, queue=0.01, wire=0.015, coordinator=0.005, total=total),
         outputs=(),

@@ -132,8 +132,10 @@ def test_a_round_is_the_wait_for_the_draft_and_the_verdict() -> None:
             costs.at(1).verdict.observe(k, 10.0 + k)
             if k:
                 costs.at(1).drafting.observe(k, 2.0 + k)
-    seconds = costs.round_seconds(1, 4)
-    assert seconds is not None
+    table = costs.round_seconds(1, 4)
+    assert table is not None
+    seconds = table.whole
+    assert table.verify == pytest.approx([10.0 + k for k in range(5)], rel=0.05)
     assert seconds[0] == pytest.approx(10.0, rel=0.05)
     assert seconds[1:] == pytest.approx([12.0 + 2 * k for k in range(1, 5)], rel=0.05)
 
@@ -145,8 +147,9 @@ def test_a_load_that_was_not_measured_is_like_the_nearest() -> None:
             costs.at(4).verdict.observe(k, 10.0 + 5 * k)
             costs.at(64).verdict.observe(k, 100.0)
             costs.at(8).verdict.observe(0, 40.0)
-    seconds = costs.round_seconds(8, 4)
-    assert seconds is not None
+    table = costs.round_seconds(8, 4)
+    assert table is not None
+    seconds = table.whole
     assert seconds[4] / seconds[0] == pytest.approx(3.0, rel=0.05)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.acceptance import expected_tokens
 from coordinator.member import CATCH_UP, Verification
-from coordinator.pair import FIRST_TRIAL, PROBE_FIRST, TRIAL_AGAIN, TRIAL_PLAIN, Pair
+from coordinator.pair import COPY_AGAIN, FIRST_TRIAL, PROBE_FIRST, TRIAL_AGAIN, TRIAL_PLAIN, Pair
 from coordinator.policy import ADVANTAGE, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
 from paceline.core.types import Timings
 
@@ -334,3 +334,104 @@ def test_a_probe_that_is_cut_off_found_nothing() -> None:
     before = pair._probe_after
     one.leave()
     assert pair._probe_after == 2 * before
+
+
+# ---- copying from the text -------------------------------------------------------------------------
+
+
+def copies_well(one: Goodput | Fixed, match: int, accepted: int, rounds: int = 300) -> None:
+    """After many copies of as many tokens as possible, of which so many were accepted."""
+    for _ in range(rounds):
+        one.verifying(MOST, prefills=False, match=match)
+        one.judged(MOST, accepted, None, match)
+
+
+def test_copies_and_drafts_are_judged_apart() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    before = one.acceptance.rates(MOST), one.copies.after(16).rates(MOST)
+    copies_well(one, 2, 0)
+    assert (one.acceptance.rates(MOST), one.copies.after(16).rates(MOST)) == before
+    assert one.copies.after(2).rates(1)[0] < 0.1
+    assert Goodput(one.pair, MOST).copies.after(2).rates(1)[0] < 0.1
+
+
+def test_longer_matches_are_believed_more_from_the_beginning() -> None:
+    copies = Pair(MOST).copies
+    firsts = [copies.after(match).rates(1)[0] for match in (2, 3, 5, 9)]
+    assert firsts == sorted(set(firsts))
+    assert copies.after(2) is not copies.after(3) is copies.after(4)
+    assert copies.after(5) is copies.after(8)
+    assert copies.after(9) is copies.after(16)
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("accepted", [0, 1, 3, 8])
+@pytest.mark.parametrize("wait", [0.1, 0.5, 2.0])
+def test_alone_it_copies_where_that_makes_more_tokens_a_second(
+    acceptance: float, accepted: int, wait: float
+) -> None:
+    verdict = [1.0 + 0.05 * k for k in range(MOST + 1)]
+    one = settled(known_pair(verdict, [wait * k / 4 for k in range(MOST + 1)]), acceptance)
+    copies_well(one, 9, accepted)
+    drafting = one.choose(MOST, 0, 1000)
+    table = one.pair.round_seconds()
+    assert table is not None
+    copied = expected_tokens(one.copies.after(9).rates(MOST))
+    drafted = expected_tokens(one.acceptance.rates(MOST))[drafting]
+    rates = [e / t for e, t in zip(copied, table.verify, strict=True)]
+    best, other = max(rates[1:]), drafted / table.whole[drafting]
+    chosen = one.copy(9, MOST, drafting)
+    if best > 1.05 * other:
+        assert rates[chosen] == pytest.approx(max(rates), rel=0.05)
+    elif best < 0.95 * other:
+        assert chosen == 0
+
+
+def test_a_copy_is_not_longer_than_what_can_be_used() -> None:
+    one = settled(known_pair([1.0] * 9, [9.0] * 9), 0.1)
+    copies_well(one, 9, MOST)
+    assert one.copy(9, MOST, one.choose(MOST, 0, 1000)) == MOST
+    assert one.copy(9, 3, one.choose(MOST, 0, 1000)) == 3
+
+
+def test_nothing_is_copied_in_a_round_that_measures() -> None:
+    """A trial of plain decoding would tell nothing of it."""
+    pair = known_pair([1.0] * 9, [1.0] * 9)
+    one = learned(Goodput(pair, MOST), 0.9)
+    copies_well(one, 9, MOST)
+    measured = 0
+    for _ in range(3 * FIRST_TRIAL):
+        k = one.choose(MOST, 0, 1000)
+        trial, copied = pair.trial, one.copy(9, MOST, k)
+        assert (copied == 0) == (trial is not None)
+        measured += trial is not None
+        one.verifying(copied or k, prefills=False, match=9 if copied else 0)
+        one.judged(copied or k, copied, None, 9 if copied else 0)
+    assert measured
+
+
+def test_copying_that_is_of_no_use_is_tried_now_and_then() -> None:
+    one = settled(known_pair([1.0 + k for k in range(9)], [9.0] * 9), 0.1)
+    copies_well(one, 2, 0)
+    copies = [one.copy(2, MOST, one.choose(MOST, 0, 1000)) for _ in range(3 * COPY_AGAIN)]
+    assert [k for k in copies if k] == [PROBE_DRAFT] * 3
+    # What comes of it is believed soon.
+    for _ in range(4):
+        one.judged(MOST, MOST, None, 2)
+    assert one.copies.after(2).rates(1)[0] > 0.3
+
+
+@pytest.mark.parametrize(("accepted", "share", "copies"), [(4, 0.0, True), (1, 0.0, False), (1, 0.7, True)])
+def test_a_fixed_k_is_copied_where_waiting_for_the_draft_gives_less(
+    accepted: int, share: float, copies: bool
+) -> None:
+    drafting = share / (1 - share)
+    pair = known_pair([1.0] * 9, [drafting] * 9)
+    one = Fixed(pair, 4)
+    for _ in range(300):
+        one.judged(4, 2, None)
+        one.judged(4, accepted, None, 9)
+    k = one.choose(MOST, 0, 1000)
+    assert k == 4
+    assert one.copy(9, MOST, k) == (4 if copies else 0)
+    assert one.copy(9, 3, 0) == 3, "where there is no draft to ask, it is that or nothing"

@@ -7,7 +7,16 @@ from typing import Any
 
 from coordinator.events import Signal
 from coordinator.member import Verification
-from paceline.core.messages import Continuations, DraftProposal, DraftRound, RoundVerdict, VerifyAhead
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.messages import (
+    Continuations,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+    RoundVerdict,
+    VerifyAhead,
+    VerifyRound,
+)
 from paceline.core.types import Proposal, Timings, Verdict
 from tests.unit.coordinator.test_round import Driver, sent
 
@@ -17,6 +26,7 @@ class Scripted:
     """Says what it is told to, and writes down the rest."""
 
     ks: list[int]
+    copies: list[int] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -26,11 +36,15 @@ class Scripted:
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         self.calls.append(("proposed", num_draft, seconds, lacking))
 
-    def verifying(self, num_draft: int, *, prefills: bool) -> None:
-        self.calls.append(("verifying", num_draft, prefills))
+    def copy(self, match: int, most: int, drafting: int) -> int:
+        self.calls.append(("copy", match, most, drafting))
+        return min(self.copies.pop(0), most) if self.copies else 0
 
-    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None) -> None:
-        self.calls.append(("judged", num_draft, num_accepted, timing))
+    def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
+        self.calls.append(("verifying", num_draft, prefills, *([match] if match else [])))
+
+    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
+        self.calls.append(("judged", num_draft, num_accepted, timing, *([match] if match else [])))
 
     def leave(self) -> None:
         self.calls.append(("leave",))
@@ -145,3 +159,109 @@ def test_the_end_is_told_once() -> None:
     it(Signal.CANCEL)
     it(Signal.CANCEL)
     assert policy.told() == [("leave",)]
+
+
+def copying(*copies: int, ks: tuple[int, ...] = (2, 2, 2), **options: Any) -> tuple[Driver, Scripted]:
+    """In round 2: the prompt and the first token end as the prompt began."""
+    it, policy = Driver(k=5, **options), Scripted(list(ks), list(copies))
+    it.machine.prompt_lookup = True
+    it.machine._policy = policy
+    return it, policy
+
+
+def repeating(it: Driver, policy: Scripted) -> list[Any]:
+    """Two plain rounds bring the text to 1 2 3 1 2."""
+    policy.ks[:0] = [0]
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    policy.told()
+    return sent(it.judge(2))
+
+
+def test_what_followed_before_is_put_to_the_target_at_once() -> None:
+    """Nobody asks the draft, which later gets all that it lacks."""
+    it, policy = copying(3, 0)
+    (command,) = repeating(it, policy)
+    assert isinstance(command, VerifyRound)
+    # The text is 1 2 3 1 2: then 3 1 2 came, and so on.
+    assert command.proposal == Proposal((3, 1, 2))
+    assert policy.told()[-2:] == [("copy", 2, 5, 2), ("verifying", 3, False, 2)]
+    actions = verdict(it, 3, 1, 4)
+    assert it.generated == [1, 2, 3, 1, 4]
+    told = policy.told()
+    assert told[0] == ("judged", 3, 2, Verification(0.0, 9, 2), 2)
+    assert it.machine.stats.num_prompt_lookups == 1
+    assert it.machine.stats.num_draft_tokens == 3
+    opening, asked = sent(actions)
+    assert isinstance(opening, OpenSequence)
+    assert isinstance(asked, DraftRound)
+    assert opening.token_ids == (1, 2, 3, 1, 2, 3, 1, 4)
+
+
+def test_a_copy_ends_where_the_answer_must() -> None:
+    it, policy = copying(5, max_tokens=4)
+    (command,) = repeating(it, policy)
+    assert command.proposal == Proposal((3,))
+    assert ("copy", 2, 1, 1) in policy.told()
+
+
+def test_copying_needs_no_draft_worker() -> None:
+    it, policy = copying(3)
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    (command,) = sent(it.judge(2))
+    assert command.proposal == Proposal((3, 1, 2))
+    assert [call for call in policy.told() if call[0] in ("choose", "copy")] == [("copy", 2, 5, 0)]
+
+
+def test_what_is_not_worth_copying_is_drafted() -> None:
+    it, policy = copying(0)
+    commands = repeating(it, policy)
+    assert isinstance(commands[-1], DraftRound)
+    assert it.machine.stats.num_prompt_lookups == 0
+
+
+def test_without_prompt_lookup_nothing_is_looked_up() -> None:
+    it, policy = copying(3)
+    it.machine.prompt_lookup = False
+    assert isinstance(repeating(it, policy)[-1], DraftRound)
+    assert all(call[0] != "copy" for call in policy.told())
+
+
+def test_a_request_without_draft_tokens_copies_none() -> None:
+    it, policy = copying(3)
+    it.machine.num_speculative_tokens = 0
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    (command,) = sent(it.judge(2))
+    assert command.proposal == Proposal()
+    assert all(call[0] != "copy" for call in policy.told())
+
+
+def test_what_was_foreseen_comes_first() -> None:
+    """The draft is there already, and the target may have begun with it."""
+    it, policy = copying(3, ks=(0, 2, 2))
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    policy.copies.clear()
+    policy.ks[:] = [2, 2]
+    it.machine._policy = policy
+    it.machine.prompt_lookup = False
+    it.judge(9)  # text: 1 2 3 1 9
+    it.propose(1, 2)
+    it.machine.prompt_lookup = True
+    policy.copies[:] = [3]
+    it(Continuations("s", 1, it.machine.round, it.length, {(2, 3): Proposal((7, 7))}))
+    commands = sent(verdict(it, 1, 2, 3))
+    assert commands[0].proposal == Proposal((7, 7))
+    assert it.machine.stats.num_prompt_lookups == 0
+
+
+def test_a_copy_that_the_target_finds_wrong_is_done_without() -> None:
+    it, policy = copying(3)
+    (command,) = repeating(it, policy)
+    assert command.proposal.num_draft_tokens == 3
+    (again,) = sent(it.target_fails(InvalidArgumentError("proposal", "is wrong")))
+    assert again.proposal == Proposal()

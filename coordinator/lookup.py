@@ -1,0 +1,92 @@
+"""Draft tokens from the sequence's own text: what followed the last time it went like this. Pure.
+
+Prompt lookup (Saxena 2023, "Prompt lookup decoding"): code, edits, extracts and lists say again what they
+have said. Such a proposal needs no model and no way to a draft worker and back; the target judges it as it
+does any other, so it changes no token. policy.py decides when it is worth more than the draft's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SHORTEST = 2
+"""Tokens that must agree."""
+LONGEST = 16
+"""Tokens that are compared: a longer match says nothing more."""
+CANDIDATES = 8
+"""Earlier places that are looked at, the newest first."""
+REACH = 16_384
+"""Tokens that are looked back when a sequence is first asked about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An earlier place at which the text went as it does now."""
+
+    length: int
+    """Tokens that agree, `LONGEST` at most."""
+    start: int
+    """The token that followed there."""
+
+
+@dataclass(slots=True)
+class TextIndex:
+    """Where each pair of tokens was seen, newest first. Holds no tokens: they are the ledger's."""
+
+    _newest: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Index of a pair's second token, where it was last seen."""
+    _before: array[int] = field(default_factory=lambda: array("q"))
+    """For each indexed token, where its pair was seen before; -1 where it was not."""
+    _first: int | None = None
+    """The first indexed token."""
+
+    def find(self, tokens: Sequence[int]) -> Match | None:
+        """The longest match for the end of `tokens`, the newest among equals; None without one.
+
+        `tokens` only ever grows between two calls.
+        """
+        last = len(tokens) - 1
+        if last < SHORTEST:
+            return None
+        self._take_in(tokens, last)
+        length = start = 0
+        end = self._newest.get((tokens[last - 1], tokens[last]), -1)
+        for _ in range(CANDIDATES):
+            if end < 0 or length == LONGEST:
+                break
+            agreed = _agreement(tokens, end, last)
+            if agreed > length:
+                length, start = agreed, end + 1
+            end = self._before[end - self._start]
+        return Match(length, start) if length else None
+
+    @property
+    def _start(self) -> int:
+        assert self._first is not None
+        return self._first
+
+    def _take_in(self, tokens: Sequence[int], last: int) -> None:
+        """Index all but the last token, whose pair is the one that is looked for."""
+        if self._first is None:
+            self._first = max(1, last - REACH)
+        for i in range(self._first + len(self._before), last):
+            pair = (tokens[i - 1], tokens[i])
+            self._before.append(self._newest.get(pair, -1))
+            self._newest[pair] = i
+
+
+def _agreement(tokens: Sequence[int], end: int, last: int) -> int:
+    """How many tokens up to `end` are those up to `last`; the last two are."""
+    length, most = SHORTEST, min(LONGEST, end + 1)
+    while length < most and tokens[end - length] == tokens[last - length]:
+        length += 1
+    return length
+
+
+def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+    """`count` tokens from `start` on; past the end it goes on with what it has copied, as a period does."""
+    length = len(tokens)
+    period = length - start
+    return tuple(tokens[start + i % period] for i in range(count))

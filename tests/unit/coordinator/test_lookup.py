@@ -1,0 +1,74 @@
+"""Matches in the text against brute force, and what is copied."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator import lookup
+from coordinator.lookup import CANDIDATES, LONGEST, Match, TextIndex, copied
+
+
+def agreement(tokens: Sequence[int], end: int) -> int:
+    """Tokens up to index `end` that are those at the end of all."""
+    length = 0
+    while length < LONGEST and length <= end and tokens[end - length] == tokens[-1 - length]:
+        length += 1
+    return length
+
+
+def longest(tokens: Sequence[int]) -> Match | None:
+    """By looking at every earlier place."""
+    ends = [end for end in range(len(tokens) - 2, 0, -1) if agreement(tokens, end) >= 2][:CANDIDATES]
+    if not ends:
+        return None
+    end = max(ends, key=lambda end: (agreement(tokens, end), end))
+    return Match(agreement(tokens, end), end + 1)
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 8])
+@pytest.mark.parametrize("most", [1, 5])
+def test_the_longest_match_the_newest_of_equals(alphabet: int, most: int) -> None:
+    """However the text grows between two questions."""
+    rng = random.Random(alphabet)
+    tokens: list[int] = []
+    index = TextIndex()
+    while len(tokens) < 150:
+        tokens.extend(rng.choices(range(alphabet), k=rng.randint(1, most)))
+        assert index.find(tokens) == longest(tokens)
+
+
+def test_text_that_is_new_has_no_match() -> None:
+    index = TextIndex()
+    assert index.find([]) is None
+    assert index.find([1]) is None
+    assert index.find([1, 1]) is None
+    assert index.find([1, 1, 1]) == Match(2, 2)
+    assert TextIndex().find([1, 2, 3, 4, 2]) is None
+
+
+def test_a_match_reaches_back_to_the_first_token() -> None:
+    assert TextIndex().find([5, 6, 7, 5, 6]) == Match(2, 2)
+    assert TextIndex().find([9, 5, 6, 7, 9, 5, 6]) == Match(3, 3)
+
+
+def test_a_long_prompt_is_looked_back_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "REACH", 20)
+    far, near = [1, 2, 3, *range(100, 140), 1, 2], [1, 2, 3, *range(100, 110), 1, 2]
+    assert TextIndex().find(far) is None
+    assert TextIndex().find(near) == Match(2, 2)
+    index = TextIndex()
+    index.find(far)
+    assert index.find([*far, 8, 1, 2]) == Match(2, len(far))
+
+
+def test_what_followed_is_copied() -> None:
+    assert copied([1, 2, 3, 4, 1, 2], 2, 3) == (3, 4, 1)
+    assert copied([1, 2, 3, 4, 1, 2], 2, 0) == ()
+
+
+def test_past_the_end_a_period_goes_on() -> None:
+    assert copied([1, 2, 3, 1, 2], 2, 7) == (3, 1, 2, 3, 1, 2, 3)
+    assert copied([4, 4, 4], 2, 3) == (4, 4, 4)
