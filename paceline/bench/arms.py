@@ -13,12 +13,13 @@ from paceline.core.types import AcceptanceMode, SpeculationParams
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of decoding. `k`, `acceptance` and `lookahead` are Paceline's; a peer has a name only."""
+    """One way of decoding. All but the name are Paceline's; a peer has a name only."""
 
     name: str
     k: DraftTokens | None = None
     acceptance: AcceptanceMode | None = None
     lookahead: bool = False
+    prompt_lookup: bool = False
 
     @property
     def is_peer(self) -> bool:
@@ -28,7 +29,9 @@ class Arm:
     @property
     def speculation(self) -> SpeculationParams:
         """What Paceline's requests ask for."""
-        return SpeculationParams(num_speculative_tokens=self.k, acceptance=self.acceptance)
+        return SpeculationParams(
+            num_speculative_tokens=self.k, acceptance=self.acceptance, prompt_lookup=self.prompt_lookup
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -37,6 +40,7 @@ class Arm:
             "k": self.k,
             "acceptance": self.acceptance.value if self.acceptance else None,
             "lookahead": None if self.is_peer else self.lookahead,
+            "prompt_lookup": None if self.is_peer else self.prompt_lookup,
         }
 
 
@@ -63,15 +67,21 @@ def headline(config: BenchConfig, *, lookahead: bool = True) -> Arm:
 
 
 def automatic(config: BenchConfig) -> Arm:
-    """The service chooses K, and drafts ahead where it does so by itself."""
+    """The service chooses K, and drafts ahead where it does so by itself; the draft alone proposes."""
     return speculative(AUTO, config.acceptance[0], lookahead=config.drafts_ahead)
+
+
+def served(config: BenchConfig) -> Arm:
+    """The service as it comes: besides that it copies from the text."""
+    mode = config.acceptance[0]
+    return Arm(f"as served, {mode.value}, K={AUTO}", AUTO, mode, config.drafts_ahead, prompt_lookup=True)
 
 
 def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
     """Paceline's arms. Acceptance modes other than the first are compared at one request only."""
     modes = config.acceptance if concurrency == 1 else config.acceptance[:1]
     compared = [speculative(config.k[0], m, lookahead=ahead) for m in modes for ahead in (False, True)]
-    return list(dict.fromkeys([plain(config), *compared, *fixed(config), automatic(config)]))
+    return list(dict.fromkeys([plain(config), *compared, *fixed(config), automatic(config), served(config)]))
 
 
 def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:

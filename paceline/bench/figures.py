@@ -26,9 +26,13 @@ RATIOS = (
     "measured_over_theory",
     "worst_over_plain",
     "auto_over_best_fixed",
+    "served_over_plain",
+    "served_over_generate",
+    "served_over_prompt_lookup",
 )
 GENERATE = "transformers generate"
 ASSISTED = "transformers assisted generation"
+PROMPT_LOOKUP = "transformers prompt lookup"
 """Every peer arm whose name begins so counts; the fastest one is the ratio's divisor."""
 
 
@@ -146,6 +150,7 @@ def ratios(
     plain = at_one(arms.plain(config))
     without = at_one(arms.headline(config, lookahead=False))
     ahead = at_one(arms.headline(config))
+    served = at_one(arms.served(config))
     return {
         "speculative_over_plain": _between(ahead, plain),
         "lookahead_over_without": _between(ahead, without),
@@ -154,17 +159,16 @@ def ratios(
         "measured_over_theory": _over_theory(ahead, plain, predicted),
         "worst_over_plain": _worst(_each_over_plain(cells, config, temperature)),
         "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
+        "served_over_plain": _between(served, plain),
+        "served_over_generate": _between(served, _fastest(_named(cells, temperature, GENERATE))),
+        "served_over_prompt_lookup": _between(served, _fastest(_named(cells, temperature, PROMPT_LOOKUP))),
     }
-
-
-def served(cells: Cells, config: BenchConfig, temperature: float, concurrency: int) -> Cell | None:
-    """The arm that stands for the service as it comes: it chooses K itself."""
-    return cells.find(arms.automatic(config), temperature, concurrency)
 
 
 def _each_over_plain(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:
     for n in config.concurrency:
-        yield _between(served(cells, config, temperature, n), cells.find(arms.plain(config), temperature, n))
+        served, plain = (cells.find(arm, temperature, n) for arm in (arms.served(config), arms.plain(config)))
+        yield _between(served, plain)
 
 
 def _each_auto_over_fixed(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.arms import automatic
+from paceline.bench.arms import automatic, served
 from paceline.bench.config import BenchConfig
 from paceline.bench.figures import RATIOS
 from paceline.core.types import AcceptanceMode
@@ -39,8 +39,9 @@ def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
     assert 0 <= figures["hit_rate"] <= 1
     assert figures["target_step_over_floor"] > 0
     cells = {(c["arm"], c["temperature"], c["concurrency"]): c for c in record["cells"]}
-    chosen = automatic(BenchConfig(device="cpu", acceptance=(AcceptanceMode.COUPLED,))).name
-    for arm in ("speculative, coupled, K=2", "lookahead, coupled, K=2", chosen):
+    config = BenchConfig(device="cpu", acceptance=(AcceptanceMode.COUPLED,))
+    chosen = [automatic(config).name, served(config).name]
+    for arm in ("speculative, coupled, K=2", "lookahead, coupled, K=2", *chosen):
         assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 16
     # Branches of a model this small seldom arrive before the verdict does; without lookahead none can.
     assert cells["speculative, coupled, K=2", 0.0, 1]["hit_rate"] == 0

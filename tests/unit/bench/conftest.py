@@ -24,6 +24,7 @@ SPEEDS = {
     "lookahead, coupled, K=4": 2.0,
     "lookahead, coupled, K=2": 1.6,
     "lookahead, coupled, K=auto": 1.9,
+    "as served, coupled, K=auto": 2.4,
     "transformers generate": 0.8,
     "transformers assisted generation, K=4": 0.9,
     "transformers assisted generation, own schedule": 1.25,
@@ -86,7 +87,7 @@ def all_cells(config: BenchConfig) -> list[Cell]:
     for n in config.concurrency:
         ours = [arms.plain(config), arms.headline(config, lookahead=False), *arms.fixed(config)[1:]]
         for t in config.temperature:
-            for arm in [*ours, arms.automatic(config), *(peers if n == 1 else ())]:
+            for arm in [*ours, arms.automatic(config), arms.served(config), *(peers if n == 1 else ())]:
                 cell = Cell(arm, t, n, client_cpu=[0.25])
                 for repeat, slowness in enumerate((1, 2)):
                     cell.rates[repeat, 0] = rate(arm.name, n) / slowness

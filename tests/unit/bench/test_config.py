@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import FULL, QUICK
-from paceline.bench.arms import automatic, fixed, headline, paceline_arms, rotated
+from paceline.bench.arms import automatic, fixed, headline, paceline_arms, rotated, served
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.services import blocks_needed
 from paceline.cli import main
@@ -94,6 +94,8 @@ def test_the_service_chooses_k_as_serve_would_run_it(
     config = replace(FULL, device="cpu")
     arms = paceline_arms(config, 8)
     assert automatic(config).lookahead is ahead
+    assert served(config).lookahead is ahead
+    assert [arm for arm in arms if arm.speculation.prompt_lookup] == [served(config)]
     assert {arm.lookahead for arm in fixed(config)[1:]} == {ahead}
     assert {arm.lookahead for arm in arms if arm.k == headline(config).k} == {True, False}
     assert set(fixed(config)) < set(arms)

@@ -55,8 +55,11 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
             "over_generate": 2.0 / 0.8,
             "over_assisted_generation": 2.0 / 1.25,
             "measured_over_theory": 2.0 / theory.speedup(0.75, 0.1, 4),
-            "worst_over_plain": 1 + 0.9 / 4 - 0.1,
+            "worst_over_plain": 1 + 1.4 / 4 - 0.1,
             "auto_over_best_fixed": 1.9 / 2.0,
+            "served_over_plain": 2.4,
+            "served_over_generate": 2.4 / 0.8,
+            "served_over_prompt_lookup": 2.4 / 1.1,
         }
     )
 
@@ -71,7 +74,7 @@ def test_the_worst_ratio_says_where_it_is(record: Record) -> None:
     worst = record.ratios(0.0)["worst_over_plain"]
     assert worst is not None
     assert worst.concurrency == 4
-    assert worst.of == "lookahead, coupled, K=auto"
+    assert worst.of == "as served, coupled, K=auto"
 
 
 def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all_cells: list[Cell]) -> None:
@@ -86,10 +89,25 @@ def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all
 @pytest.mark.parametrize(
     ("missing", "unknown"),
     [
-        ("transformers", {"over_generate", "over_assisted_generation"}),
+        (
+            "transformers",
+            {
+                "over_generate",
+                "over_assisted_generation",
+                "served_over_generate",
+                "served_over_prompt_lookup",
+            },
+        ),
         ("speculative", {"lookahead_over_without", "measured_over_theory"}),
-        ("lookahead, coupled, K=auto", {"worst_over_plain", "auto_over_best_fixed"}),
-        ("plain", {"speculative_over_plain", "worst_over_plain", "measured_over_theory"}),
+        ("lookahead, coupled, K=auto", {"auto_over_best_fixed"}),
+        (
+            "as served",
+            {"worst_over_plain", "served_over_plain", "served_over_generate", "served_over_prompt_lookup"},
+        ),
+        (
+            "plain",
+            {"speculative_over_plain", "worst_over_plain", "measured_over_theory", "served_over_plain"},
+        ),
     ],
 )
 def test_what_was_not_measured_has_no_ratio(
