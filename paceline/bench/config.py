@@ -36,6 +36,9 @@ class BenchConfig:
     dtype: str = "auto"
     threads: int = 1
     """CPU threads of each model, ours and the peers'."""
+    target_pass_seconds: float = 0.0
+    """A pass of our target takes at least so long, asleep for the rest: what a slower device, and one of its
+    own, would give. Peers are not slowed."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -56,6 +59,7 @@ class BenchConfig:
             _check_list(name, getattr(self, name))
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
+        _check(self.target_pass_seconds >= 0, "target_pass_seconds", "must not be negative")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
         for k in self.k:

@@ -66,6 +66,12 @@ class Record:
                 f"draft, target, coordinator and client share {self.machine.cores} cores; "
                 f"{self.config.threads} thread(s) a model"
             )
+        if self.config.target_pass_seconds:
+            least = f"{1e3 * self.config.target_pass_seconds:g} ms"
+            notes.append(
+                f"synthetic: a pass of our target takes {least} or more, "
+                "asleep for the rest, as on a slower device of its own; peers are not slowed"
+            )
         notes.append(
             f"the target's weights are {self.target.weight_bytes / 2**20:.1f} MiB; last-level cache "
             f"{self.machine.last_level_cache or 'unknown'}: weights that stay in a cache can be read faster "

@@ -54,7 +54,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         num_blocks=config.num_blocks or blocks_needed(config, prompts),
         block_size=_BLOCK_SIZE,
         start_timeout=config.start_timeout,
-        target={"max_sequences": room},
+        target={"max_sequences": room, "least_pass_seconds": config.target_pass_seconds},
         draft={"max_sequences": room, "lookahead_branches": LOOKAHEAD_BRANCHES},
         coordinator={"max_running": room},
     )

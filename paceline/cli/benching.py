@@ -44,6 +44,10 @@ def bench(
     device: Annotated[str | None, _option("device", "Device of all models.")] = None,
     dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
     threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
+    target_pass_seconds: Annotated[
+        float | None,
+        _option("target_pass_seconds", "What a pass of our target takes at least, asleep for the rest."),
+    ] = None,
     temperature: Annotated[
         list[float] | None,
         _option("temperature", "May be repeated; the headline ratios are of the first."),
@@ -78,6 +82,7 @@ def bench(
         "device": device,
         "dtype": dtype,
         "threads": threads,
+        "target_pass_seconds": target_pass_seconds,
         "temperature": temperature,
         "acceptance": acceptance,
         "concurrency": concurrency,

@@ -63,6 +63,9 @@ def build(config: WorkerConfig) -> Built:
         lean=True,
         deterministic=config.deterministic,
     )
+    runner.least_seconds = config.least_pass_seconds
+    if config.least_pass_seconds:
+        log.warning("every pass takes at least %g s (--least-pass-seconds)", config.least_pass_seconds)
     # A sequence can never be longer than the whole cache.
     max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
     log.info(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.core.clock import monotonic
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.engine import branches
 from paceline.engine.attention import IMPLEMENTATION, running
@@ -64,6 +66,8 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
             )
+        self.least_seconds = 0.0
+        """What a pass takes at least, asleep for the rest."""
         self._lean = short if isinstance(short, LeanForward) else None
         self._compiled = short if isinstance(short, CompiledForward) else None
         self._num_layers = int(config.num_hidden_layers)
@@ -123,6 +127,7 @@ class ModelRunner:
         blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
         anything is touched. Any other error leaves the tables as long as they were.
         """
+        begun = monotonic()
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
             if self._compiled is not None:
@@ -131,6 +136,8 @@ class ModelRunner:
                 logits = self._run(RaggedBatch.build(inputs, self._cache))
         for item in inputs:
             item.table.commit(len(item.token_ids))
+        if (left := begun + self.least_seconds - monotonic()) > 0:
+            time.sleep(left)
         return logits
 
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:

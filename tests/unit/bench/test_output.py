@@ -73,6 +73,12 @@ def test_draft_and_target_on_one_gpu_are_labelled(record: Record) -> None:
     assert any("share one device (A GPU)" in note for note in shared.notes)
 
 
+def test_a_slowed_target_is_called_synthetic(record: Record) -> None:
+    slowed = replace(record, config=replace(record.config, target_pass_seconds=0.02))
+    assert any("synthetic: a pass of our target takes 20 ms" in note for note in slowed.notes)
+    assert not any("synthetic" in note for note in record.notes)
+
+
 def test_plots_are_pictures(record: Record, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     files = write_plots(record, tmp_path / "plots")

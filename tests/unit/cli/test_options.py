@@ -30,6 +30,7 @@ _WORKER = WorkerConfig(
     max_batch_tokens=64,
     max_sequences=2,
     lease_seconds=1.5,
+    least_pass_seconds=0.02,
     support_mass=0.9,
     support_bound=32,
     trust_remote_code=True,
