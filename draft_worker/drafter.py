@@ -13,6 +13,7 @@ progress (ahead.py). A round that arrives goes first, at the next step.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -238,8 +239,8 @@ class Drafter:
         """Complete what needs nobody to look on; the rest goes on step by step, also what fails here."""
         if self._config.lookahead_branches or not self._runner.draws_chains:
             return []  # what a branch's first token could have been is seen in the logits of every step
-        chains = [(r, chain_of(r.drafting, r.job.held.table, self._eos_token_ids)) for r in rounds]
-        drawing = [(r, chain) for r, chain in chains if chain is not None]
+        rules = self._eos_token_ids, self._config.support_mass, self._config.support_bound
+        drawing = [(r, c) for r in rounds if (c := chain_of(r.drafting, r.job.held.table, *rules))]
         if not drawing:
             return []
         begun = self._clock()
@@ -251,12 +252,13 @@ class Drafter:
             log.exception("drawing %d chains failed; going on token by token", len(drawing))
             return []
         spent = self._clock() - begun
-        self.observer.passes["rounds"].ran(sum(map(len, drawn)), len(drawing), spent)
+        self.observer.passes["rounds"].ran(sum(len(c.token_ids) for c in drawn), len(drawing), spent)
         events: list[DraftEvent] = []
-        for (r, chain), tokens in zip(drawing, drawn, strict=True):
+        for (r, chain), found in zip(drawing, drawn, strict=True):
             r.job.compute += spent
-            r.job.held.fed([chain.token_id, *tokens][: len(tokens)])
-            r.drafting.drawn.extend(Drawn(token) for token in tokens)
+            r.job.held.fed([chain.token_id, *found.token_ids][: len(found.token_ids)])
+            sent = found.distributions or itertools.repeat(None)
+            r.drafting.drawn.extend(map(Drawn, found.token_ids, sent))
             if r.drafting.complete:
                 events.append(self._settle(r))
             else:

@@ -8,6 +8,7 @@ by their float64 sum, so q is exactly the distribution behind the draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,11 +102,18 @@ def truncate_support(
 
 def to_sparse(ids: Tensor, probabilities: Tensor, lengths: Tensor) -> list[SparseDistribution]:
     """The padded form of `truncate_support` as wire values, one a row."""
-    id_rows = ids.cpu().numpy().astype("<u4")
-    probability_rows = probabilities.cpu().numpy().astype("<f4")
+    return wire_form(ids.cpu().numpy(), probabilities.cpu().numpy(), lengths.tolist())
+
+
+def wire_form(
+    ids: npt.NDArray[np.integer[Any]], probabilities: npt.NDArray[np.floating[Any]], lengths: Sequence[int]
+) -> list[SparseDistribution]:
+    """Wire values of rows of ids and probabilities [R, M], of which the first `lengths` count."""
     return [
         SparseDistribution(i[:n].tobytes(), p[:n].tobytes())
-        for i, p, n in zip(id_rows, probability_rows, lengths.tolist(), strict=True)
+        for i, p, n in zip(
+            ids.astype("<u4", copy=False), probabilities.astype("<f4", copy=False), lengths, strict=True
+        )
     ]
 
 

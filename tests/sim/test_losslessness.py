@@ -129,7 +129,7 @@ def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         "_next_weights",
         lambda num_draft, accepted, p, q, scale: p[range(len(p)), accepted].double(),
     )
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=3000)) < LEVEL
 
 
 def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
