@@ -29,7 +29,7 @@ class ChainInput:
     """Feed `token_id` at the end of `table`, then what follows it, `steps` tokens in all.
 
     Each step takes the token with the highest logit / temperature + noise, at temperature 0 that with the
-    highest logit; the lowest id among equals. With `draws` it draws (paceline/decoding/support.py) instead.
+    highest logit; the lowest id among equals. With `draws` it draws (`draw_support`) instead.
     """
 
     table: BlockTable

@@ -1,7 +1,7 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: after a change in tiles.py, kernels.py or decoding/support.py, touch
-it.
+numba's cache looks at this file alone: after a change in tiles.py, kernels.py or decoding/compiled.py,
+touch it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from paceline.decoding.support import STRICT, draw_support
+from paceline.decoding.compiled import STRICT, draw_support
 from paceline.engine.compiled.kernels import OPTIONS, decoder_pass
 
 
