@@ -88,18 +88,19 @@ def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilitie
         whole += weights[v]
     least, equal = _least_kept(weights, mass * whole, bound)
     bits = weights.view(np.uint32)
-    length, kept = 0, 0.0
+    length = 0
     for v in range(vocabulary):
+        if length == bound:
+            break
         value = np.int64(bits[v])
-        if value < least or value == 0 or length == bound:
-            continue
-        if value == least:
-            if equal == 0:
-                continue
-            equal -= 1
+        # Written whether it is kept or not: which of the two it is cannot be foreseen, and a jump would be.
         ids[length] = v
-        kept += weights[v]
-        length += 1
+        same = value == least and value > 0 and equal > 0
+        equal -= same
+        length += value > least or same
+    kept = 0.0
+    for i in range(length):
+        kept += weights[ids[i]]
     total = 0.0
     for i in range(length):
         probabilities[i] = np.float32(weights[ids[i]] / kept)
@@ -195,10 +196,8 @@ def _residual(p, scale, ids, values, weights):
         weights[ids[j]] -= values[j] / total
     rest = 0.0
     for v in range(len(p)):
-        if weights[v] > 0:
-            rest += weights[v]
-        else:
-            weights[v] = 0.0
+        weights[v] = max(weights[v], 0.0)
+        rest += weights[v]
     return rest
 
 
