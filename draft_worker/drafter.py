@@ -47,7 +47,7 @@ from paceline.core.messages import (
 from paceline.core.types import Proposal
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
-from paceline.engine.session import Disposition, round_digest
+from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import grammar_for, restricted
 from paceline.grammar import Grammars
 from paceline.kv import BlockTable
@@ -144,7 +144,7 @@ class Drafter:
             command.round,
             command.base_length,
             command.committed_tail,
-            round_digest(command.base_length, num_draft_tokens=command.num_draft_tokens),
+            question_of(command.base_length, num_draft_tokens=command.num_draft_tokens),
         )
         if disposition is Disposition.IN_PROGRESS:
             return []

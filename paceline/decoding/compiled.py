@@ -88,7 +88,7 @@ def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilitie
         whole += weights[v]
     least, equal = _least_kept(weights, mass * whole, bound)
     bits = weights.view(np.uint32)
-    length = 0
+    length: Any = 0
     for v in range(vocabulary):
         if length == bound:
             break
