@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from draft_worker.drafting import Drafting
 from draft_worker.propose import draws_alone
 from draft_worker.runner import Runner
+from paceline.decoding.noise import Purpose, uniforms
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import ChainInput, SparseDraws
@@ -39,7 +38,7 @@ def warm_up(runner: Runner, *, chains: bool) -> None:
     """Have what draws compiled before anybody waits for it."""
     table = runner.new_table()
     logits = runner.forward([SequenceInput(table, [0], 1)])
-    draw_sparse(logits, torch.tensor([0.5], dtype=torch.float64), 1.0, 1)
+    draw_sparse(logits, uniforms([0], [0], Purpose.DRAFT_DRAW, 1)[0], 1.0, 1)
     if chains and runner.draws_chains:
         runner.forward_chains([ChainInput(table, 0, 1)])
     table.free()
