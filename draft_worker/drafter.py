@@ -13,10 +13,10 @@ progress (ahead.py). A round that arrives goes first, at the next step.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -257,8 +257,7 @@ class Drafter:
         for (r, chain), found in zip(drawing, drawn, strict=True):
             r.job.compute += spent
             r.job.held.fed([chain.token_id, *found.token_ids][: len(found.token_ids)])
-            sent = found.distributions or itertools.repeat(None)
-            r.drafting.drawn.extend(map(Drawn, found.token_ids, sent))
+            r.drafting.drawn.extend(map(Drawn, found.token_ids, found.distributions or repeat(None)))
             if r.drafting.complete:
                 events.append(self._settle(r))
             else:
