@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -46,7 +47,7 @@ from paceline.core.messages import (
 from paceline.core.types import Proposal
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
-from paceline.engine.session import Disposition, round_digest
+from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import grammar_for, restricted
 from paceline.grammar import Grammars
 from paceline.kv import BlockTable
@@ -143,7 +144,7 @@ class Drafter:
             command.round,
             command.base_length,
             command.committed_tail,
-            round_digest(command.base_length, num_draft_tokens=command.num_draft_tokens),
+            question_of(command.base_length, num_draft_tokens=command.num_draft_tokens),
         )
         if disposition is Disposition.IN_PROGRESS:
             return []
@@ -238,8 +239,8 @@ class Drafter:
         """Complete what needs nobody to look on; the rest goes on step by step, also what fails here."""
         if self._config.lookahead_branches or not self._runner.draws_chains:
             return []  # what a branch's first token could have been is seen in the logits of every step
-        chains = [(r, chain_of(r.drafting, r.job.held.table, self._eos_token_ids)) for r in rounds]
-        drawing = [(r, chain) for r, chain in chains if chain is not None]
+        rules = self._eos_token_ids, self._config.support_mass, self._config.support_bound
+        drawing = [(r, c) for r in rounds if (c := chain_of(r.drafting, r.job.held.table, *rules))]
         if not drawing:
             return []
         begun = self._clock()
@@ -251,12 +252,12 @@ class Drafter:
             log.exception("drawing %d chains failed; going on token by token", len(drawing))
             return []
         spent = self._clock() - begun
-        self.observer.passes["rounds"].ran(sum(map(len, drawn)), len(drawing), spent)
+        self.observer.passes["rounds"].ran(sum(len(c.token_ids) for c in drawn), len(drawing), spent)
         events: list[DraftEvent] = []
-        for (r, chain), tokens in zip(drawing, drawn, strict=True):
+        for (r, chain), found in zip(drawing, drawn, strict=True):
             r.job.compute += spent
-            r.job.held.fed([chain.token_id, *tokens][: len(tokens)])
-            r.drafting.drawn.extend(Drawn(token) for token in tokens)
+            r.job.held.fed([chain.token_id, *found.token_ids][: len(found.token_ids)])
+            r.drafting.drawn.extend(map(Drawn, found.token_ids, found.distributions or repeat(None)))
             if r.drafting.complete:
                 events.append(self._settle(r))
             else:

@@ -52,8 +52,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 
 def _make_drafter(built: Built, config: WorkerConfig) -> Drafter:
-    if not config.lookahead_branches:
-        warm_up(built.runner)
+    warm_up(built.runner, chains=not config.lookahead_branches)
     return Drafter(
         built.runner,
         config,

@@ -13,8 +13,9 @@ from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistributi
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
-from paceline.decoding.sampling import coupled_choice, draw, greedy_choice, to_sparse, truncate_support
-from paceline.decoding.transforms import log_probs, processed_logits
+from paceline.decoding.sampling import coupled_choice, greedy_choice
+from paceline.decoding.support import draw_sparse
+from paceline.decoding.transforms import log_probs_of, scores_of
 
 _row_params = RowParamsMemo()
 
@@ -94,45 +95,53 @@ def propose(
         [params.bad_words_token_ids for params, *_ in steps],
     )
     context = _context(steps, row_params, logits.shape[1])
+    scores = scores_of(logits, row_params, context)
     if row_params.all_greedy:
-        scores = processed_logits(logits, row_params, context)
         drawn = [Drawn(t) for t in greedy_choice(scores).tolist()]
     else:
-        drawn, scores = _draw_all(steps, log_probs(logits, row_params, context), support_mass, support_bound)
+        drawn, scores = _draw_all(steps, scores, row_params, support_mass, support_bound)
     return _ranked(drawn, scores, num_others) if num_others else drawn
 
 
 def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
-    """True when each token is the highest logit over the temperature, plus noise, and nothing else counts."""
-    if not params.sampling.greedy and params.mode is not AcceptanceMode.COUPLED:
-        return False
+    """True when nothing but a temperature and noise stands between the logits and each token."""
     one = [params.sampling], [1], torch.device("cpu")
     row_params = _row_params.build(*one, eos_token_ids, [params.bad_words_token_ids])
     return row_params.only_temperature
 
 
 def _draw_all(
-    steps: Sequence[Step], log_p: Tensor, support_mass: float, support_bound: int
+    steps: Sequence[Step], scores: Tensor, row_params: RowParams, support_mass: float, support_bound: int
 ) -> tuple[list[Drawn], Tensor]:
     """Tokens, and the scores [S, V] that rank what else each could have been."""
     drawn: dict[int, Drawn] = {}
-    scores = log_p
     by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
     by_choice = [i for i, step in enumerate(steps) if step[3].uniforms is None]
+    if by_ratio:
+        rows = scores if len(by_ratio) == len(steps) else scores[by_ratio]
+        u = [_uniform(steps[i]) for i in by_ratio]
+        tokens, supports = draw_sparse(
+            rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound
+        )
+        drawn.update(zip(by_ratio, map(Drawn, tokens, supports), strict=True))
     if by_choice:
+        log_p = log_probs_of(scores, row_params)
         rows = log_p if len(by_choice) == len(steps) else log_p[by_choice]
         noise = _stacked_noise([steps[i] for i in by_choice], rows)
         choices = coupled_choice(rows, noise)
         if by_ratio:
-            scores = scores.double().index_add(0, torch.tensor(by_choice, device=rows.device), noise)
+            scores = log_p.double().index_add(0, torch.tensor(by_choice, device=rows.device), noise)
         else:
             scores = rows + noise
         drawn.update((i, Drawn(t)) for i, t in zip(by_choice, choices.tolist(), strict=True))
-    if by_ratio:
-        rows = log_p if len(by_ratio) == len(steps) else log_p[by_ratio]
-        tokens = _draw_sparse([steps[i] for i in by_ratio], rows, support_mass, support_bound)
-        drawn.update(zip(by_ratio, tokens, strict=True))
     return [drawn[i] for i in range(len(steps))], scores
+
+
+def _uniform(step: Step) -> float:
+    """The uniform of a step's draw, for a sequence whose draft is judged by a ratio."""
+    _, _, drafts, tape = step
+    assert tape.uniforms is not None
+    return float(tape.uniforms[len(drafts)])
 
 
 def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
@@ -148,15 +157,6 @@ def _stacked_noise(steps: Sequence[Step], rows: Tensor) -> Tensor:
     silent = torch.zeros(rows.shape[1], dtype=torch.float64)
     tapes = [silent if tape.gumbel is None else tape.gumbel[len(drafts)] for _, _, drafts, tape in steps]
     return torch.stack(tapes).to(rows.device)
-
-
-def _draw_sparse(steps: Sequence[Step], rows: Tensor, mass: float, bound: int) -> list[Drawn]:
-    """Draw from exactly the distribution that is sent: truncated, renormalised, rounded to float32."""
-    ids, probabilities, lengths, _ = truncate_support(rows.exp(), mass, bound)
-    u = [float(tape.uniforms[len(drafts)]) for _, _, drafts, tape in steps if tape.uniforms is not None]
-    column = draw(probabilities, torch.tensor(u, dtype=torch.float64, device=rows.device))
-    tokens = ids.gather(1, column[:, None])[:, 0].tolist()
-    return [Drawn(t, d) for t, d in zip(tokens, to_sparse(ids, probabilities, lengths), strict=True)]
 
 
 def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> RowContext | None:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.engine import passes
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import ChainInput
+from paceline.engine.chains import Chain, ChainInput
 from paceline.kv import Branch
 
 
@@ -26,5 +26,5 @@ class Runner(passes.Runner, Protocol):
     def draws_chains(self) -> bool:
         """True when it can draw several tokens by itself."""
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[list[int]]:
-        """The tokens of each chain, fewer where logits are no numbers. Raises ResourceExhaustedError."""
+    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
+        """Each chain, shorter where logits are no numbers. Raises ResourceExhaustedError."""

@@ -6,17 +6,26 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.types import AcceptanceMode, Proposal, SequenceParams, TokenLogprobs
-from paceline.decoding import acceptance
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+    TokenLogprobs,
+)
+from paceline.decoding import acceptance, sparse_acceptance
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
-from paceline.decoding.transforms import log_probs, processed_logits
+from paceline.decoding.sparse_acceptance import SparseChains
+from paceline.decoding.transforms import log_probs, processed_logits, scores_of
 
 _row_params = RowParamsMemo()
 
@@ -81,6 +90,14 @@ def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] =
             answers = _by_ratio(group, rows, mode, eos_token_ids)
         results.update(zip(members, answers, strict=True))
     return [results[i] for i in range(len(cases))]
+
+
+def warm_up(device: torch.device) -> None:
+    """Have what judges by ratios compiled before anybody waits for it."""
+    point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
+    for mode in (AcceptanceMode.REJECTION, AcceptanceMode.BLOCK):
+        params = SequenceParams(SamplingParams(seed=0), mode, prompt_length=1)
+        decide([Case(params, (0,), Proposal((0,), (), (point,)))], torch.zeros(2, 1, device=device))
 
 
 def logprobs_of(
@@ -193,22 +210,36 @@ def _by_ratio(
     group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]
 ) -> list[tuple[int, int]]:
     row_params, context = _layout(group, logits, eos)
-    p = log_probs(logits, row_params, context).double().exp()
-    draft, num_draft = _chains(group, logits.device)
+    p = scores_of(logits, row_params, context).softmax(-1, dtype=torch.float64)
     seeds = [case.seed for case in group]
     # Keyed by the round, not by the token: see noise.py.
     bases = [len(case.ledger) for case in group]
-    accept_u = uniforms(seeds, bases, Purpose.ACCEPT_TEST, max(draft.shape[1], 1), logits.device)
+    longest = max(case.num_draft for case in group)
+    accept_u = uniforms(seeds, bases, Purpose.ACCEPT_TEST, max(longest, 1), logits.device)
     next_u = uniforms(seeds, bases, Purpose.NEXT_TOKEN, 1, logits.device)[:, 0]
+    judged = _sparsely if p.device.type == "cpu" else _densely
+    return judged(group, mode, p, accept_u, next_u)
+
+
+def _sparsely(
+    group: Sequence[Case], mode: AcceptanceMode, p: Tensor, accept_u: Tensor, next_u: Tensor
+) -> list[tuple[int, int]]:
+    """Judge on a CPU. p: float64 [sum of the cases' rows, V]; accept_u [S, K], next_u [S]."""
+    chains = SparseChains.of([case.proposal for case in group], p.shape[1])
+    block = mode is AcceptanceMode.BLOCK
+    judge = sparse_acceptance.accept_block if block else sparse_acceptance.accept_rejection
+    accepted, tokens = judge(chains, p.numpy(), accept_u.numpy(), next_u.numpy())
+    return list(zip(accepted.tolist(), tokens.tolist(), strict=True))
+
+
+def _densely(
+    group: Sequence[Case], mode: AcceptanceMode, p: Tensor, accept_u: Tensor, next_u: Tensor
+) -> list[tuple[int, int]]:
+    """Judge in tensors, where p is. Arguments as for `_sparsely`."""
+    draft, num_draft = _chains(group, p.device)
+    q, rows = _drawn_from(group, draft, p.shape[1]), p[_padded_rows(group, p.device)]
     judge = acceptance.accept_block if mode is AcceptanceMode.BLOCK else acceptance.accept_rejection
-    decision = judge(
-        draft,
-        num_draft,
-        p[_padded_rows(group, logits.device)],
-        _drawn_from(group, draft, logits.shape[1]),
-        accept_u[:, : draft.shape[1]],
-        next_u,
-    )
+    decision = judge(draft, num_draft, rows, q, accept_u[:, : draft.shape[1]], next_u)
     accepted, tokens = torch.stack((decision.num_accepted, decision.next_token)).tolist()
     return list(zip(accepted, tokens, strict=True))
 

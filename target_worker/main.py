@@ -15,6 +15,7 @@ from paceline.rpc.worker import serve_stream
 from paceline.v1 import target_pb2, target_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
+from target_worker.decide import warm_up
 from target_worker.verifier import Verifier
 
 
@@ -51,6 +52,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
 
 def _make_verifier(built: Built, config: WorkerConfig) -> Verifier:
+    warm_up(built.runner.device)
     return Verifier(
         built.runner,
         config,

@@ -33,7 +33,7 @@ from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
-from paceline.engine.session import Disposition, round_digest
+from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import Restriction, grammar_for, restricted, restriction
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
@@ -140,7 +140,7 @@ class Verifier:
             command.round,
             command.base_length,
             command.committed_tail,
-            round_digest(command.base_length, command.proposal),
+            question_of(command.base_length, command.proposal),
         )
         if disposition is Disposition.IN_PROGRESS:
             return []

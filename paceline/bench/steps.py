@@ -14,12 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from draft_worker.drafter import Drafter
 from paceline.core.config import WorkerConfig
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.core.types import (
+    AcceptanceMode,
+    Proposal,
+    SamplingParams,
+    SequenceParams,
+    SparseDistribution,
+)
 from paceline.engine.batch import SequenceInput
 from paceline.engine.build import Built, build
 from paceline.engine.runner import ModelRunner
@@ -34,7 +41,14 @@ CONTEXTS = (200, 600)
 """Entries a sequence has: evenly spread over this range in a batch, the middle of it when alone."""
 K = 4
 BURST = 8
-MODES = ((0.0, AcceptanceMode.COUPLED), (1.0, AcceptanceMode.COUPLED), (1.0, AcceptanceMode.REJECTION))
+MODES = (
+    (0.0, AcceptanceMode.COUPLED),
+    (1.0, AcceptanceMode.COUPLED),
+    (1.0, AcceptanceMode.REJECTION),
+    (1.0, AcceptanceMode.BLOCK),
+)
+SUPPORT = 600
+"""Tokens in the distribution of a draft token, the embedded draft's median at temperature 1."""
 
 
 def pass_arm(runner: ModelRunner, sequences: int, rows: int) -> Arm:
@@ -111,7 +125,17 @@ class _Rounds:
         base = len(self._ledger)
         if self._drafts:
             return DraftRound(self._name, self._epoch, self._round, base, self._tail, K)
-        return VerifyRound(self._name, self._epoch, self._round, base, self._tail, Proposal(self._draw(K)))
+        return VerifyRound(self._name, self._epoch, self._round, base, self._tail, self._proposal())
+
+    def _proposal(self) -> Proposal:
+        """Any draft tokens; for a judge that needs to know, from flat distributions that hold them."""
+        tokens = self._draw(K)
+        if self._params.mode is AcceptanceMode.COUPLED:
+            return Proposal(tokens)
+        flat = np.full(SUPPORT, 1 / SUPPORT, dtype="<f4").tobytes()
+        supports = [np.sort((token + np.arange(SUPPORT)) % self._vocab_size) for token in tokens]
+        sent = [SparseDistribution(ids.astype("<u4").tobytes(), flat) for ids in supports]
+        return Proposal(tokens, distributions=tuple(sent))
 
     def _after(self, event: object) -> None:
         """A draft's ledger grows by what a target might have said, a target's by its own verdict."""

@@ -4,21 +4,20 @@ Every function here leaves the target's distribution unchanged. p is the target'
 one the draft tokens were drawn from. Shapes: S sequences, K the longest chain, V the vocabulary; chains
 shorter than K are padded and `num_draft` holds their lengths, padding is never looked at. Row i of p is
 the distribution after i draft tokens: it judges draft token i, or gives the bonus when i is the length.
+
+On a CPU sparse_acceptance.py does the same without a dense q.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
+from paceline.decoding.compiled import RESIDUAL_FLOOR
 from paceline.decoding.sampling import draw
-
-RESIDUAL_FLOOR: Final = 1e-12
-"""A residual that sums to less is rounding: p = q, and the next token is drawn from p."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (seed, position, purpose, index): no state, the same bits anywhere.
 
 The generator is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with
-key (seed, purpose) and counter (block, position, 0, 0). numpy's implementation serves the CPU; the same
-function in torch integers serves every other device.
+key (seed, purpose) and counter (block, position, 0, 0). Compiled it serves the CPU (philox.py); the same
+function in torch integers serves every other device. Both give the bits of numpy's generator.
 
 Which position to give. Coupled noise belongs to the absolute index of the token being decided, so that
 draft and target meet. Everything else belongs to a round: position is the ledger's length when the round
@@ -14,7 +14,6 @@ and draft tokens beyond the ones it accepts, and meeting the same noise again in
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,9 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_MULTIPLIERS: Final = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEPS: Final = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS: Final = 10
+from paceline.decoding.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_uniforms
+
 _LOW: Final = 0xFFFFFFFF
 _SCALE: Final = 2.0**-52
 
@@ -41,33 +39,6 @@ class Purpose(enum.IntEnum):
     """The target's draw of the correction or bonus token."""
     COUPLED = 4
     """The Gumbel noise both sides add at one position of the sequence."""
-
-
-class _Generator(threading.local):
-    """One numpy generator a thread; setting its state costs a fifth of constructing it."""
-
-    def __init__(self) -> None:
-        self.philox = np.random.Philox(0)
-        self.key = np.zeros(2, dtype=np.uint64)
-        self.counter = np.zeros(4, dtype=np.uint64)
-        self.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": self.counter, "key": self.key},
-            "buffer": np.zeros(4, dtype=np.uint64),
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-
-    def raw(self, seed: int, position: int, purpose: int, count: int) -> npt.NDArray[np.uint64]:
-        self.key[0] = seed
-        self.key[1] = purpose
-        self.counter[1] = position
-        self.philox.state = self.state  # type: ignore[assignment]
-        return self.philox.random_raw(count)
-
-
-_generator = _Generator()
 
 
 def uniforms(
@@ -129,11 +100,8 @@ def _uniforms_cpu(
     seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, count: int
 ) -> npt.NDArray[np.float64]:
     values = np.empty((len(seeds), count))
-    for row, seed, position in zip(values, seeds, positions, strict=True):
-        raw = _generator.raw(seed, position, purpose, count)
-        np.right_shift(raw, 12, out=raw)
-        np.add(raw, 0.5, out=row)
-    values *= _SCALE
+    streams = np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)
+    fill_uniforms(*streams, np.uint64(purpose), values)
     return values
 
 
@@ -151,7 +119,7 @@ def philox_torch(
     def column(values: Sequence[int]) -> Tensor:
         return torch.tensor([_signed(v) for v in values], dtype=torch.int64, device=device)[:, None]
 
-    # numpy adds 1 to the counter before each block.
+    # The counter is 1 at the first block, as numpy has it.
     first = torch.arange(1, blocks + 1, dtype=torch.int64, device=device).expand(shape)
     zero = torch.zeros((), dtype=torch.int64, device=device)
     counter = (first, column(positions), zero, zero)
@@ -165,11 +133,11 @@ def philox4x64(
     """Ten rounds of Philox4x64 on int64 tensors whose bits are the unsigned words; shapes broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+    for _ in range(ROUNDS):
+        high0, low0 = _multiply(MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = k0 + _signed(_KEY_STEPS[0]), k1 + _signed(_KEY_STEPS[1])
+        k0, k1 = k0 + _signed(KEY_STEPS[0]), k1 + _signed(KEY_STEPS[1])
     return c0, c1, c2, c3
 
 

@@ -8,6 +8,7 @@ by their float64 sum, so q is exactly the distribution behind the draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,19 @@ from torch import Tensor
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SparseDistribution
+from paceline.decoding.compiled import fault_of
 
 _FIELD = "proposal.distributions"
+_FAULTS = (
+    "",
+    "must have ids below the vocabulary size",
+    "must have non-negative probabilities",
+    "must have finite probabilities",
+    "must have distinct ids",
+    "must have a positive sum",
+    "must contain the token drawn from it",
+)
+"""By the number that `fault_of` gives."""
 
 
 def draw(probabilities: Tensor, u: Tensor) -> Tensor:
@@ -101,11 +113,18 @@ def truncate_support(
 
 def to_sparse(ids: Tensor, probabilities: Tensor, lengths: Tensor) -> list[SparseDistribution]:
     """The padded form of `truncate_support` as wire values, one a row."""
-    id_rows = ids.cpu().numpy().astype("<u4")
-    probability_rows = probabilities.cpu().numpy().astype("<f4")
+    return wire_form(ids.cpu().numpy(), probabilities.cpu().numpy(), lengths.tolist())
+
+
+def wire_form(
+    ids: npt.NDArray[np.integer[Any]], probabilities: npt.NDArray[np.floating[Any]], lengths: Sequence[int]
+) -> list[SparseDistribution]:
+    """Wire values of rows of ids and probabilities [R, M], of which the first `lengths` count."""
     return [
         SparseDistribution(i[:n].tobytes(), p[:n].tobytes())
-        for i, p, n in zip(id_rows, probability_rows, lengths.tolist(), strict=True)
+        for i, p, n in zip(
+            ids.astype("<u4", copy=False), probabilities.astype("<f4", copy=False), lengths, strict=True
+        )
     ]
 
 
@@ -123,11 +142,7 @@ def check_sparse(
         InvalidArgumentError: `proposal.distributions`; a length, an id, a repeated id, a probability or
             a sum cannot be honoured, or a token cannot have been drawn.
     """
-    keys, probabilities, _ = _parse(distributions, vocab_size)
-    if token_ids is not None:
-        _require(len(token_ids) == len(distributions), "must have one entry a draft token")
-        drawn = np.arange(len(token_ids)) * vocab_size + np.asarray(token_ids, dtype=np.int64)
-        _require(bool(np.isin(drawn, keys[probabilities > 0]).all()), "must contain the token drawn from it")
+    sparse_arrays(distributions, vocab_size, token_ids)
 
 
 def dense_from_sparse(
@@ -146,7 +161,9 @@ def dense_from_sparse(
     Raises:
         InvalidArgumentError: `proposal.distributions`, as `check_sparse`.
     """
-    keys, probabilities, rows = _parse(distributions, vocab_size)
+    ids, values, ends = sparse_arrays(distributions, vocab_size)
+    rows = np.repeat(np.arange(len(distributions)), np.diff(ends))
+    keys, probabilities = rows * vocab_size + ids, values.astype(np.float64)
     totals = np.bincount(rows, weights=probabilities, minlength=len(distributions))
     dense = torch.zeros(len(distributions) * vocab_size, dtype=torch.float64, device=device)
     dense[torch.from_numpy(keys).to(device)] = torch.from_numpy(probabilities / totals[rows]).to(device)
@@ -158,33 +175,31 @@ def _require(condition: bool, message: str) -> None:
         raise InvalidArgumentError(_FIELD, message)
 
 
-def _parse(
-    distributions: Sequence[SparseDistribution], vocab_size: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Flat index (row * V + id), probability and row of every entry of all distributions, checked."""
-    lengths = np.array([len(d.token_ids) for d in distributions], dtype=np.int64)
+def sparse_arrays(
+    distributions: Sequence[SparseDistribution], vocab_size: int, token_ids: Sequence[int] | None = None
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Ids and probabilities of all distributions one after the other, and where each begins, [R + 1].
+
+    Arguments and errors are those of `check_sparse`.
+    """
+    lengths = [len(d.token_ids) for d in distributions]
     _require(
-        all(len(d.token_ids) == len(d.probabilities) for d in distributions) and not (lengths % 4).any(),
+        all(len(d.token_ids) == len(d.probabilities) for d in distributions)
+        and not any(length % 4 for length in lengths),
         "must hold as many ids as probabilities, 4 bytes each",
     )
-    counts = lengths // 4
     _require(
-        bool(((counts >= 1) & (counts <= limits.MAX_SUPPORT)).all()),
+        all(0 < length // 4 <= limits.MAX_SUPPORT for length in lengths),
         f"must have between 1 and {limits.MAX_SUPPORT} tokens",
     )
-    ids = np.frombuffer(b"".join(d.token_ids for d in distributions), dtype="<u4").astype(np.int64)
-    probabilities = np.frombuffer(b"".join(d.probabilities for d in distributions), dtype="<f4").astype(
-        np.float64
-    )
-    _require(bool((ids < vocab_size).all()), f"must have ids below the vocabulary size {vocab_size}")
-    _require(bool((probabilities >= 0).all()), "must have non-negative probabilities")
-    _require(bool(np.isfinite(probabilities).all()), "must have finite probabilities")
-    rows = np.repeat(np.arange(len(distributions)), counts)
-    keys = rows * vocab_size + ids
-    seen = np.zeros(len(distributions) * vocab_size, dtype=bool)
-    seen[keys] = True
-    _require(int(np.count_nonzero(seen)) == len(keys), "must have distinct ids")
-    positive = np.zeros(len(distributions), dtype=bool)
-    positive[rows[probabilities > 0]] = True
-    _require(bool(positive.all()), "must have a positive sum")
-    return keys, probabilities, rows
+    drawn = np.full(len(lengths), -1, dtype=np.int64)
+    if token_ids is not None:
+        _require(len(token_ids) == len(lengths), "must have one entry a draft token")
+        drawn = np.array(token_ids, dtype=np.int64)
+    # Of a bytearray, since bytes make arrays of another type, for which all would be compiled once more.
+    ids = np.frombuffer(bytearray().join(d.token_ids for d in distributions), dtype="<u4")
+    probabilities = np.frombuffer(bytearray().join(d.probabilities for d in distributions), dtype="<f4")
+    ends = np.cumsum([0, *lengths]) // 4
+    fault = fault_of(ids, probabilities, ends, vocab_size, drawn)
+    _require(not fault, _FAULTS[fault])
+    return ids, probabilities, ends

@@ -18,7 +18,15 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import MinP, Penalties, RowParams, TopFilters
 
-__all__ = ["RowContext", "RowParams", "ledger_counts", "log_probs", "processed_logits"]
+__all__ = [
+    "RowContext",
+    "RowParams",
+    "ledger_counts",
+    "log_probs",
+    "log_probs_of",
+    "processed_logits",
+    "scores_of",
+]
 
 
 def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
@@ -81,6 +89,33 @@ def _penalise(values: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
     return values - penalties.frequency * generated - penalties.presence * (generated > 0)
 
 
+def scores_of(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
+    """What the softmax makes the distribution of a row with a temperature from; a greedy row's argmax counts.
+
+    Args:
+        logits: float [R, V].
+        row_params: of the R rows.
+        context: needed when `row_params.needs_context`.
+
+    Returns:
+        float32 [R, V], -inf for tokens that are filtered out; the input itself when it is float32 and no row
+        asks for anything.
+
+    Raises:
+        InvalidArgumentError: as `processed_logits`.
+    """
+    values = processed_logits(logits, row_params, context)
+    if row_params.temperature is not None:
+        values = values / row_params.temperature
+    if row_params.min_p is not None:
+        rows = row_params.min_p.rows
+        values = values.index_copy(0, rows, _filter_min_p(values[rows], row_params.min_p))
+    if row_params.top is not None:
+        rows = row_params.top.rows
+        values = values.index_copy(0, rows, _filter_top(values[rows], row_params.top))
+    return values
+
+
 def log_probs(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
     """The distribution each row's token is drawn from.
 
@@ -98,19 +133,16 @@ def log_probs(logits: Tensor, row_params: RowParams, context: RowContext | None 
     Raises:
         InvalidArgumentError: as `processed_logits`.
     """
-    values = processed_logits(logits, row_params, context)
+    return log_probs_of(scores_of(logits, row_params, context), row_params)
+
+
+def log_probs_of(scores: Tensor, row_params: RowParams) -> Tensor:
+    """`log_probs` from what `scores_of` returns."""
+    result = scores.log_softmax(-1)
     greedy = row_params.greedy_rows
-    best = values[greedy].argmax(-1) if greedy is not None else None
-    if row_params.temperature is not None:
-        values = values / row_params.temperature
-    if row_params.min_p is not None:
-        rows = row_params.min_p.rows
-        values = values.index_copy(0, rows, _filter_min_p(values[rows], row_params.min_p))
-    if row_params.top is not None:
-        rows = row_params.top.rows
-        values = values.index_copy(0, rows, _filter_top(values[rows], row_params.top))
-    result = values.log_softmax(-1)
     if greedy is not None:
+        # Neither the temperature, which is 1 here, nor a filter has changed the argmax of a greedy row.
+        best = scores[greedy].argmax(-1)
         result.index_fill_(0, greedy, -torch.inf)
         result[greedy, best] = 0.0
     return result

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.decoding.acceptance import RESIDUAL_FLOOR, Decision
+from paceline.decoding.acceptance import Decision
+from paceline.decoding.compiled import RESIDUAL_FLOOR
 from paceline.decoding.sampling import draw
 
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.types import SparseDistribution
 from paceline.kv import BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDraws:
+    """How the tokens of a chain are drawn whose target has to know from what."""
+
+    uniforms: npt.NDArray[np.float64]
+    """[steps], in (0, 1)."""
+    mass: float
+    """Share of the mass that the fewest likeliest tokens must hold."""
+    bound: int
+    """The most tokens of a distribution, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +29,7 @@ class ChainInput:
     """Feed `token_id` at the end of `table`, then what follows it, `steps` tokens in all.
 
     Each step takes the token with the highest logit / temperature + noise, at temperature 0 that with the
-    highest logit; the lowest id among equals.
+    highest logit; the lowest id among equals. With `draws` it draws (`draw_support`) instead.
     """
 
     table: BlockTable
@@ -23,4 +37,15 @@ class ChainInput:
     steps: int
     temperature: float = 0.0
     noise: npt.NDArray[np.float64] | None = None
-    """[steps, vocabulary]; None at temperature 0."""
+    """[steps, vocabulary]; None at temperature 0 and with `draws`."""
+    draws: SparseDraws | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a runner made of a ChainInput."""
+
+    token_ids: Sequence[int]
+    """Fewer than its steps where logits were no numbers."""
+    distributions: Sequence[SparseDistribution] = ()
+    """Of every token with `draws`, else none."""

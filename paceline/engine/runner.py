@@ -18,7 +18,7 @@ from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.chains import ChainInput
+from paceline.engine.chains import Chain, ChainInput
 from paceline.engine.compiled import CompiledForward, Layout
 from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable, Branch
@@ -161,10 +161,10 @@ class ModelRunner:
         """True when `forward_chains` serves here."""
         return self._compiled is not None
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[list[int]]:
+    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
         """Feed every sequence a token, then what it chose, and so on; returns what each one chose.
 
-        A list is shorter than its `steps` where the logits after it are no distribution. Every table has one
+        A chain is shorter than its `steps` where the logits after it are no distribution. Every table has one
         entry more for each token returned. Raises ResourceExhaustedError when the blocks do not suffice; the
         tables are as they were then.
         """
@@ -173,12 +173,11 @@ class ModelRunner:
         ordered = [inputs[i] for i in order]
         with self._reserved([(item.table, item.steps) for item in ordered]):
             chosen = self._compiled.chain(ordered, Layout.of_chains(ordered), self._cache, self._vocab_size)
-        result: list[list[int]] = [[]] * len(inputs)
-        for i, item, tokens in zip(order, ordered, chosen, strict=True):
+        for item, chain in zip(ordered, chosen, strict=True):
             item.table.commit(item.steps)
-            item.table.truncate_to(item.table.length - item.steps + len(tokens))
-            result[i] = tokens
-        return result
+            item.table.truncate_to(item.table.length - item.steps + len(chain.token_ids))
+        by_input = dict(zip(order, chosen, strict=True))
+        return [by_input[i] for i in range(len(inputs))]
 
     @contextlib.contextmanager
     def _reserved(self, rooms: Sequence[tuple[BlockTable, int]]) -> Iterator[None]:

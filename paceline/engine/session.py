@@ -8,7 +8,6 @@ what agrees with it.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -36,15 +35,13 @@ class Disposition(enum.Enum):
     """A repetition of the last finished round: `Session.answer` once more."""
 
 
-def round_digest(base_length: int, proposal: Proposal | None = None, num_draft_tokens: int = 0) -> bytes:
-    """What makes two commands of one round number the same question (the tail may differ)."""
-    digest = hashlib.blake2b(f"{base_length}/{num_draft_tokens}".encode(), digest_size=16)
-    if proposal is not None:
-        digest.update(repr((proposal.token_ids, proposal.parents)).encode())
-        for distribution in proposal.distributions:
-            digest.update(distribution.token_ids)
-            digest.update(distribution.probabilities)
-    return digest.digest()
+Question = tuple[int, int, Proposal]
+"""What makes two commands of one round number the same question (the tail may differ)."""
+
+
+def question_of(base_length: int, proposal: Proposal | None = None, num_draft_tokens: int = 0) -> Question:
+    """Compared as it is, and only when a round is repeated: hashing distributions would cost every round."""
+    return base_length, num_draft_tokens, Proposal() if proposal is None else proposal
 
 
 @dataclass(slots=True)
@@ -59,11 +56,11 @@ class Session(Generic[Answer]):
     cached: list[int] = field(default_factory=list)
     """The token of every cache entry, speculative ones included."""
     round: int = 0
-    digest: bytes = b""
+    question: Question | None = None
     answer: Answer | None = None
 
     def begin(
-        self, epoch: int, round_number: int, base_length: int, tail: Sequence[int], digest: bytes
+        self, epoch: int, round_number: int, base_length: int, tail: Sequence[int], question: Question
     ) -> Disposition:
         """Take up a round, bringing `tokens` to the ledger it names.
 
@@ -75,7 +72,7 @@ class Session(Generic[Answer]):
         if round_number < self.round:
             raise StaleEpochError(f"round {round_number} is over; the last one is {self.round}")
         if round_number == self.round:
-            if digest != self.digest:
+            if question != self.question:
                 raise InvalidArgumentError("round", f"{round_number} was asked before with other content")
             return Disposition.IN_PROGRESS if self.answer is None else Disposition.REPEAT
         start = base_length - len(tail)
@@ -87,7 +84,7 @@ class Session(Generic[Answer]):
             )
         del self.tokens[start:]
         self.tokens.extend(tail)
-        self.round, self.digest, self.answer = round_number, digest, None
+        self.round, self.question, self.answer = round_number, question, None
         return Disposition.COMPUTE
 
     def agreed_length(self) -> int:
@@ -111,4 +108,4 @@ class Session(Generic[Answer]):
     def abandon_round(self) -> None:
         """Forget that the last round was asked, so that asking it again computes it."""
         self.round -= 1
-        self.digest, self.answer = b"", None
+        self.question, self.answer = None, None

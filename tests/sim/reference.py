@@ -190,7 +190,7 @@ def check_slow_proposal(
         q = masked_probabilities(model, prefix, params, eos)
         order = np.argsort(-q)
         needed = int(np.searchsorted(np.cumsum(q[order]), mass - 1e-6)) + 1
-        assert list(ids) == list(order[: len(ids)])
+        assert list(ids) == sorted(order[: len(ids)])
         assert needed <= len(ids) <= needed + 1
         np.testing.assert_allclose(values, q[ids] / q[ids].sum(), rtol=1e-4)
         u = float(uniforms([sampling.seed], [len(ledger)], Purpose.DRAFT_DRAW, i + 1)[0, i])

@@ -19,7 +19,8 @@ from scipy import stats
 from coordinator.round import RoundMachine
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams
-from paceline.decoding import acceptance
+from paceline.decoding import sparse_acceptance
+from tests.sim.reference import invert
 from tests.sim.toys import ToyModel
 from tests.sim.world import Faults, Request, World
 
@@ -157,22 +158,22 @@ def test_coupled_mode_too() -> None:
 
 
 def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = acceptance.accept_rejection
+    real = sparse_acceptance.accept_rejection
 
-    def greedy(draft: Any, num_draft: Any, p: Any, q: Any, accept_u: Any, next_u: Any) -> Any:
-        return real(draft, num_draft, p, q, accept_u * 0, next_u)
+    def greedy(chains: Any, p: Any, accept_u: Any, next_u: Any) -> Any:
+        return real(chains, p, accept_u * 0, next_u)
 
-    monkeypatch.setattr(acceptance, "accept_rejection", greedy)
+    monkeypatch.setattr(sparse_acceptance, "accept_rejection", greedy)
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
 
 
 def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        acceptance,
-        "_next_weights",
-        lambda num_draft, accepted, p, q, scale: p[range(len(p)), accepted].double(),
-    )
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
+    def from_p(chains: Any, p: Any, accepted: Any, scale: Any, next_u: Any) -> Any:
+        rows = p[chains.first[:-1] + np.arange(len(accepted)) + accepted]
+        return np.array([invert(row, u) for row, u in zip(rows, next_u, strict=True)])
+
+    monkeypatch.setattr(sparse_acceptance, "next_tokens", from_p)
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=3000)) < LEVEL
 
 
 def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
@@ -189,4 +190,4 @@ def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
         return real(self, event, now)
 
     monkeypatch.setattr(RoundMachine, "_on_verdict", choosy)
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=3000)) < LEVEL

@@ -14,9 +14,10 @@ import torch
 from paceline.core.config import WorkerConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
+from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import ChainInput
+from paceline.engine.chains import Chain, ChainInput
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -94,25 +95,33 @@ class ToyRunner:
         self.passes.append(len(inputs))
         return torch.from_numpy(np.concatenate(rows))
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[list[int]]:
+    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
         lengths = [item.table.length for item in inputs]
-        drawn: list[list[int]] = []
+        chains: list[Chain] = []
         try:
             for item in inputs:
-                token, tokens = item.token_id, []
+                token, tokens, supports = item.token_id, [], []
                 for step in range(item.steps):
-                    (row,) = self.forward([SequenceInput(item.table, [token], 1)]).double().numpy()
-                    if np.isnan(row).any():
+                    logits = self.forward([SequenceInput(item.table, [token], 1)])
+                    if logits.isnan().any():
                         item.table.truncate_to(item.table.length - 1)
                         break
-                    scores = row if item.noise is None else row / item.temperature + item.noise[step]
-                    tokens.append(token := int(scores.argmax()))
-                drawn.append(tokens)
+                    if item.draws is not None:
+                        u = torch.from_numpy(item.draws.uniforms[step : step + 1])
+                        scaled = logits / torch.tensor(item.temperature)
+                        (token,), found = draw_sparse(scaled, u, item.draws.mass, item.draws.bound)
+                        supports += found
+                    else:
+                        row = logits[0].double().numpy()
+                        scores = row if item.noise is None else row / item.temperature + item.noise[step]
+                        token = int(scores.argmax())
+                    tokens.append(token)
+                chains.append(Chain(tokens, supports))
         except BaseException:
             for item, length in zip(inputs, lengths, strict=True):
                 item.table.truncate_to(length)
             raise
-        return drawn
+        return chains
 
     def adopt(self, branch: Branch) -> None:
         table, tokens = branch.of.trunk, [self.memory[slot] for slot in branch.slots()]

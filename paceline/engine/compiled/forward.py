@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.decoding.sampling import wire_form
 from paceline.engine.attention import LayerLayout
 from paceline.engine.cache import PagedCache
-from paceline.engine.chains import ChainInput
+from paceline.engine.chains import Chain, ChainInput
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
@@ -53,20 +54,26 @@ class CompiledForward:
 
     def chain(
         self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int
-    ) -> list[list[int]]:
-        """Every input's tokens, those with most steps first; all that was fed is in `cache` afterwards.
-
-        They are fewer where logits were no numbers.
-        """
-        longest = inputs[0].steps
+    ) -> list[Chain]:
+        """Every input's chain, those with most steps first; all that was fed is in `cache` afterwards."""
+        count, longest = len(inputs), inputs[0].steps
         self._make_room(layout, cache, longest)
-        noise = np.zeros((1, 1, 1))
-        noisy = [i for i, item in enumerate(inputs) if item.noise is not None]
-        if noisy:
-            noise = np.zeros((len(inputs), longest, vocab_size))
-            for i in noisy:
-                noise[i, : inputs[i].steps] = inputs[i].noise
-        tokens = np.full((len(inputs), longest), -1, dtype=np.int64)
+        noise, uniforms = np.zeros((1, 1, 1)), np.zeros((1, 1))
+        if any(item.noise is not None for item in inputs):
+            noise = np.zeros((count, longest, vocab_size))
+        if any(item.draws is not None for item in inputs):
+            uniforms = np.zeros((count, longest))
+        masses, bounds = np.zeros(count), np.zeros(count, dtype=np.int64)
+        for i, item in enumerate(inputs):
+            if item.noise is not None:
+                noise[i, : item.steps] = item.noise
+            if item.draws is not None:
+                uniforms[i, : item.steps] = item.draws.uniforms
+                masses[i], bounds[i] = item.draws.mass, min(item.draws.bound, vocab_size)
+        tokens = np.full((count, longest), -1, dtype=np.int64)
+        supports = count, longest, int(bounds.max())
+        ids, probabilities = np.empty(supports, dtype=np.uint32), np.empty(supports, dtype=np.float32)
+        lengths = np.zeros((count, longest), dtype=np.int64)
         decoder_chain(
             *self._model_of_pass,
             self._entries,
@@ -78,12 +85,23 @@ class CompiledForward:
             np.array([item.steps for item in inputs], dtype=np.int64),
             np.array([item.temperature for item in inputs], dtype=np.float64),
             noise,
+            uniforms,
+            masses,
+            bounds,
             vocab_size,
             self._work,
-            np.empty((len(inputs), self._weights.shape[6]), dtype=np.float32),
+            np.empty((count, self._weights.shape[6]), dtype=np.float32),
             tokens,
+            ids,
+            probabilities,
+            lengths,
         )
-        return [list(itertools.takewhile(lambda token: token >= 0, row)) for row in tokens.tolist()]
+        chains: list[Chain] = []
+        for i, row in enumerate(tokens.tolist()):
+            drawn = list(itertools.takewhile(lambda token: token >= 0, row))
+            n = len(drawn) if bounds[i] else 0
+            chains.append(Chain(drawn, wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist())))
+        return chains
 
     def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:
         """See to it that the cache's entries and enough scratch are at hand."""

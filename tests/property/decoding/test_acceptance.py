@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.decoding.acceptance import accept_block, accept_coupled, accept_rejection
 from paceline.decoding.noise import Purpose, gumbel, uniforms
 from paceline.decoding.sampling import coupled_choice, dense_from_sparse, draw, to_sparse, truncate_support
+from tests.unit.decoding.sparsely import sparse_block, sparse_rejection
 
 SETTINGS = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**64 - 1)
@@ -59,7 +60,12 @@ def test_batches_decide_as_the_slow_loops(seed: int, lengths: list[int], vocab: 
     noise = torch.rand(size, 2 * k + 1, dtype=torch.float64, generator=generator)
     draft = draw(q.reshape(-1, vocab), noise[:, :k].flatten()).reshape(size, k)
     tests, last = noise[:, k : 2 * k], noise[:, -1]
-    for accept, slow in ((accept_rejection, slow_rejection), (accept_block, slow_block)):
+    for accept, slow in (
+        (accept_rejection, slow_rejection),
+        (accept_block, slow_block),
+        (sparse_rejection, slow_rejection),
+        (sparse_block, slow_block),
+    ):
         decision = accept(draft, torch.tensor(lengths), p, q, tests, last)
         for s, n in enumerate(lengths):
             expected = slow(draft[s, :n].tolist(), p[s], q[s], tests[s].tolist())

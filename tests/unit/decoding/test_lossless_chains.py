@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.decoding import acceptance
+from paceline.decoding import acceptance, sparse_acceptance
 from paceline.decoding.acceptance import Decision, accept_block, accept_coupled, accept_rejection
 from paceline.decoding.sampling import draw, point_mass
+from paceline.decoding.sparse_acceptance import SparseChains
+from tests.unit.decoding.sparsely import sparse_block, sparse_rejection
 
 Accept = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Decision]
 Tables = list[Tensor]
@@ -170,7 +175,12 @@ def cases() -> list[tuple[str, Tables, Tables]]:
 
 
 CASES = cases()
-MODES = {"rejection": accept_rejection, "block": accept_block}
+MODES = {
+    "rejection": accept_rejection,
+    "block": accept_block,
+    "sparse rejection": sparse_rejection,
+    "sparse block": sparse_block,
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -179,18 +189,21 @@ def test_output_distribution_is_the_targets(mode: str, p: Tables, q: Tables) -> 
     assert Enumeration(MODES[mode], p, q).error < 1e-9
 
 
+@pytest.mark.parametrize("prefix", ["", "sparse "])
 @pytest.mark.parametrize("seed", range(2))
-def test_block_accepts_at_least_as_many_as_rejection(seed: int) -> None:
+def test_block_accepts_at_least_as_many_as_rejection(seed: int, prefix: str) -> None:
+    as_a_whole, one_by_one = MODES[prefix + "block"], MODES[prefix + "rejection"]
     p, q = random_tables(3, 4, seed), random_tables(3, 3, 100 + seed)
-    block, token_by_token = Enumeration(accept_block, p, q), Enumeration(accept_rejection, p, q)
+    block, token_by_token = Enumeration(as_a_whole, p, q), Enumeration(one_by_one, p, q)
     assert block.accepted > token_by_token.accepted
     # Of one draft token there is nothing to judge together.
-    assert Enumeration(accept_block, p[:2], q[:1]).accepted == pytest.approx(
-        Enumeration(accept_rejection, p[:2], q[:1]).accepted
+    assert Enumeration(as_a_whole, p[:2], q[:1]).accepted == pytest.approx(
+        Enumeration(one_by_one, p[:2], q[:1]).accepted
     )
 
 
-def test_accept_reject_sampling() -> None:
+@pytest.mark.parametrize("accept_rejection", [accept_rejection, sparse_rejection])
+def test_accept_reject_sampling(accept_rejection: Accept) -> None:
     """The first draft token is accepted with probability sum of min(p, q), each with min(1, p/q)."""
     p, q = random_tables(4, 2, 21), random_tables(4, 1, 22)
     enumeration = Enumeration(accept_rejection, p, q)
@@ -302,6 +315,47 @@ def test_catches_softmax_q_for_an_argmax_draft() -> None:
     for accept in MODES.values():
         assert Enumeration(accept, p, argmax, judged=argmax).error < 1e-9
         assert Enumeration(accept, p, argmax, judged=softmax).error > CAUGHT
+
+
+def test_catches_a_missing_correction_among_sparse_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next token is drawn from p after a rejection too."""
+    real = sparse_acceptance.next_tokens
+
+    def uncorrected(chains: SparseChains, p: Any, accepted: Any, scale: Any, next_u: Any) -> Any:
+        """Chains without tokens: there is nothing but a bonus, from the row the correction would be of."""
+        rows = p[chains.first[:-1] + np.arange(len(accepted)) + accepted]
+        empty = replace(chains, first=np.zeros_like(chains.first))
+        return real(empty, rows, np.zeros_like(accepted), scale, next_u)
+
+    p, q = random_tables(3, 3, 36), random_tables(3, 2, 37)
+    monkeypatch.setattr(sparse_acceptance, "next_tokens", uncorrected)
+    for accept in (sparse_rejection, sparse_block):
+        assert Enumeration(accept, p, q).error > CAUGHT
+
+
+def test_catches_a_residual_without_the_chains_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In block mode the correction is drawn from norm(max(0, pi p - q)), not from norm(max(0, p - q))."""
+    real = sparse_acceptance.next_tokens
+    monkeypatch.setattr(
+        sparse_acceptance,
+        "next_tokens",
+        lambda chains, p, accepted, scale, next_u: real(chains, p, accepted, 0 * scale + 1, next_u),
+    )
+    p, q = random_tables(3, 4, 38), random_tables(3, 3, 39)
+    assert Enumeration(sparse_rejection, p, q).error < 1e-9
+    assert Enumeration(sparse_block, p, q).error > CAUGHT
+
+
+def test_catches_sparse_tests_that_look_at_another_tokens_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sparse_acceptance._judged
+    monkeypatch.setattr(
+        sparse_acceptance,
+        "_judged",
+        lambda judge, chains, p, accept_u: real(judge, chains, p, accept_u[:, [0] * accept_u.shape[1]]),
+    )
+    p, q = random_tables(3, 3, 40), random_tables(3, 2, 41)
+    for accept in (sparse_rejection, sparse_block):
+        assert Enumeration(accept, p, q).error > CAUGHT
 
 
 def test_catches_a_missing_bonus() -> None:

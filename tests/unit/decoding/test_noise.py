@@ -10,6 +10,7 @@ import torch
 
 from paceline.decoding import noise
 from paceline.decoding.noise import Purpose, gumbel, philox4x64, philox_torch, uniforms
+from paceline.decoding.philox import mapped
 
 CPU = torch.device("cpu")
 LARGEST = 2**64 - 1
@@ -56,8 +57,8 @@ def test_both_implementations_give_the_same_bits(count: int) -> None:
         raw = philox_torch(seeds, positions, purpose, count, CPU).numpy().view(np.uint64)
         expected = np.stack([reference(s, p, purpose, count) for s, p in streams])
         assert (raw == expected).all()
-        mapped = ((expected >> np.uint64(12)) + 0.5) * 2.0**-52
-        assert (uniforms(seeds, positions, purpose, count).numpy() == mapped).all()
+        numbers = ((expected >> np.uint64(12)) + 0.5) * 2.0**-52
+        assert (uniforms(seeds, positions, purpose, count).numpy() == numbers).all()
 
 
 def test_the_path_of_other_devices_gives_the_same_numbers() -> None:
@@ -66,18 +67,17 @@ def test_the_path_of_other_devices_gives_the_same_numbers() -> None:
     assert meta.shape == (2, 10)
     assert meta.dtype == torch.float64
     raw = philox_torch([1, 2], [3, 4], Purpose.COUPLED, 10, CPU)
-    mapped = ((raw >> 12) & (2**52 - 1)).double().add(0.5).mul(2.0**-52)
-    assert torch.equal(mapped, uniforms([1, 2], [3, 4], Purpose.COUPLED, 10))
+    numbers = ((raw >> 12) & (2**52 - 1)).double().add(0.5).mul(2.0**-52)
+    assert torch.equal(numbers, uniforms([1, 2], [3, 4], Purpose.COUPLED, 10))
 
 
 def test_never_exactly_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the ends of the raw range; 53 random bits plus a half would round up to 1 there."""
 
-    class Ends:
-        def raw(self, seed: int, position: int, purpose: int, count: int) -> np.ndarray:
-            return np.array([0, LARGEST], dtype=np.uint64)
+    def ends(seeds: np.ndarray, positions: np.ndarray, purpose: np.uint64, values: np.ndarray) -> None:
+        values[:] = [mapped(np.uint64(0)), mapped(np.uint64(LARGEST))]
 
-    monkeypatch.setattr(noise, "_generator", Ends())
+    monkeypatch.setattr(noise, "fill_uniforms", ends)
     low, high = uniforms([0], [0], Purpose.COUPLED, 2)[0].tolist()
     assert (low, high) == (2.0**-53, 1 - 2.0**-53)
     assert bool(torch.isfinite(gumbel([0], [0], 2)).all())

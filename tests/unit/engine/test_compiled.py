@@ -13,9 +13,11 @@ from numba import njit
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.decoding.sampling import check_sparse
+from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import ChainInput
+from paceline.engine.chains import Chain, ChainInput, SparseDraws
 from paceline.engine.compiled import tiles, weights
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
@@ -242,33 +244,56 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
 # ---- chains --------------------------------------------------------------------------------------------
 
 
-def one_by_one(runner: ModelRunner, item: ChainInput) -> list[int]:
-    tokens = [item.token_id]
+def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
+    tokens, supports = [item.token_id], []
     for step in range(item.steps):
-        (row,) = runner.forward([SequenceInput(item.table, tokens[-1:], 1)]).double()
+        logits = runner.forward([SequenceInput(item.table, tokens[-1:], 1)])
+        if item.draws is not None:
+            u = torch.from_numpy(item.draws.uniforms[step : step + 1])
+            scores = logits / torch.tensor(item.temperature)
+            own, found = draw_sparse(scores, u, item.draws.mass, item.draws.bound)
+            tokens += own
+            supports += found
+            continue
+        row = logits[0].double()
         if item.noise is not None:
             row = row / item.temperature + torch.from_numpy(item.noise[step])
         tokens.append(int(row.argmax()))
-    return tokens[1:]
+    return Chain(tokens[1:], supports)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_chain_is_what_single_passes_choose(name: str) -> None:
-    """Greedy and with noise, of several lengths, and the cache afterwards has the same bits."""
+    """Greedy, with noise and drawn from a support, of several lengths.
+
+    The cache afterwards has the same bits, and so has every distribution.
+    """
     runner, rng, noise = compiled(name), random.Random(11), np.random.default_rng(4)
     items = []
-    for steps, temperature in ((2, 0.0), (5, 0.7), (5, 0.0), (1, 1.3)):
+    for steps, temperature, support in (
+        (2, 0.0, None),
+        (5, 0.7, None),
+        (5, 0.0, None),
+        (5, 0.7, (0.9, 1024)),
+        (4, 1.0, (1.0, 20)),
+        (1, 1.3, None),
+        (1, 1.3, (0.5, 97)),
+    ):
         table = runner.new_table()
         runner.forward([SequenceInput(table, [rng.randrange(97) for _ in range(rng.randint(1, 17))], 0)])
-        gumbel = noise.gumbel(size=(steps, 97)) if temperature else None
-        items.append(ChainInput(table, rng.randrange(97), steps, temperature, gumbel))
+        gumbel = noise.gumbel(size=(steps, 97)) if temperature and support is None else None
+        draws = None if support is None else SparseDraws(noise.random(steps), *support)
+        items.append(ChainInput(table, rng.randrange(97), steps, temperature, gumbel, draws))
     lengths = [item.table.length for item in items]
-    chosen = runner.forward_chains(items)
-    assert [item.table.length - n for item, n in zip(items, lengths, strict=True)] == [2, 5, 5, 1]
+    chains = runner.forward_chains(items)
+    assert [item.table.length - n for item, n in zip(items, lengths, strict=True)] == [2, 5, 5, 5, 4, 1, 1]
     after = [runner.forward([SequenceInput(item.table, [3], 1)]) for item in items]
-    for item, n, tokens, logits in zip(items, lengths, chosen, after, strict=True):
+    for item, n, chain, logits in zip(items, lengths, chains, after, strict=True):
         item.table.truncate_to(n)
-        assert one_by_one(runner, item) == tokens
+        assert one_by_one(runner, item) == chain
+        assert len(chain.distributions) == (item.steps if item.draws else 0)
+        if item.draws is not None:
+            check_sparse(chain.distributions, 97, chain.token_ids)
         assert torch.equal(runner.forward([SequenceInput(item.table, [3], 1)]), logits)
 
 
@@ -276,20 +301,25 @@ def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
     model = model_of("llama, two")
     model.lm_head.weight.data[7:] = model.lm_head.weight.data[7]
     runner = make_runner(model, num_blocks=32, block_size=4, lean=True)
-    tokens = runner.forward_chains([ChainInput(runner.new_table(), t, 3) for t in range(20)])
-    assert {token for own in tokens for token in own} <= set(range(8))
+    chains = runner.forward_chains([ChainInput(runner.new_table(), t, 3) for t in range(20)])
+    assert {token for own in chains for token in own.token_ids} <= set(range(8))
 
 
-def test_a_chain_ends_where_its_logits_do() -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_chain_ends_where_its_logits_do(drawn: bool) -> None:
     """A token whose embedding is no number has no successor; other chains go on."""
     model = model_of("llama, two")
     model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]
     model.model.embed_tokens.weight.data[50] = torch.nan
     runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
     tables = [runner.new_table() for _ in range(20)]
-    chosen = runner.forward_chains([ChainInput(table, t, 6) for t, table in enumerate(tables)])
-    assert any(50 in tokens for tokens in chosen)
-    for table, tokens in zip(tables, chosen, strict=True):
+    draws = SparseDraws(np.full(6, 0.5), 0.9, 64) if drawn else None
+    inputs = [ChainInput(table, t, 6, float(drawn), draws=draws) for t, table in enumerate(tables)]
+    chains = runner.forward_chains(inputs)
+    assert any(50 in chain.token_ids for chain in chains)
+    for table, chain in zip(tables, chains, strict=True):
+        tokens = chain.token_ids
+        assert len(chain.distributions) == len(tokens) * drawn
         assert 50 not in tokens[:-1]
         assert len(tokens) == 6 or tokens[-1] == 50
         assert table.length == len(tokens)

@@ -227,7 +227,10 @@ LOOKED_AT = {
     "a bias": (SamplingParams(temperature=0.0, seed=1, logit_bias={2: 1.0}), AcceptanceMode.COUPLED),
     "top_k": (SamplingParams(temperature=0.7, seed=1, top_k=2), AcceptanceMode.COUPLED),
     "min_p": (SamplingParams(temperature=0.7, seed=1, min_p=0.2), AcceptanceMode.COUPLED),
-    "a distribution to send": (SamplingParams(temperature=0.7, seed=1), AcceptanceMode.REJECTION),
+    "top_p and a distribution": (
+        SamplingParams(temperature=0.7, seed=1, top_p=0.9),
+        AcceptanceMode.REJECTION,
+    ),
 }
 
 
@@ -237,12 +240,23 @@ def chaining(**config: Any) -> Worker:
     return worker
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "mode"),
+    [
+        (GREEDY, AcceptanceMode.COUPLED),
+        (GREEDY, AcceptanceMode.BLOCK),
+        (COUPLED, AcceptanceMode.COUPLED),
+        (COUPLED, AcceptanceMode.REJECTION),
+        (COUPLED, AcceptanceMode.BLOCK),
+        (SamplingParams(temperature=1.0, seed=4), AcceptanceMode.BLOCK),
+    ],
+)
+def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams, mode: AcceptanceMode) -> None:
+    """Tokens, and the bits of what they were drawn from."""
     answers, steps = [], []
     for worker in (Worker(), chaining()):
         for name, tokens in (("a", PROMPT), ("b", (4, 4, 1, 0))):
-            worker.open(name, tokens, sampling)
+            worker.open(name, tokens, sampling, mode)
         worker.ask(5, "a")
         worker.ask(3, "b", base=4)
         events, count = [], 0
@@ -254,6 +268,8 @@ def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams) -> No
         assert worker.cached("a") == [*PROMPT, *answers[-1]["a"][0].token_ids[:-1]]
     assert answers[0] == answers[1]
     assert steps == [5, 1]
+    params = SequenceParams(sampling, mode, 3)
+    check_slow_proposal(MODEL, PROMPT, params, answers[1]["a"][0], 0.9)
 
 
 @pytest.mark.parametrize("why", LOOKED_AT)

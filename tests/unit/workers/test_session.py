@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, StaleEpochError
@@ -12,7 +14,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
-from paceline.engine.session import Disposition, Session, round_digest
+from paceline.engine.session import Disposition, Session, question_of
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
 
@@ -22,9 +24,9 @@ def session(*tokens: int, epoch: int = 3) -> Session[str]:
 
 
 def begin(
-    it: Session[str], number: int, base: int, *tail: int, epoch: int = 3, digest: bytes = b"q"
+    it: Session[str], number: int, base: int, *tail: int, epoch: int = 3, question: Any = b"q"
 ) -> Disposition:
-    return it.begin(epoch, number, base, tail, digest)
+    return it.begin(epoch, number, base, tail, question)
 
 
 def test_a_new_round_is_computed_and_its_tail_taken_in() -> None:
@@ -46,10 +48,10 @@ def test_the_same_round_with_another_question_is_refused() -> None:
     it = session()
     begin(it, 1, 3)
     with pytest.raises(InvalidArgumentError, match="other content"):
-        begin(it, 1, 3, digest=b"other")
+        begin(it, 1, 3, question=b"other")
     it.finish("answer")
     with pytest.raises(InvalidArgumentError, match="other content"):
-        begin(it, 1, 3, digest=b"other")
+        begin(it, 1, 3, question=b"other")
 
 
 def test_a_gap_names_what_is_known_and_the_resent_tail_closes_it() -> None:
@@ -118,7 +120,7 @@ def test_an_abandoned_round_may_be_asked_again() -> None:
     it = session()
     begin(it, 7, 3)
     it.abandon_round()
-    assert begin(it, 7, 3, digest=b"another question") is Disposition.COMPUTE
+    assert begin(it, 7, 3, question=b"another question") is Disposition.COMPUTE
 
 
 def test_a_round_before_an_abandoned_one_is_not_computed_again() -> None:
@@ -132,18 +134,18 @@ def test_a_round_before_an_abandoned_one_is_not_computed_again() -> None:
     assert it.tokens == [1, 2, 3, 4]
 
 
-def test_the_digest_is_of_the_question_alone() -> None:
+def test_what_makes_a_question() -> None:
     chain = Proposal((1, 2))
     sparse = SparseDistribution(b"\0\0\0\0", b"\0\0\x80?")
     questions = [
-        round_digest(3),
-        round_digest(4),
-        round_digest(3, chain),
-        round_digest(3, Proposal((1, 3))),
-        round_digest(3, Proposal((1, 2), (-1, -1))),
-        round_digest(3, Proposal((1, 2), distributions=(sparse, sparse))),
-        round_digest(3, num_draft_tokens=2),
-        round_digest(3, num_draft_tokens=3),
+        question_of(3),
+        question_of(4),
+        question_of(3, chain),
+        question_of(3, Proposal((1, 3))),
+        question_of(3, Proposal((1, 2), (-1, -1))),
+        question_of(3, Proposal((1, 2), distributions=(sparse, sparse))),
+        question_of(3, num_draft_tokens=2),
+        question_of(3, num_draft_tokens=3),
     ]
     assert len(set(questions)) == len(questions)
-    assert round_digest(3, chain) == round_digest(3, Proposal((1, 2)))
+    assert question_of(3, chain) == question_of(3, Proposal((1, 2)))

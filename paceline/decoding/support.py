@@ -1,0 +1,35 @@
+"""A draft's tokens and the sparse distributions they were drawn from."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from paceline.core.types import SparseDistribution
+from paceline.decoding.compiled import draw_rows
+from paceline.decoding.sampling import draw, to_sparse, truncate_support, wire_form
+
+
+def draw_sparse(
+    scores: Tensor, u: Tensor, mass: float, bound: int
+) -> tuple[list[int], list[SparseDistribution]]:
+    """Draw one token a row, each from exactly the distribution that goes with it.
+
+    Args:
+        scores: float32 [R, V], logits at the request's temperature, -inf for tokens that are filtered out.
+        u: float64 [R], on the CPU, uniform in (0, 1).
+        mass: share of each row's mass that the fewest likeliest tokens must hold, in (0, 1].
+        bound: the most tokens a row.
+
+    Returns:
+        R tokens and R distributions. Those of a row that is no distribution mean nothing.
+    """
+    if scores.device.type != "cpu":
+        ids, probabilities, lengths, _ = truncate_support(scores.softmax(-1), mass, bound)
+        column = draw(probabilities, u.to(scores.device))
+        return ids.gather(1, column[:, None])[:, 0].tolist(), to_sparse(ids, probabilities, lengths)
+    rows, size = len(scores), min(bound, scores.shape[1])
+    supports = np.empty((rows, size), dtype=np.uint32), np.empty((rows, size), dtype=np.float32)
+    found = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
+    draw_rows(scores.contiguous().numpy(), mass, size, u.numpy(), *supports, *found)
+    return found[1].tolist(), wire_form(*supports, found[0].tolist())

@@ -1,0 +1,101 @@
+"""The compiled draw from a truncated support against sorting, and against what is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.types import SparseDistribution
+from paceline.decoding.sampling import check_sparse, truncate_support
+from paceline.decoding.support import draw_sparse
+
+
+def halves(rows: int) -> torch.Tensor:
+    return torch.full((rows,), 0.5, dtype=torch.float64)
+
+
+def parts(sparse: SparseDistribution) -> tuple[np.ndarray, np.ndarray]:
+    ids, probabilities = sparse.token_ids, sparse.probabilities
+    return np.frombuffer(ids, "<u4"), np.frombuffer(probabilities, "<f4").astype(np.float64)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 40, 300, 3000])
+@pytest.mark.parametrize("sharp", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize(("mass", "bound"), [(0.3, 1024), (0.9, 7), (0.995, 1024), (0.9, 1)])
+def test_the_support_is_the_fewest_tokens_that_hold_the_mass(
+    vocab_size: int, sharp: float, mass: float, bound: int
+) -> None:
+    scores = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * sharp
+    ids, probabilities, lengths, _ = truncate_support(scores.double().softmax(-1), mass, bound)
+    tokens, found = draw_sparse(scores, halves(6), mass, bound)
+    check_sparse(found, vocab_size, tokens)
+    for r, sparse in enumerate(found):
+        own, values = parts(sparse)
+        n = int(lengths[r])
+        order = ids[r, :n].argsort()
+        assert own.tolist() == ids[r, :n][order].tolist()
+        np.testing.assert_allclose(values, probabilities[r, :n][order], rtol=1e-5)
+
+
+def test_of_equal_tokens_the_lowest_ids_are_kept() -> None:
+    scores = torch.zeros(1, 100)
+    scores[0, 50] = 1.0
+    (sparse,) = draw_sparse(scores, halves(1), 0.9, 10)[1]
+    assert parts(sparse)[0].tolist() == [*range(9), 50]
+    (sparse,) = draw_sparse(torch.zeros(1, 100), halves(1), 0.1, 1024)[1]
+    assert parts(sparse)[0].tolist() == [*range(10)]
+
+
+def test_the_whole_mass_is_every_token_that_is_not_filtered_out() -> None:
+    scores = torch.tensor([[0.0, -torch.inf, -30.0, 1.0], [-torch.inf, -torch.inf, -5.0, -torch.inf]])
+    tokens, found = draw_sparse(scores, halves(2), 1.0, 1024)
+    assert [parts(sparse)[0].tolist() for sparse in found] == [[0, 2, 3], [2]]
+    assert tokens[1] == 2
+    assert parts(found[1])[1].tolist() == [1.0]
+
+
+def test_the_draw_inverts_exactly_what_is_sent() -> None:
+    """Every token is drawn for the uniforms between its cumulative shares of the float32 values."""
+    scores = torch.randn(1, 30, generator=torch.Generator().manual_seed(2))
+    (sparse,) = draw_sparse(scores, halves(1), 0.95, 1024)[1]
+    ids, values = parts(sparse)
+    edges = np.cumsum(values) / values.sum()
+    near = 1e-12
+    for at, token in enumerate(ids):
+        low, high = (edges[at - 1] if at else 0.0) + near, edges[at] - near
+        uniforms = torch.tensor([max(low, 2.0**-53), (low + high) / 2, high], dtype=torch.float64)
+        assert draw_sparse(scores.expand(3, 30), uniforms, 0.95, 1024)[0] == [token] * 3
+    for u in (2.0**-53, 1 - 2.0**-53):
+        (token,), _ = draw_sparse(scores, torch.tensor([u], dtype=torch.float64), 0.95, 1024)
+        assert token == ids[0 if u < 0.5 else -1]
+
+
+def test_a_token_without_a_share_is_never_drawn() -> None:
+    """float32 rounds a likelihood of 1e-44 / 100 to nothing."""
+    scores = torch.zeros(1, 102)
+    scores[0, [0, 101]] = -101.0
+    for u in (2.0**-53, 1 - 2.0**-53):
+        (token,), (sparse,) = draw_sparse(scores, torch.tensor([u], dtype=torch.float64), 1.0, 1024)
+        ids, values = parts(sparse)
+        assert values[ids == token] > 0
+        check_sparse([sparse], 102, [token])
+
+
+def test_a_row_that_is_no_distribution_leaves_others_alone() -> None:
+    scores = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    want = draw_sparse(scores, halves(4), 0.9, 20)
+    for bad in (torch.nan, torch.inf):
+        broken = scores.clone()
+        broken[1, 7], broken[2] = bad, -torch.inf
+        tokens, found = draw_sparse(broken, halves(4), 0.9, 20)
+        for r in (0, 3):
+            assert (tokens[r], found[r]) == (want[0][r], want[1][r])
+
+
+def test_rows_of_a_wider_table_and_no_rows() -> None:
+    wide = torch.randn(3, 64, generator=torch.Generator().manual_seed(4))
+    assert draw_sparse(wide[:, :50], halves(3), 0.9, 20) == draw_sparse(
+        wide[:, :50].clone(), halves(3), 0.9, 20
+    )
+    assert draw_sparse(wide[:0], halves(0), 0.9, 20) == ([], [])
