@@ -18,7 +18,7 @@ from scipy import stats
 
 from coordinator.round import RoundMachine
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.types import AcceptanceMode, Proposal, SamplingParams
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
 from paceline.decoding import sparse_acceptance
 from tests.sim.reference import invert
 from tests.sim.toys import ToyModel
@@ -143,13 +143,13 @@ def test_nor_does_copying_from_the_text(mode: AcceptanceMode) -> None:
 def test_a_target_that_takes_a_copied_token_for_a_drawn_one_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is a point mass; judged by the target's own distribution it would always be accepted."""
-    real = acceptance.accept_rejection
+    """It is the draw of a point mass; judged as that of a flat distribution it is accepted too often."""
+    ids, flat = np.arange(VOCAB, dtype="<u4").tobytes(), np.full(VOCAB, 1 / VOCAB, dtype="<f4").tobytes()
 
-    def trusting(draft: Any, num_draft: Any, p: Any, q: Any, accept_u: Any, next_u: Any) -> Any:
-        return real(draft, num_draft, p, p[:, : draft.shape[1]], accept_u, next_u)
+    def spread(proposal: Proposal) -> list[SparseDistribution]:
+        return [SparseDistribution(ids, flat)] * proposal.num_draft_tokens
 
-    monkeypatch.setattr(acceptance, "accept_rejection", trusting)
+    monkeypatch.setattr(sparse_acceptance, "_points", spread)
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1000, prompt_lookup=True)) < LEVEL
 
 
