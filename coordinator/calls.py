@@ -19,7 +19,7 @@ from paceline.rpc.status import code_name
 from paceline.telemetry import logs
 
 if TYPE_CHECKING:
-    from coordinator.dispatcher import Running
+    from coordinator.running import Running
 
 log = logging.getLogger(__name__)
 

@@ -10,24 +10,21 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from coordinator.access import Gate, principal
-from coordinator.dispatcher import Dispatcher, Parts, Running
-from coordinator.events import Deadlines, Phase
+from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
-from coordinator.ledger import Commit, Ledger
+from coordinator.ledger import Commit
 from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.machines import Machines
 from coordinator.observer import Observer, RequestRecord
-from coordinator.pair import Pair
-from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.record import Record, ending
 from coordinator.recorder import Recorder
 from coordinator.reporting import Reporting
 from coordinator.requests import Request, Requests
-from coordinator.round import RoundMachine
+from coordinator.running import Parts, Running
 from coordinator.structures import Structures
 from coordinator.together import together
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
-from paceline.core.checks import AUTO
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
@@ -76,7 +73,7 @@ class Coordinator:
         )
         self.requests = Requests(self.dispatcher, config.resume_seconds, clock)
         self._clock = clock
-        self._pair = Pair(config.max_num_speculative_tokens)
+        self._machines = Machines(config, vocabulary, clock)
         self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
@@ -232,7 +229,7 @@ class Coordinator:
         self.requests.add(request)
         try:
             for choice, token_ids in enumerate(received):
-                machine = self._machine(call, params, choice, prompt, info, token_ids)
+                machine = self._machines.make(call, params, choice, prompt, info, token_ids)
                 record = Record(len(token_ids)) if call.resumable else None
                 request.choices.append(self.dispatcher.submit(machine, record))
         except BaseException:
@@ -263,7 +260,7 @@ class Coordinator:
         echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
         if call.resumption is None or record is None:
             return echo
-        fresh = self._ledger(request.prompt, running.machine.params, choice, info)
+        fresh = self._machines.ledger(request.prompt, running.machine.params, choice, info)
         return [*(() if count else echo), *record.missed(count, ledger, fresh)]
 
     def _expire(self, choices: Sequence[Running]) -> None:
@@ -303,57 +300,6 @@ class Coordinator:
         if not call.sampling.echo:
             return ""
         return call.prompt if isinstance(call.prompt, str) else self.vocabulary.decode(prompt)
-
-    def _machine(
-        self,
-        call: GenerateCall,
-        request: SequenceParams,
-        choice: int,
-        prompt: Sequence[int],
-        info: common_pb2.WorkerInfo,
-        received: Sequence[int] = (),
-    ) -> RoundMachine:
-        config = self.config
-        sampling = request.sampling.of_choice(choice)
-        if received:
-            # Its client was told of the prompt before the first token.
-            sampling = replace(sampling, prompt_logprobs=None)
-        params = replace(request, sampling=sampling)
-        asked = call.speculation
-        wanted = asked.num_speculative_tokens
-        k = config.num_speculative_tokens if wanted is None else wanted
-        policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
-        ledger = self._ledger(prompt, params, choice, info)
-        try:
-            ledger.replay(received)
-        except ValueError:
-            raise InvalidArgumentError("received", "goes on after the end of the output") from None
-        return RoundMachine(
-            # Unlike the request id it is never used twice, whatever clients choose.
-            sequence_id=secrets.token_hex(12),
-            ledger=ledger,
-            params=params,
-            num_speculative_tokens=self._pair.max_draft if k == AUTO else k,
-            deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
-            vocabulary_size=info.vocabulary_size,
-            target_max_len=info.max_model_len,
-            phase=Phase.DONE if ledger.ended else Phase.NEW,
-            deadline=self._clock() + config.recovery_timeout,
-            prompt_lookup=config.prompt_lookup if asked.prompt_lookup is None else asked.prompt_lookup,
-            policy=policy,
-        )
-
-    def _ledger(
-        self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo
-    ) -> Ledger:
-        return Ledger(
-            prompt,
-            params.sampling,
-            detokenizer=self.vocabulary.detokenizer(prompt),
-            eos_token_ids=frozenset(info.eos_token_ids),
-            max_model_len=info.max_model_len,
-            choice=choice,
-        )
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
         """The commits of a request, those of each choice in order. Raises PacelineError."""

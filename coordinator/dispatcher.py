@@ -11,7 +11,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.events import (
@@ -33,6 +32,7 @@ from coordinator.links import Link
 from coordinator.observer import Observer, RoundRecord
 from coordinator.record import Record
 from coordinator.round import RoundMachine
+from coordinator.running import Parts, Running
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
@@ -41,47 +41,12 @@ from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-Parts = asyncio.Queue[Commit | PacelineError]
-"""What a client has not been given yet."""
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
 STUCK_SHARE = 0.5
 """A target that gave no verdict at all for this share of the time for one hangs."""
 GRACE_SECONDS = 1.0
 """How long a sequence that lacks blocks goes on trying although no other one holds any."""
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """One sequence with its workers and its client."""
-
-    machine: RoundMachine
-    target: Link | None = None
-    draft: Link | None = None
-    admitted: bool = False
-    order: int = 0
-    """Of admission: the oldest sequence has the smallest."""
-    was_blocked: bool = False
-    alone_since: float | None = None
-    """Since when it lacks blocks although no other sequence holds any."""
-    error: PacelineError | None = None
-    """What it failed with."""
-    arrived_at: float = 0.0
-    """When its request came."""
-    admitted_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    record: Record | None = None
-    """What was emitted, where the client may come back for it."""
-    unread: int = 0
-    behind_since: float | None = None
-    """Since when it pauses for a client that does not read."""
-    parts: Parts = field(default_factory=asyncio.Queue)
-
-    @property
-    def ended(self) -> bool:
-        """True when nothing more will come."""
-        return self.machine.phase is Phase.DONE
 
 
 class Dispatcher:

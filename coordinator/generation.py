@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.dispatcher import Parts, Running
 from coordinator.ledger import Commit
 from coordinator.requests import Request
 from coordinator.round import RoundMachine
+from coordinator.running import Parts, Running
 from paceline.core.types import SequenceParams
 from paceline.rpc.codec import GenerateCall
 

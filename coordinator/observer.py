@@ -13,8 +13,8 @@ from paceline.core.errors import PacelineError
 from paceline.core.types import Timings, Verdict
 
 if TYPE_CHECKING:
-    from coordinator.dispatcher import Running
     from coordinator.generation import Generation
+    from coordinator.running import Running
     from paceline.rpc.codec import GenerateCall
 
 

@@ -16,7 +16,7 @@ from paceline.telemetry import histogram
 from paceline.telemetry.histogram import Histogram
 
 if TYPE_CHECKING:
-    from coordinator.dispatcher import Running
+    from coordinator.running import Running
 
 PHASES = ("queue", "prefill", "draft", "verify", "wire", "commit")
 """Parts of a round; docs/observability.md says what each one is."""

@@ -16,7 +16,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.dispatcher import Dispatcher, Running
+from coordinator.dispatcher import Dispatcher
+from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import Clock
 from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError

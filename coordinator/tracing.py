@@ -14,7 +14,7 @@ from paceline.telemetry.traceparent import parse, round_span_id
 from paceline.telemetry.tracing import Attributes, OpenSpan, Spans, Value
 
 if TYPE_CHECKING:
-    from coordinator.dispatcher import Running
+    from coordinator.running import Running
 
 OPERATION = "text_completion"
 _SAMPLING = {

@@ -15,7 +15,6 @@ that Ctrl-C in a terminal reaches the supervisor alone, which then stops the chi
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from typing import IO
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError
+from paceline.supervisor.announcement import announced_addresses, last_words, shell_code, split_address
 
 logger = logging.getLogger(__name__)
 
@@ -104,30 +104,6 @@ def log_to_stderr(line: str) -> None:
 
 def discard(line: str) -> None:
     """The sink that drops children's logs; an error message still quotes their last lines."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as its parts. Raises InvalidArgumentError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgumentError("address", f"must be host:port, got {address!r}")
-    return host, int(port)
-
-
-def announced_addresses(line: str) -> tuple[str, str] | None:
-    """The address in a ready line, and that of HTTP or an empty string; None for any other line."""
-    try:
-        event = json.loads(line)
-        if event["event"] != "ready":
-            return None
-        address: str = event["address"]
-        http_address: str = event.get("http_address", "")
-        split_address(address)
-        if http_address:
-            split_address(http_address)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return address, http_address
 
 
 @contextlib.contextmanager
@@ -253,7 +229,7 @@ class _Child(threading.Thread):
             since, self._ready_since, self._process = self._ready_since, None, None
             self._changed.notify_all()
         ready_seconds = 0.0 if since is None else self._clock() - since
-        return _shell_code(exit_code), _last_words(exit_code, tail), ready_seconds
+        return shell_code(exit_code), last_words(exit_code, tail), ready_seconds
 
     def _ports(self) -> list[str]:
         """A restart keeps every port that was announced."""
@@ -283,23 +259,6 @@ class _Child(threading.Thread):
                 if line.strip():  # progress bars leave empty ones
                     tail.append(line.rstrip())
                     self._sink(f"[{self.spec.role}] {line.rstrip()}")
-
-
-def _shell_code(exit_code: int) -> int:
-    """As a shell reports it: 128 + signal number; never 0, since the end was not asked for."""
-    return 128 - exit_code if exit_code < 0 else exit_code or 1
-
-
-def _last_words(exit_code: int, tail: Sequence[str]) -> str:
-    """The child's own error line if it wrote one, else how it ended."""
-    for line in reversed(tail):
-        if line.startswith("error: "):
-            return line.removeprefix("error: ")
-    how = (
-        f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
-    )
-    said = next((line for line in reversed(tail) if line), "")
-    return f"{how}: {said}" if said and exit_code > 0 else how
 
 
 class Supervisor:

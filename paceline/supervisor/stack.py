@@ -18,6 +18,7 @@ from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
+from paceline.supervisor.announcement import split_address
 from paceline.supervisor.arguments import Config, arguments, variable
 from paceline.supervisor.children import (
     STOP_TIMEOUT,
@@ -26,7 +27,6 @@ from paceline.supervisor.children import (
     Sink,
     Supervisor,
     log_to_stderr,
-    split_address,
 )
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)

@@ -17,14 +17,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
+from paceline.supervisor.announcement import announced_addresses, split_address
 from paceline.supervisor.children import (
     Backoff,
     ChildFailedError,
     ChildSpec,
     Supervisor,
-    announced_addresses,
     sigterm_as_interrupt,
-    split_address,
 )
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well

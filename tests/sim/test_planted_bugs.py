@@ -12,11 +12,12 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from coordinator.dispatcher import Dispatcher, Running
+from coordinator.dispatcher import Dispatcher
 from coordinator.events import Action, Emit, Fail
 from coordinator.ledger import Commit, Ledger
 from coordinator.peer import Peer
 from coordinator.round import RoundMachine
+from coordinator.running import Running
 from draft_worker.drafter import Drafter
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict, VerifyAhead

@@ -19,12 +19,13 @@ from typing import Any
 from unittest import mock
 
 import coordinator.dispatcher as dispatcher_module
-from coordinator.dispatcher import Dispatcher, Running
+from coordinator.dispatcher import Dispatcher
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Finish, Ledger
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput
 from coordinator.round import RoundMachine
+from coordinator.running import Running
 from draft_worker.drafter import Drafter
 from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens

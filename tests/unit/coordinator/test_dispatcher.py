@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import coordinator.dispatcher as dispatcher_module
-from coordinator.dispatcher import Dispatcher, Running
+from coordinator.dispatcher import Dispatcher
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Ledger
 from coordinator.round import RoundMachine
+from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError

@@ -11,9 +11,9 @@ import pytest
 
 from coordinator import calls
 from coordinator.calls import Call
-from coordinator.dispatcher import Running
 from coordinator.observer import RequestRecord, RoundRecord
 from coordinator.reporting import Reporting
+from coordinator.running import Running
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from tests.unit.coordinator.test_dispatcher import FULL, Service, parts

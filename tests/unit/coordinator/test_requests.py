@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.dispatcher import Dispatcher, Running
+from coordinator.dispatcher import Dispatcher
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Ledger
 from coordinator.record import Record
 from coordinator.requests import Request, Requests
 from coordinator.round import RoundMachine
+from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError

@@ -1,0 +1,87 @@
+"""A request's choices become round machines, each with its ledger and its policy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.events import Deadlines, Phase
+from coordinator.ledger import Ledger
+from coordinator.pair import Pair
+from coordinator.policy import Fixed, Goodput, Policy
+from coordinator.round import RoundMachine
+from coordinator.vocabulary import Vocabulary
+from paceline.core.checks import AUTO
+from paceline.core.clock import Clock
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SequenceParams
+from paceline.rpc.codec import GenerateCall
+from paceline.v1 import common_pb2
+
+
+class Machines:
+    """Makes them as the server and the request say; all of them learn from one pair."""
+
+    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary, clock: Clock) -> None:
+        self._config = config
+        self._vocabulary = vocabulary
+        self._clock = clock
+        self._pair = Pair(config.max_num_speculative_tokens)
+
+    def make(
+        self,
+        call: GenerateCall,
+        request: SequenceParams,
+        choice: int,
+        prompt: Sequence[int],
+        info: common_pb2.WorkerInfo,
+        received: Sequence[int] = (),
+    ) -> RoundMachine:
+        """The machine of one choice; `received` are tokens that its client has already.
+
+        Raises InvalidArgumentError where they go on after the end.
+        """
+        config = self._config
+        sampling = request.sampling.of_choice(choice)
+        if received:
+            # Its client was told of the prompt before the first token.
+            sampling = replace(sampling, prompt_logprobs=None)
+        params = replace(request, sampling=sampling)
+        asked = call.speculation
+        wanted = asked.num_speculative_tokens
+        k = config.num_speculative_tokens if wanted is None else wanted
+        policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
+        ledger = self.ledger(prompt, params, choice, info)
+        try:
+            ledger.replay(received)
+        except ValueError:
+            raise InvalidArgumentError("received", "goes on after the end of the output") from None
+        return RoundMachine(
+            # Unlike the request id it is never used twice, whatever clients choose.
+            sequence_id=secrets.token_hex(12),
+            ledger=ledger,
+            params=params,
+            num_speculative_tokens=self._pair.max_draft if k == AUTO else k,
+            deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
+            vocabulary_size=info.vocabulary_size,
+            target_max_len=info.max_model_len,
+            phase=Phase.DONE if ledger.ended else Phase.NEW,
+            deadline=self._clock() + config.recovery_timeout,
+            prompt_lookup=config.prompt_lookup if asked.prompt_lookup is None else asked.prompt_lookup,
+            policy=policy,
+        )
+
+    def ledger(
+        self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo
+    ) -> Ledger:
+        """An empty ledger behind the prompt."""
+        return Ledger(
+            prompt,
+            params.sampling,
+            detokenizer=self._vocabulary.detokenizer(prompt),
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+            choice=choice,
+        )

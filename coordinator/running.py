@@ -1,0 +1,49 @@
+"""One sequence as the shell holds it: its machine, its workers, and what its client has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from coordinator.events import Phase
+from coordinator.ledger import Commit
+from coordinator.links import Link
+from coordinator.record import Record
+from coordinator.round import RoundMachine
+from paceline.core.errors import PacelineError
+
+Parts = asyncio.Queue[Commit | PacelineError]
+"""What a client has not been given yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One sequence with its workers and its client."""
+
+    machine: RoundMachine
+    target: Link | None = None
+    draft: Link | None = None
+    admitted: bool = False
+    order: int = 0
+    """Of admission: the oldest sequence has the smallest."""
+    was_blocked: bool = False
+    alone_since: float | None = None
+    """Since when it lacks blocks although no other sequence holds any."""
+    error: PacelineError | None = None
+    """What it failed with."""
+    arrived_at: float = 0.0
+    """When its request came."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    record: Record | None = None
+    """What was emitted, where the client may come back for it."""
+    unread: int = 0
+    behind_since: float | None = None
+    """Since when it pauses for a client that does not read."""
+    parts: Parts = field(default_factory=asyncio.Queue)
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more will come."""
+        return self.machine.phase is Phase.DONE
