@@ -12,6 +12,7 @@ from paceline.bench.config import BenchConfig
 from paceline.bench.peers import PeerArm
 from paceline.bench.workload import LoadResult, Prompt, Workload, run_load, workloads
 from paceline.client import AsyncClient
+from paceline.core.checks import AUTO
 
 _WARM_UP_TOKENS = 16
 _OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
@@ -52,6 +53,7 @@ class Bench:
         self._progress(f"{concurrency} at a time: warming up {len(all_arms)} arms")
         for arm, temperature in cells:
             await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
+        await self._learn([cell for cell in cells if cell[0].k == AUTO], loads)
         for repeat in range(config.repeats):
             for number, load in enumerate(loads):
                 self._progress(
@@ -63,6 +65,12 @@ class Bench:
                     for arm in arms.rotated(all_arms, by=repeat * len(loads) + number):
                         await self._measure(cells[arm, temperature], load, (repeat, number), seed)
         return list(cells.values())
+
+    async def _learn(self, chosen: Sequence[tuple[Arm, float]], loads: Sequence[Workload]) -> None:
+        """A service that chooses K finds out what a round costs: that is of its start, and not measured."""
+        for load in loads:
+            for arm, temperature in chosen:
+                await self._once(arm, load, temperature, seed=0, max_tokens=self._config.max_tokens)
 
     async def _measure(self, cell: Cell, load: Workload, place: tuple[int, int], seed: int) -> None:
         """One run, and of a single request of ours its opening before that."""
