@@ -191,6 +191,9 @@ def comparison(speculative: list[Measured], plain: list[Measured]) -> Table:
         str(counts.num_rounds),
         str(plain[-1].result.speculative_decoding.num_rounds),
     )
+    table.add_row(
+        "proposals copied from the text", f"{counts.num_prompt_lookups} of {counts.num_spec_steps}", ""
+    )
     table.add_row("acceptance rate", f"{counts.draft_acceptance_rate:.1%}", "")
     table.add_row("mean acceptance length", f"{counts.mean_acceptance_length:.2f}", "")
     for position, rate in enumerate(counts.acceptance_rate_per_position, 1):
