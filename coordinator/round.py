@@ -278,10 +278,15 @@ class RoundMachine(Sequence):
         return [Emit(commit), *self._begin_round(now, foreseen)]
 
     def _on_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[Action]:
-        """The prompt's prefill goes on, and reports what it passes."""
-        if not (self.phase is Phase.VERIFYING and self._target.answers(event, self.round)):
+        """The prompt's prefill goes on, and reports what it passes.
+
+        A refusal may be that of a round that came twice: what the other one reports is not said again.
+        """
+        asked = self.phase in (Phase.VERIFYING, Phase.WAITING)
+        if not (asked and self._target.answers(event, self.round)):
             return []
-        self.deadline = now + self.deadlines.target
+        if self.phase is Phase.VERIFYING:
+            self.deadline = now + self.deadlines.target
         report = self.ledger.report_prompt(event.start, event.logprobs)
         if report is None:
             return self._fail(InternalError("the target worker's log-probabilities do not fit the prompt"))

@@ -285,14 +285,14 @@ def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: 
 
 def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(
-        self: Session[Any], epoch: int, round_number: int, base: int, tail: Sequence[int], digest: bytes
+        self: Session[Any], epoch: int, round_number: int, base: int, tail: Sequence[int], question: Any
     ) -> Disposition:
         if epoch != self.epoch or round_number < self.round:
             raise StaleEpochError("old")
         if round_number == self.round:
             return Disposition.IN_PROGRESS if self.answer is None else Disposition.REPEAT
         self.tokens.extend(tail)
-        self.round, self.digest, self.answer = round_number, digest, None
+        self.round, self.question, self.answer = round_number, question, None
         return Disposition.COMPUTE
 
     monkeypatch.setattr(Session, "begin", begin)

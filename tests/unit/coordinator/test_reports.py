@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Action, Deadlines, Emit, Fail, Phase, Signal
+from coordinator.events import Action, Deadlines, Emit, Fail, FromTarget, Phase, Signal
 from coordinator.ledger import Ledger
 from coordinator.round import RoundMachine
-from paceline.core.errors import InternalError
-from paceline.core.messages import PromptLogprobs, RoundVerdict
+from paceline.core.errors import InternalError, ResourceExhaustedError
+from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs, Verdict
 from tests.sim.reference import LetterDetokenizer
 
@@ -99,3 +99,18 @@ def test_a_verdict_before_the_whole_prompt_was_reported_ends_the_request() -> No
     machine = begun(prompt_logprobs=0)
     report(machine, 1, (2,))
     assert isinstance(error_of(judge(machine)), InternalError)
+
+
+def test_what_is_reported_while_the_round_waits_for_blocks_is_not_lost() -> None:
+    """The round came twice: one was refused, and the other one goes on; its verdict is repeated, no report is."""
+    machine = begun(prompt_logprobs=0)
+    report(machine, 1, (2,))
+    refused = SequenceFailed("s", 1, 1, ResourceExhaustedError("no blocks"))
+    machine.handle(FromTarget(refused), 1.0)
+    assert machine.phase is Phase.WAITING
+    assert len(report(machine, 2, (3,))) == 1
+    assert machine.deadline is None
+    machine.handle(Signal.BLOCKS_FREED, 2.0)
+    (emit, *_) = judge(machine)
+    assert isinstance(emit, Emit)
+    assert emit.commit.token_ids == (7,)
