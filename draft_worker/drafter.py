@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 import torch
 
 from draft_worker.ahead import Ahead, Limb, LookaheadCounts
 from draft_worker.chaining import chain_of
-from draft_worker.drafting import Drafting
+from draft_worker.drafting import Drafting, Round
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape, propose
 from draft_worker.runner import Runner
@@ -45,6 +44,7 @@ from paceline.core.messages import (
     SequenceFailed,
 )
 from paceline.core.types import Proposal
+from paceline.decoding.noise_memo import NoiseMemo
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, broken_rows, run_pass
 from paceline.engine.session import Disposition, question_of
@@ -57,16 +57,6 @@ from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Round:
-    """A proposal in progress."""
-
-    command: DraftRound
-    drafting: Drafting
-    job: Job
-    """Its outstanding feed."""
 
 
 class Drafter:
@@ -94,7 +84,8 @@ class Drafter:
         self.holdings: Holdings[DraftProposal] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
-        self._rounds: dict[str, _Round] = {}
+        self._rounds: dict[str, Round] = {}
+        self._noise = NoiseMemo(vocabulary_size)
         self._aheads: dict[str, Ahead] = {}
         self._fan_out = FanOut()
         self.lookahead = LookaheadCounts()
@@ -103,6 +94,10 @@ class Drafter:
     def has_work(self) -> bool:
         """True while a round lacks draft tokens, or a branch does."""
         return bool(self._rounds) or any(ahead.wants_passes for ahead in self._aheads.values())
+
+    def prepare(self) -> bool:
+        """Make a row of noise that the next rounds will ask for."""
+        return self._noise.prepare()
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -156,10 +151,10 @@ class Drafter:
             held.cut_to_ledger()
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the round's place alone, so what a branch drew is drawn already.
-        tape = NoiseTape.record(held.session.params, base, k, self._vocabulary_size)
+        tape = NoiseTape.record(held.session.params, base, k, self._noise)
         drafting = Drafting(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *drafting.token_ids][held.table.length :]
-        r = _Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))
+        r = Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))
         self._rounds[command.sequence_id] = r
         return [self._settle(r)] if drafting.complete else []
 
@@ -235,7 +230,7 @@ class Drafter:
             events.extend(self._chain([r for r in rounds if r.command.sequence_id in self._rounds]))
         return events
 
-    def _chain(self, rounds: Sequence[_Round]) -> list[DraftEvent]:
+    def _chain(self, rounds: Sequence[Round]) -> list[DraftEvent]:
         """Complete what needs nobody to look on; the rest goes on step by step, also what fails here."""
         if self._config.lookahead_branches or not self._runner.draws_chains:
             return []  # what a branch's first token could have been is seen in the logits of every step
@@ -284,7 +279,7 @@ class Drafter:
         broken = broken_rows(logits)
         return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
 
-    def _settle(self, r: _Round) -> DraftProposal:
+    def _settle(self, r: Round) -> DraftProposal:
         """Answer the round, and begin to look ahead of its verdict."""
         command, held, drafting = r.command, r.job.held, r.drafting
         del self._rounds[command.sequence_id]
@@ -304,7 +299,7 @@ class Drafter:
         self._look_ahead(command, held, drafting)
         return answer
 
-    def _trace(self, r: _Round, error: str = "") -> None:
+    def _trace(self, r: Round, error: str = "") -> None:
         """Tell whoever traces the request of this round."""
         where = r.job.held.session.params.traceparent, r.command.sequence_id, r.command.round
         attributes: Attributes = {
@@ -320,7 +315,7 @@ class Drafter:
         outcomes = self._fan_out.ranked(k)
         if not (self._branches_each() and outcomes) or base + k + depth + 1 > self._max_model_len:
             return
-        tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._vocabulary_size)
+        tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._noise)
         with contextlib.suppress(ResourceExhaustedError):
             self._aheads[command.sequence_id] = Ahead(
                 held, command.round, drafting.drawn, depth, tape, outcomes

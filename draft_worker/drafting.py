@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_worker.propose import Drawn, NoiseTape, Step
+from paceline.core.messages import DraftRound
 from paceline.core.types import SequenceParams
+from paceline.engine.passes import Job
 from paceline.grammar import GrammarState
 
 
@@ -42,3 +44,13 @@ class Drafting:
     def step(self) -> Step:
         """What `propose` needs to draw the next token."""
         return self.params, self.ledger, self.token_ids, self.tape
+
+
+@dataclass(slots=True)
+class Round:
+    """A proposal in progress."""
+
+    command: DraftRound
+    drafting: Drafting
+    job: Job
+    """Its outstanding feed."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
-from paceline.decoding.noise import Purpose, gumbel, uniforms
+from paceline.decoding.noise import Purpose, uniforms
+from paceline.decoding.noise_memo import NoiseMemo
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, greedy_choice
@@ -40,15 +41,24 @@ class NoiseTape:
     """float64 [K] in the other modes."""
 
     @classmethod
-    def record(cls, params: SequenceParams, base_length: int, k: int, vocab_size: int) -> NoiseTape:
-        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py)."""
+    def record(cls, params: SequenceParams, base_length: int, k: int, noise: NoiseMemo) -> NoiseTape:
+        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py).
+
+        The next round is expected to go on where this one ends.
+        """
         seed = params.sampling.seed
         assert seed is not None
         if params.sampling.greedy:
             return cls()
         if params.mode is AcceptanceMode.COUPLED:
-            return cls(gumbel=gumbel([seed] * k, range(base_length, base_length + k), vocab_size))
-        return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
+            noise.expect(params, base_length + k, k + 1)
+            return cls(gumbel=noise.rows([seed] * k, range(base_length, base_length + k)))
+        return cls._of_draws(params, base_length, k)
+
+    @classmethod
+    def _of_draws(cls, params: SequenceParams, base_length: int, k: int) -> NoiseTape:
+        assert params.sampling.seed is not None
+        return cls(uniforms=uniforms([params.sampling.seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
 
     def of_round_at(self, base_length: int, more: int, params: SequenceParams, k: int) -> NoiseTape:
         """The noise of a round with `more` tokens more in its ledger than the `base_length` of this one.
@@ -59,7 +69,7 @@ class NoiseTape:
             return NoiseTape(gumbel=self.gumbel[more : more + k])
         if self.uniforms is None:
             return self
-        return NoiseTape.record(params, base_length + more, k, vocab_size=0)
+        return NoiseTape._of_draws(params, base_length + more, k)
 
 
 Step = tuple[SequenceParams, Sequence[int], list[int], NoiseTape]

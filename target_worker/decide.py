@@ -21,6 +21,7 @@ from paceline.core.types import (
 from paceline.decoding import acceptance, sparse_acceptance
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import Purpose, gumbel, uniforms
+from paceline.decoding.noise_memo import NoiseMemo
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
@@ -60,13 +61,19 @@ class Case:
         return self.params.sampling.greedy or self.params.mode is AcceptanceMode.COUPLED
 
 
-def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] = ()) -> list[tuple[int, int]]:
+def decide(
+    cases: Sequence[Case],
+    logits: Tensor,
+    eos_token_ids: Sequence[int] = (),
+    noise: NoiseMemo | None = None,
+) -> list[tuple[int, int]]:
     """Judge every round.
 
     Args:
         cases: the rounds.
         logits: float [sum of the cases' rows, V], each case's rows in order.
         eos_token_ids: the model's, for `min_tokens`.
+        noise: where coupled noise is kept, for logits on the CPU.
 
     Returns:
         (accepted draft tokens, next token) of each case.
@@ -85,7 +92,7 @@ def decide(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int] =
         group = [cases[i] for i in members]
         rows = logits if len(group) == len(cases) else logits[_rows(group, [starts[i] for i in members])]
         if mode is AcceptanceMode.COUPLED:
-            answers = _by_choice(group, rows, eos_token_ids)
+            answers = _by_choice(group, rows, eos_token_ids, noise)
         else:
             answers = _by_ratio(group, rows, mode, eos_token_ids)
         results.update(zip(members, answers, strict=True))
@@ -189,7 +196,9 @@ def _padded_rows(group: Sequence[Case], device: torch.device) -> Tensor:
     return torch.tensor(index, device=device)
 
 
-def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> list[tuple[int, int]]:
+def _by_choice(
+    group: Sequence[Case], logits: Tensor, eos: Sequence[int], memo: NoiseMemo | None
+) -> list[tuple[int, int]]:
     row_params, context = _layout(group, logits, eos)
     if row_params.all_greedy:
         choices = greedy_choice(processed_logits(logits, row_params, context))
@@ -197,7 +206,10 @@ def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> lis
         # A greedy row's log-probabilities are a point mass, which no noise can move.
         seeds = [case.seed for case in group for _ in range(case.rows)]
         positions = [len(case.ledger) + i for case in group for i in range(case.rows)]
-        noise = gumbel(seeds, positions, logits.shape[1], logits.device)
+        if memo is not None and logits.device.type == "cpu":
+            noise = memo.rows(seeds, positions)
+        else:
+            noise = gumbel(seeds, positions, logits.shape[1], logits.device)
         choices = coupled_choice(log_probs(logits, row_params, context), noise)
     own = choices.tolist()
     return [

@@ -30,6 +30,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, SequenceParams, Timings, TokenLogprobs, Verdict
 from paceline.decoding.logprobs import reported_logprobs
+from paceline.decoding.noise_memo import NoiseMemo
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
@@ -96,11 +97,16 @@ class Verifier:
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, _Round] = {}
+        self._noise = NoiseMemo(vocabulary_size)
 
     @property
     def has_work(self) -> bool:
         """True while a round waits for its verdict."""
         return bool(self._rounds)
+
+    def prepare(self) -> bool:
+        """Make a row of noise that the next rounds will ask for."""
+        return self._noise.prepare()
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -269,7 +275,7 @@ class Verifier:
             for r in rounds
         ]
         allowed = restricted(logits, restrictions, [case.rows for case in cases])
-        verdicts = decide(cases, allowed, self._eos_token_ids)
+        verdicts = decide(cases, allowed, self._eos_token_ids, self._noise)
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
         for r, (num_accepted, next_token), reported in zip(rounds, verdicts, logprobs, strict=True):
@@ -289,6 +295,9 @@ class Verifier:
         held, command = r.job.held, r.command
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
+        self._noise.expect(
+            held.session.params, len(held.session.tokens), command.proposal.num_draft_tokens + 1
+        )
         held.cut_to(command.base_length + num_accepted)
         verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
         held.session.finish(verdict)

@@ -37,6 +37,9 @@ class Engine(Protocol[Command, Event]):
     def step(self) -> list[Event]:
         """Run one pass and return what it finished."""
 
+    def prepare(self) -> bool:
+        """Use a moment without work for a little of what will be needed; False when there is nothing."""
+
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
 
@@ -108,6 +111,8 @@ class EngineThread(Generic[Command, Event]):
         """Take up all waiting commands; wait for one when there is no work. False to stop."""
         while True:
             self._expire()
+            while self._inbox.empty() and not self._engine.has_work and self._engine.prepare():
+                pass
             try:
                 task = self._inbox.get(block=not self._engine.has_work, timeout=IDLE_SECONDS)
             except queue.Empty:

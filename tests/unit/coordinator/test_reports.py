@@ -102,7 +102,7 @@ def test_a_verdict_before_the_whole_prompt_was_reported_ends_the_request() -> No
 
 
 def test_what_is_reported_while_the_round_waits_for_blocks_is_not_lost() -> None:
-    """The round came twice: one was refused, and the other one goes on; its verdict is repeated, no report is."""
+    """The round came twice: one is refused, the other goes on; its verdict is repeated, no report is."""
     machine = begun(prompt_logprobs=0)
     report(machine, 1, (2,))
     refused = SequenceFailed("s", 1, 1, ResourceExhaustedError("no blocks"))

@@ -39,6 +39,8 @@ class FakeEngine:
         self.todo: list[str] = []
         self.dropped: list[str] = []
         self.expirations = 0
+        self.prepared: list[int] = []
+        """What was to do when something was prepared."""
         self.threads: set[int] = set()
         self.fails_on: str | None = None
 
@@ -65,6 +67,11 @@ class FakeEngine:
         if name == self.fails_on:
             raise RuntimeError("the engine is broken")
         return [Done(name)] if name in self.epochs else []
+
+    def prepare(self) -> bool:
+        self.threads.add(threading.get_ident())
+        self.prepared.append(len(self.todo))
+        return len(self.prepared) % 3 != 0
 
     def holds(self, sequence_id: str) -> bool:
         return sequence_id in self.epochs
@@ -249,3 +256,12 @@ def test_the_death_of_the_engine_is_reported() -> None:
     case.it.start()
     assert died.wait(60)
     case.it.stop()
+
+
+def test_what_will_be_needed_is_prepared_only_while_there_is_nothing_to_do() -> None:
+    case, stream = Case(), Stream()
+    case.submit(stream, Work("a"), Work("b"))
+    case.finish()
+    assert stream.events == [Done("a"), Done("b")]
+    assert set(case.engine.prepared) <= {0}
+    assert len(case.engine.threads) == 1
