@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,40 @@ class CopyAcceptance:
     def kind(self, match: int) -> int:
         """Matches of so many tokens are counted at this place."""
         return bisect_right(MATCHES, match)
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What is accepted of some sequences."""
+
+    drafts: Acceptance
+    copies: CopyAcceptance
+
+    @classmethod
+    def of_all(cls, memory: float) -> Habits:
+        """Of all sequences of a pair of models."""
+        return cls(Acceptance(memory), CopyAcceptance.of_pair(memory))
+
+    def some(self, memory: float, weight: float) -> Habits:
+        """Of some of them, of which nothing is known yet but what all are like."""
+        return Habits(
+            Acceptance(memory, self.drafts, weight), CopyAcceptance.of_sequence(memory, self.copies, weight)
+        )
+
+    def of(self, match: int) -> Acceptance:
+        """Of tokens copied after a match of so many tokens; without one of drafted tokens."""
+        return self.copies.after(match) if match else self.drafts
+
+
+Kind = tuple[str, int]
+"""Requests of a kind are more alike than others: (acceptance mode, temperature in halves, 0 for greedy)."""
+HOTTEST = 4
+"""Temperatures from this many halves on are one kind."""
+
+
+def kind_of(mode: str, temperature: float) -> Kind:
+    """A draft agrees less often the higher the temperature, and each mode accepts another share of that."""
+    return mode, min(math.ceil(2 * temperature), HOTTEST)
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.acceptance import kind_of
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Ledger
 from coordinator.pair import Pair
@@ -52,7 +53,10 @@ class Machines:
         asked = call.speculation
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
-        policy: Policy = Goodput(self._pair, self._pair.max_draft) if k == AUTO else Fixed(self._pair, k)
+        kind = kind_of(params.mode.value, sampling.temperature)
+        policy: Policy = (
+            Goodput(self._pair, self._pair.max_draft, kind) if k == AUTO else Fixed(self._pair, k, kind)
+        )
         ledger = self.ledger(prompt, params, choice, info)
         try:
             ledger.replay(received)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Acceptance, CopyAcceptance, expected_tokens
+from coordinator.acceptance import Habits, Kind, expected_tokens
 from coordinator.costs import weight
 from coordinator.pair import Pair
 from paceline.core.types import Timings
@@ -46,8 +46,8 @@ class Member:
 
     pair: Pair
     num_speculative_tokens: int
-    acceptance: Acceptance = field(init=False)
-    copies: CopyAcceptance = field(init=False)
+    kind: Kind = ("", 0)
+    habits: Habits = field(init=False)
     _joined: bool = False
     _in_flight: int = 0
     _yield: float = 0.0
@@ -56,9 +56,8 @@ class Member:
     """Of all sequences, when the round was sent."""
 
     def __post_init__(self) -> None:
-        """A new sequence is expected to be like those before it."""
-        self.acceptance = Acceptance(MEMORY, self.pair.acceptance, OTHERS_WEIGHT)
-        self.copies = CopyAcceptance.of_sequence(MEMORY, self.pair.copies, OTHERS_WEIGHT)
+        """A new sequence is expected to be like those of its kind before it."""
+        self.habits = self.pair.habits_of(self.kind).some(MEMORY, OTHERS_WEIGHT)
 
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
@@ -75,8 +74,7 @@ class Member:
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
-        acceptance = self.copies.after(match) if match else self.acceptance
-        self._share(True, num_draft, expected_tokens(acceptance.rates(num_draft))[-1])
+        self._share(True, num_draft, expected_tokens(self.habits.of(match).rates(num_draft))[-1])
         self._mean_draft = self.pair.mean_draft
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
@@ -89,17 +87,14 @@ class Member:
         if timing is not None and steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
             pair.costs.at(pair.sequences).verdict.observe(mean, timing.seconds, weight(timing.sequences))
         if num_draft:
-            own, shared = self.acceptance, pair.acceptance
-            if match:
-                own, shared = self.copies.after(match), pair.copies.after(match)
-            own.observe(num_draft, num_accepted)
-            shared.observe(num_draft, num_accepted)
+            for habits in (self.habits, pair.habits_of(self.kind), pair.habits):
+                habits.of(match).observe(num_draft, num_accepted)
 
     def _tries_copy(self, match: int) -> bool:
         """Copying does not seem worth it: is it tried all the same, and what comes of it believed?"""
         tries = self.pair.tries_copy(match)
         if tries:
-            self.copies.after(match).fade(PROBE_EVIDENCE)
+            self.habits.of(match).fade(PROBE_EVIDENCE)
         return tries
 
     def leave(self) -> None:

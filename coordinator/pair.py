@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Acceptance, CopyAcceptance, expected_tokens
+from coordinator.acceptance import Habits, Kind, expected_tokens
 from coordinator.costs import Costs, RoundSeconds, bracket
 
 MEMORY = 500.0
 """Rounds after which the pair's acceptance has forgotten one."""
+KIND_WEIGHT = 24.0
+"""Tokens at each position that what is known of all kinds of requests counts for, for one kind."""
 CATCH_UP_SHARE = 0.2
 """Weight of the newest time for catching up."""
 CATCHING_UP = 4
@@ -76,8 +78,7 @@ class Pair:
 
     max_draft: int
     costs: Costs = field(default_factory=Costs)
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(MEMORY))
-    copies: CopyAcceptance = field(default_factory=lambda: CopyAcceptance.of_pair(MEMORY))
+    habits: Habits = field(default_factory=lambda: Habits.of_all(MEMORY))
     sequences: int = 0
     """Those that verify rounds: they share passes."""
     drafting: int = 0
@@ -88,6 +89,7 @@ class Pair:
     """Sequences that a worker reads: the target prefills, or the draft catches up."""
     catch_up: float = 0.0
     """Seconds for each token that a draft worker lacks of a sequence."""
+    _kinds: dict[Kind, Habits] = field(default_factory=dict)
     _copies_left: dict[int, int] = field(default_factory=dict)
     """Matches left unused since one was tried, by the place of their kind."""
     _rounds: int = 0
@@ -118,6 +120,12 @@ class Pair:
     def knows_drafting(self) -> bool:
         """True once proposals were timed at this load or one next to it."""
         return self.costs.knows_drafting(self.sequences)
+
+    def habits_of(self, kind: Kind) -> Habits:
+        """Of the requests of one kind."""
+        if kind not in self._kinds:
+            self._kinds[kind] = self.habits.some(MEMORY, KIND_WEIGHT)
+        return self._kinds[kind]
 
     def count_round(self) -> None:
         """One sequence begins a round."""
@@ -204,7 +212,7 @@ class Pair:
         """The best K, the best one of the other kind (drafting or not), and the share the other makes."""
         if not self.knows_drafting:
             return 0, min(2, self.max_draft), 0.0
-        expected = expected_tokens(self.acceptance.rates(self.max_draft))
+        expected = expected_tokens(self.habits.drafts.rates(self.max_draft))
         rates = [e / t for e, t in zip(expected, seconds, strict=True)]
         drafted = max(range(1, len(rates)), key=rates.__getitem__)
         best, rival = (drafted, 0) if rates[drafted] > rates[0] else (0, drafted)
@@ -216,7 +224,7 @@ class Pair:
 
     def tries_copy(self, match: int) -> bool:
         """A match is not expected to be of use; now and then it is tried, since text changes."""
-        kind = self.copies.kind(match)
+        kind = self.habits.copies.kind(match)
         left = self._copies_left.get(kind, 0) + 1
         self._copies_left[kind] = left % COPY_AGAIN
         return left == COPY_AGAIN

@@ -93,8 +93,8 @@ class Fixed(Member):
         """As many, where they make more tokens in the time that the draft is not waited for."""
         k = min(self.num_speculative_tokens, most)
         if drafting:
-            copied = expected_tokens(self.copies.after(match).rates(k))[-1]
-            drafted = expected_tokens(self.acceptance.rates(drafting))[-1]
+            copied = expected_tokens(self.habits.of(match).rates(k))[-1]
+            drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
             share = self.pair.costs.draft_share(self.pair.sequences, drafting)
             if copied <= (1 - share) * drafted and not self._tries_copy(match):
                 return 0
@@ -124,7 +124,7 @@ class Goodput(Member):
         if table is None:
             return 0
         self.pair.schedule(table.whole)
-        expected = expected_tokens(self.acceptance.rates(self.num_speculative_tokens))
+        expected = expected_tokens(self.habits.drafts.rates(self.num_speculative_tokens))
         seconds = table.whole[: len(expected)]
         price = self._price(_best_rate(expected, seconds), seconds)
         k = self._last = self._by_merit(expected, seconds, price, lacking, remaining)
@@ -144,9 +144,9 @@ class Goodput(Member):
         table = self.pair.round_seconds()
         if measures or table is None:
             return 0
-        rates = self.copies.after(match).rates(min(self.num_speculative_tokens, most))
+        rates = self.habits.of(match).rates(min(self.num_speculative_tokens, most))
         expected = expected_tokens(rates)
-        drafted = expected_tokens(self.acceptance.rates(drafting))[-1]
+        drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
         own = max(_best_rate(expected, table.verify), drafted / table.whole[drafting])
         price = self._price(own, table.whole)
         scores = [e - price * t for e, t in zip(expected, table.verify, strict=False)]
@@ -211,7 +211,7 @@ class Goodput(Member):
             if not self._probe_is_due(most, lacking, seconds, price):
                 return 0
             self.pair.probing()
-            self.acceptance.fade(PROBE_EVIDENCE)
+            self.habits.drafts.fade(PROBE_EVIDENCE)
             self._probe_left = PROBE_ROUNDS
         self._probe_left -= 1
         return most

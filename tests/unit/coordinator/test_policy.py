@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from coordinator.acceptance import expected_tokens
+from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, FIRST_TRIAL, PROBE_FIRST, TRIAL_AGAIN, TRIAL_PLAIN, Pair
 from coordinator.policy import ADVANTAGE, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
@@ -45,7 +45,7 @@ def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:
                 break
             debt -= 1
             accepted += 1
-        one.acceptance.observe(MOST, accepted)
+        one.habits.drafts.observe(MOST, accepted)
     return one
 
 
@@ -64,7 +64,7 @@ def test_alone_it_maximises_tokens_over_seconds(acceptance: float, row: float, s
     drafting = [0.1 + step * k for k in range(MOST + 1)]
     pair = known_pair(verdict, drafting)
     one = learned(Goodput(pair, MOST), acceptance)
-    expected = expected_tokens(one.acceptance.rates(MOST))
+    expected = expected_tokens(one.habits.drafts.rates(MOST))
     seconds = [verdict[0], *(verdict[k] + drafting[k] for k in range(1, MOST + 1))]
     rates = [e / t for e, t in zip(expected, seconds, strict=True)]
     chosen = one.choose(MOST, 0, 1000)
@@ -110,7 +110,7 @@ def test_two_together_maximise_the_tokens_of_both(first: float, second: float, r
             ks[i] = one.choose(MOST, 0, 1000)
             without_trials(pair)
             one.verifying(ks[i], prefills=False)
-    expected = [expected_tokens(one.acceptance.rates(MOST)) for one in two]
+    expected = [expected_tokens(one.habits.drafts.rates(MOST)) for one in two]
 
     def rate(a: int, b: int) -> float:
         return (expected[0][a] + expected[1][b]) / (1 + row * (a + b) / 2)
@@ -125,7 +125,7 @@ def test_noise_does_not_flip_it() -> None:
     one = settled(pair, 0.8)
     chosen = one.choose(MOST, 0, 1000)
     for i in range(60):
-        one.acceptance.observe(MOST, (0, MOST)[i % 2 == 0] if i % 7 == 0 else 3)
+        one.habits.drafts.observe(MOST, (0, MOST)[i % 2 == 0] if i % 7 == 0 else 3)
         assert abs(one.choose(MOST, 0, 1000) - chosen) <= 1
 
 
@@ -230,7 +230,7 @@ def test_trials_become_rare() -> None:
 def off(pair: Pair) -> Goodput:
     """A sequence whose draft tokens were all rejected."""
     for _ in range(1000):
-        pair.acceptance.observe(MOST, 0)
+        pair.habits.drafts.observe(MOST, 0)
     one = settled(pair, 0.0)
     assert one.choose(MOST, 0, 1000) == 0
     return one
@@ -249,7 +249,7 @@ def test_a_switched_off_draft_is_probed_at_doubling_intervals() -> None:
         if k:
             assert k == PROBE_DRAFT
             probes.append(i)
-            one.acceptance.observe(k, 0)
+            one.habits.drafts.observe(k, 0)
     starts = [p for p in probes if p - 1 not in probes]
     assert len(probes) == PROBE_ROUNDS * len(starts)
     gaps = [b - a for a, b in pairwise(starts)]
@@ -264,7 +264,7 @@ def test_a_probe_that_finds_something_switches_it_on() -> None:
         k = one.choose(MOST, 0, 1000)
         without_trials(pair)
         if k:
-            one.acceptance.observe(k, k)
+            one.habits.drafts.observe(k, k)
     assert one.choose(MOST, 0, 1000) > 0
     assert pair._probe_after == PROBE_FIRST
 
@@ -280,7 +280,7 @@ def test_no_probe_where_the_best_draft_would_be_of_no_use() -> None:
 def test_sequences_do_not_probe_together() -> None:
     pair = known_pair(*CHEAP, sequences=30)
     for _ in range(1000):
-        pair.acceptance.observe(MOST, 0)
+        pair.habits.drafts.observe(MOST, 0)
     many = [learned(Goodput(pair, MOST), 0.0) for _ in range(30)]
     for one in many:
         one.verifying(0, prefills=False)
@@ -292,7 +292,7 @@ def test_sequences_do_not_probe_together() -> None:
             without_trials(pair)
             drafted += k > 0
             if k:
-                one.acceptance.observe(k, 0)
+                one.habits.drafts.observe(k, 0)
             one.verifying(k, prefills=False)
         most = max(most, drafted)
     assert 0 < most <= PROBE_ROUNDS
@@ -348,15 +348,15 @@ def copies_well(one: Goodput | Fixed, match: int, accepted: int, rounds: int = 3
 
 def test_copies_and_drafts_are_judged_apart() -> None:
     one = Goodput(Pair(MOST), MOST)
-    before = one.acceptance.rates(MOST), one.copies.after(16).rates(MOST)
+    before = one.habits.drafts.rates(MOST), one.habits.of(16).rates(MOST)
     copies_well(one, 2, 0)
-    assert (one.acceptance.rates(MOST), one.copies.after(16).rates(MOST)) == before
-    assert one.copies.after(2).rates(1)[0] < 0.1
-    assert Goodput(one.pair, MOST).copies.after(2).rates(1)[0] < 0.1
+    assert (one.habits.drafts.rates(MOST), one.habits.of(16).rates(MOST)) == before
+    assert one.habits.of(2).rates(1)[0] < 0.1
+    assert Goodput(one.pair, MOST).habits.of(2).rates(1)[0] < 0.1
 
 
 def test_longer_matches_are_believed_more_from_the_beginning() -> None:
-    copies = Pair(MOST).copies
+    copies = Pair(MOST).habits.copies
     firsts = [copies.after(match).rates(1)[0] for match in (2, 3, 5, 9)]
     assert firsts == sorted(set(firsts))
     assert copies.after(2) is not copies.after(3) is copies.after(4)
@@ -376,8 +376,8 @@ def test_alone_it_copies_where_that_makes_more_tokens_a_second(
     drafting = one.choose(MOST, 0, 1000)
     table = one.pair.round_seconds()
     assert table is not None
-    copied = expected_tokens(one.copies.after(9).rates(MOST))
-    drafted = expected_tokens(one.acceptance.rates(MOST))[drafting]
+    copied = expected_tokens(one.habits.of(9).rates(MOST))
+    drafted = expected_tokens(one.habits.drafts.rates(MOST))[drafting]
     rates = [e / t for e, t in zip(copied, table.verify, strict=True)]
     best, other = max(rates[1:]), drafted / table.whole[drafting]
     chosen = one.copy(9, MOST, drafting)
@@ -418,7 +418,7 @@ def test_copying_that_is_of_no_use_is_tried_now_and_then() -> None:
     # What comes of it is believed soon.
     for _ in range(4):
         one.judged(MOST, MOST, None, 2)
-    assert one.copies.after(2).rates(1)[0] > 0.3
+    assert one.habits.of(2).rates(1)[0] > 0.3
 
 
 @pytest.mark.parametrize(("accepted", "share", "copies"), [(4, 0.0, True), (1, 0.0, False), (1, 0.7, True)])
@@ -435,3 +435,25 @@ def test_a_fixed_k_is_copied_where_waiting_for_the_draft_gives_less(
     assert k == 4
     assert one.copy(9, MOST, k) == (4 if copies else 0)
     assert one.copy(9, 3, 0) == 3, "where there is no draft to ask, it is that or nothing"
+
+
+def test_requests_of_another_kind_say_little_of_a_request() -> None:
+    """Greedy ones do not make hot ones look good, nor the other way round."""
+    pair = Pair(MOST)
+    cold, hot = kind_of("coupled", 0.0), kind_of("coupled", 1.0)
+    for _ in range(200):
+        Fixed(pair, MOST, cold).judged(MOST, MOST, None)
+        Fixed(pair, MOST, hot).judged(MOST, 0, None)
+    rates = [Goodput(pair, MOST, kind).habits.drafts.rates(1)[0] for kind in (cold, hot)]
+    assert rates[0] > 0.85
+    assert rates[1] < 0.15
+    # One that nothing is known of is like all the others together.
+    new = Goodput(pair, MOST, kind_of("block", 0.5)).habits.drafts.rates(1)[0]
+    assert rates[1] + 0.1 < new < rates[0] - 0.1
+
+
+def test_kinds_are_few() -> None:
+    assert kind_of("block", 0.0) == ("block", 0)
+    assert kind_of("block", 0.3) == kind_of("block", 0.5) == ("block", 1)
+    assert kind_of("coupled", 0.7) == kind_of("coupled", 1.0) == ("coupled", 2)
+    assert kind_of("coupled", 2.0) == kind_of("coupled", 50.0)
