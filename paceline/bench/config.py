@@ -94,6 +94,6 @@ QUICK = replace(
     k=(4,),
     max_tokens=64,
     repeats=1,
-    prompts=4,
+    prompts=3,
 )
 """The ratios at one request, in under a minute with the embedded pair."""
