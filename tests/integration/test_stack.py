@@ -90,10 +90,14 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
     with serve_stack(config(tiny_pair, draft_model=None), sink=discard) as plain:
         assert plain.roles == ("target", "coordinator")
         with Client(plain.address) as client, Client(stack.address) as speculative:
-            result = client.generate("def", SAMPLING)
+            result = client.generate("def", SAMPLING, speculation={"prompt_lookup": False})
             assert result.token_ids == speculative.generate("def", SAMPLING).token_ids
             assert {worker.state for worker in client.status().workers} == {WorkerState.READY}
+            # Of two tokens every pair comes again soon.
+            two = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "allowed_token_ids": (5, 6)}
+            copied = client.generate("def", two, speculation={"num_speculative_tokens": 4})
     assert result.speculative_decoding.num_draft_tokens == 0
+    assert copied.speculative_decoding.num_prompt_lookups > 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Draft tokens copied from the text: as many as allowed, told of, and no token changes by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness.oracle import Ids, Oracle
+from harness.prompts import SOURCE
+from harness.waiting import HANG
+
+from paceline.client import Client, GenerationResult, InvalidArgumentError, SpeculationParams
+
+NEW_TOKENS = 48
+
+
+def repeating(oracle: Oracle) -> Ids:
+    """A prompt whose end has been there before, and goes on there."""
+    return oracle.encode(SOURCE)[:60] * 2
+
+
+def generated(client: Client, prompt: Ids, temperature: float, **speculation: Any) -> GenerationResult:
+    sampling = {"temperature": temperature, "seed": 5, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    return client.generate(prompt, sampling, speculation=speculation, timeout=HANG)
+
+
+@pytest.mark.parametrize("k", [1, 4, "auto"])
+def test_greedy_text_that_repeats_itself_is_copied_and_stays_what_it_is(
+    oracle: Oracle, client: Client, k: int | str
+) -> None:
+    prompt = repeating(oracle)
+    copied = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=True)
+    drafted = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=False)
+    assert copied.token_ids == drafted.token_ids == oracle.greedy(prompt, NEW_TOKENS, ignore_eos=True)
+    assert drafted.speculative_decoding.num_prompt_lookups == 0
+    if k == "auto":
+        return  # it may find something better
+    assert 0 < copied.speculative_decoding.num_prompt_lookups <= copied.speculative_decoding.num_spec_steps
+
+
+def test_a_seed_s_tokens_are_the_same_in_coupled_mode(oracle: Oracle, client: Client) -> None:
+    prompt = repeating(oracle)
+    results = [
+        generated(client, prompt, 1.0, num_speculative_tokens=k, prompt_lookup=lookup)
+        for k, lookup in ((0, True), (3, False), (3, True), (8, True))
+    ]
+    assert len({result.token_ids for result in results}) == 1
+    assert results[0].speculative_decoding.num_prompt_lookups == 0, "K = 0 is plain decoding"
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_the_other_modes_judge_copies_too(oracle: Oracle, client: Client, mode: str) -> None:
+    """test_losslessness.py of the simulation has their distribution; here are greedy tokens."""
+    prompt = repeating(oracle)
+    wanted = {"num_speculative_tokens": 4, "acceptance": mode, "prompt_lookup": True}
+    result = generated(client, prompt, 0.0, **wanted)
+    assert result.token_ids == oracle.greedy(prompt, NEW_TOKENS, ignore_eos=True)
+    assert result.speculative_decoding.num_prompt_lookups > 0
+    assert len(generated(client, prompt, 1.0, **wanted).token_ids) == NEW_TOKENS
+
+
+def test_a_word_that_is_no_truth_value_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match="prompt_lookup"):
+        client.generate("a", {"max_tokens": 1}, speculation={"prompt_lookup": "yes"}, timeout=HANG)
+    with pytest.raises(InvalidArgumentError, match="prompt_lookup"):
+        SpeculationParams(prompt_lookup=1)  # type: ignore[arg-type]
