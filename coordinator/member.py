@@ -81,6 +81,7 @@ class Member:
         """Learn what a verification takes, and what is accepted."""
         pair = self.pair
         self._is_catching_up(False)
+        pair.verdicts += 1
         mean = (self._mean_draft + pair.mean_draft) / 2
         # While everybody changes K nobody knows what was in the pass.
         steady = pair.settled and abs(pair.mean_draft - mean) <= STEADY * (1 + mean)

@@ -41,7 +41,7 @@ CLOSE = 0.9
 COPY_AGAIN = 64
 """Matches of one kind that are left unused, after which one is tried all the same."""
 FRESH = 2
-"""Rounds for which what a round takes holds, but in a trial, where every measurement tells."""
+"""Verdicts for which what a round takes holds, but in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
 PROBE_CROWD = 8
@@ -89,6 +89,8 @@ class Pair:
     """Sequences that a worker reads: the target prefills, or the draft catches up."""
     catch_up: float = 0.0
     """Seconds for each token that a draft worker lacks of a sequence."""
+    verdicts: int = 0
+    """Rounds that were judged."""
     _kinds: dict[Kind, Habits] = field(default_factory=dict)
     _copies_left: dict[int, int] = field(default_factory=dict)
     """Matches left unused since one was tried, by the place of their kind."""
@@ -145,11 +147,11 @@ class Pair:
         """What a round takes as things are; None while nothing is known of the target."""
         load = bracket(self.sequences)
         # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
-        since = self._rounds - self._known_at[1]
+        since = self.verdicts - self._known_at[1]
         stale = max(1 if self.trial is not None else FRESH, self.sequences // 8)
         if load != self._known_at[0] or since >= stale or self._seconds is None:
             self._seconds = self.costs.round_seconds(self.sequences, self.max_draft)
-            self._known_at = load, self._rounds
+            self._known_at = load, self.verdicts
         return self._seconds
 
     # ---- trials ------------------------------------------------------------------------------------

@@ -457,3 +457,22 @@ def test_kinds_are_few() -> None:
     assert kind_of("block", 0.3) == kind_of("block", 0.5) == ("block", 1)
     assert kind_of("coupled", 0.7) == kind_of("coupled", 1.0) == ("coupled", 2)
     assert kind_of("coupled", 2.0) == kind_of("coupled", 50.0)
+
+
+def test_without_a_draft_to_ask_what_copying_costs_is_learned_too() -> None:
+    """Nobody asks for K then, and rounds are not counted."""
+    one = Goodput(Pair(MOST), MOST)
+    copies_well(one, 9, MOST)
+
+    def judged(num_draft: int, seconds: float) -> None:
+        one.verifying(num_draft, prefills=False, match=9 if num_draft else 0)
+        timing = Verification(seconds, num_draft + 1, 1)
+        one.judged(num_draft, num_draft, timing, 9 if num_draft else 0)
+
+    assert one.copy(9, MOST, 0) == 0, "nothing is known of the target"
+    for _ in range(3):
+        judged(0, 1.0)
+    assert one.copy(9, MOST, 0) == MOST
+    for _ in range(60):
+        judged(MOST, 20.0)
+    assert one.copy(9, MOST, 0) < MOST, "a row costs more than two rounds"
