@@ -141,7 +141,7 @@ class CoordinatorConfig:
     targets: tuple[str, ...]
     """host:port of every target worker."""
     drafts: tuple[str, ...] = ()
-    """host:port of every draft worker; none means plain decoding."""
+    """host:port of every draft worker; with none only what a text repeats is proposed."""
     tokenizer: str
     """A directory with tokenizer.json, such a file, a hub id, or `embedded:target`."""
     model_name: str = ""

@@ -58,7 +58,7 @@ class StackConfig:
 
     target_model: str = "embedded:target"
     draft_model: str | None = "embedded:draft"
-    """`none` on the command line, None here: no draft worker, plain decoding."""
+    """`none` on the command line, None here: no draft worker; only what a text repeats is proposed."""
     host: str = "127.0.0.1"
     port: int = 0
     http: bool = True
