@@ -13,11 +13,11 @@ from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.round import RoundMachine
 from coordinator.vocabulary import Vocabulary
-from paceline.core.checks import AUTO
+from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.clock import Clock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import SequenceParams
+from paceline.core.types import AcceptanceMode, SequenceParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
 
@@ -73,9 +73,20 @@ class Machines:
             target_max_len=info.max_model_len,
             phase=Phase.DONE if ledger.ended else Phase.NEW,
             deadline=self._clock() + config.recovery_timeout,
-            prompt_lookup=config.prompt_lookup if asked.prompt_lookup is None else asked.prompt_lookup,
+            prompt_lookup=self._looks_up(asked, k, params),
             policy=policy,
         )
+
+    def _looks_up(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> bool:
+        """Whether draft tokens may be copied from the text.
+
+        What is copied follows from measured times. In a mode whose tokens depend on the rounds, a fixed K keeps
+        a seed's tokens the same; so the server does not copy there by itself.
+        """
+        if asked.prompt_lookup is not None:
+            return asked.prompt_lookup
+        by_choice = params.mode is AcceptanceMode.COUPLED or params.sampling.greedy
+        return self._config.prompt_lookup and (by_choice or k == AUTO)
 
     def ledger(
         self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo

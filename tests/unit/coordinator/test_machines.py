@@ -1,0 +1,45 @@
+"""Who may copy from the text: what the request says, else the server, where no seed's tokens hang on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.machines import Machines
+from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.clock import monotonic
+from paceline.core.config import CoordinatorConfig
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams
+
+
+def looks_up(
+    mode: AcceptanceMode,
+    *,
+    server: bool = True,
+    asked: bool | None = None,
+    k: DraftTokens = 4,
+    temperature: float = 1.0,
+) -> bool:
+    config = CoordinatorConfig(targets=("t:1",), tokenizer="t", prompt_lookup=server)
+    params = SequenceParams(SamplingParams(temperature=temperature, seed=1), mode, 1)
+    machines = Machines(config, None, monotonic)  # type: ignore[arg-type]
+    return machines._looks_up(SpeculationParams(prompt_lookup=asked), k, params)
+
+
+@pytest.mark.parametrize("mode", list(AcceptanceMode))
+@pytest.mark.parametrize("server", [True, False])
+def test_a_request_has_the_last_word(mode: AcceptanceMode, server: bool) -> None:
+    assert looks_up(mode, server=server, asked=True)
+    assert not looks_up(mode, server=server, asked=False)
+
+
+@pytest.mark.parametrize("mode", list(AcceptanceMode))
+def test_else_the_server_has_it(mode: AcceptanceMode) -> None:
+    assert looks_up(mode, k=AUTO)
+    assert looks_up(mode, temperature=0.0)
+    assert not looks_up(mode, k=AUTO, server=False)
+
+
+def test_with_a_fixed_k_a_seed_keeps_its_tokens() -> None:
+    assert looks_up(AcceptanceMode.COUPLED)
+    assert not looks_up(AcceptanceMode.REJECTION)
+    assert not looks_up(AcceptanceMode.BLOCK)
