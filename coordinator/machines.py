@@ -80,8 +80,8 @@ class Machines:
     def _looks_up(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> bool:
         """Whether draft tokens may be copied from the text.
 
-        What is copied follows from measured times. In a mode whose tokens depend on the rounds, a fixed K keeps
-        a seed's tokens the same; so the server does not copy there by itself.
+        What is copied follows from measured times. In a mode whose tokens depend on the rounds a fixed K
+        keeps a seed's tokens the same; so the server does not copy there by itself.
         """
         if asked.prompt_lookup is not None:
             return asked.prompt_lookup
