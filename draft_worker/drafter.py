@@ -20,7 +20,7 @@ from itertools import repeat
 import torch
 
 from draft_worker.ahead import Ahead, Limb, LookaheadCounts
-from draft_worker.chaining import chain_of
+from draft_worker.chaining import chains_of
 from draft_worker.drafting import Drafting, Round
 from draft_worker.fanout import MAX_RANK, FanOut
 from draft_worker.propose import Drawn, NoiseTape, propose
@@ -232,10 +232,7 @@ class Drafter:
 
     def _chain(self, rounds: Sequence[Round]) -> list[DraftEvent]:
         """Complete what needs nobody to look on; the rest goes on step by step, also what fails here."""
-        if self._config.lookahead_branches or not self._runner.draws_chains:
-            return []  # what a branch's first token could have been is seen in the logits of every step
-        rules = self._eos_token_ids, self._config.support_mass, self._config.support_bound
-        drawing = [(r, c) for r in rounds if (c := chain_of(r.drafting, r.job.held.table, *rules))]
+        drawing = chains_of(rounds, self._runner.chain_skills, self._config, self._eos_token_ids, self._ranks)
         if not drawing:
             return []
         begun = self._clock()
@@ -252,12 +249,18 @@ class Drafter:
         for (r, chain), found in zip(drawing, drawn, strict=True):
             r.job.compute += spent
             r.job.held.fed([chain.token_id, *found.token_ids][: len(found.token_ids)])
-            r.drafting.drawn.extend(map(Drawn, found.token_ids, found.distributions or repeat(None)))
+            told = found.distributions or repeat(None), found.others or repeat(())
+            r.drafting.drawn.extend(map(Drawn, found.token_ids, *told))
             if r.drafting.complete:
                 events.append(self._settle(r))
             else:
                 r.job.feed_next([r.drafting.newest], rows=1)
         return events
+
+    @property
+    def _ranks(self) -> int:
+        """Other tokens that each drawn one is told with: what branches may begin with."""
+        return MAX_RANK if self._config.lookahead_branches else 0
 
     def _draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> list[Drawn | None]:
         """The next token of each, None where the logits are no distribution."""
@@ -272,7 +275,7 @@ class Drafter:
             self._config.support_mass,
             self._config.support_bound,
             self._eos_token_ids,
-            MAX_RANK if self._config.lookahead_branches else 0,
+            self._ranks,
         )
         if restrictions is not None:
             drawn = only_allowed(drawn, restrictions)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
-from paceline.decoding.noise import Purpose, uniforms
-from paceline.decoding.noise_memo import NoiseMemo
+from paceline.decoding.noise import Purpose, gumbel, uniforms
+from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, greedy_choice
@@ -33,10 +33,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class NoiseTape:
-    """All noise of one round, drawn at once: it depends on the round's place alone, not on any token."""
+    """All noise of one round: it depends on the round's place alone, not on any token."""
 
-    gumbel: Tensor | None = None
-    """float64 [K, V] in coupled mode."""
+    coupled: CoupledNoise | None = None
+    """Of K tokens in coupled mode."""
     uniforms: Tensor | None = None
     """float64 [K] in the other modes."""
 
@@ -52,7 +52,7 @@ class NoiseTape:
             return cls()
         if params.mode is AcceptanceMode.COUPLED:
             noise.expect(params, base_length + k, k + 1)
-            return cls(gumbel=noise.rows([seed] * k, range(base_length, base_length + k)))
+            return cls(CoupledNoise(noise, seed, base_length, k))
         return cls._of_draws(params, base_length, k)
 
     @classmethod
@@ -65,8 +65,8 @@ class NoiseTape:
 
         In coupled mode it is a part of this tape, which must be long enough.
         """
-        if self.gumbel is not None:
-            return NoiseTape(gumbel=self.gumbel[more : more + k])
+        if self.coupled is not None:
+            return NoiseTape(self.coupled.part(more, more + k))
         if self.uniforms is None:
             return self
         return NoiseTape._of_draws(params, base_length + more, k)
@@ -163,10 +163,13 @@ def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
 
 
 def _stacked_noise(steps: Sequence[Step], rows: Tensor) -> Tensor:
-    """float64 [S, V]; zero for greedy sequences, whose point mass no noise can move."""
+    """float64 [S, V]; anything for greedy sequences, whose point mass no noise can move."""
+    if rows.device.type != "cpu":
+        where = [(t.coupled.seed, t.coupled.first + len(d)) if t.coupled else (0, 0) for _, _, d, t in steps]
+        return gumbel([seed for seed, _ in where], [at for _, at in where], rows.shape[1], rows.device)
     silent = torch.zeros(rows.shape[1], dtype=torch.float64)
-    tapes = [silent if tape.gumbel is None else tape.gumbel[len(drafts)] for _, _, drafts, tape in steps]
-    return torch.stack(tapes).to(rows.device)
+    noise = (tape.coupled.rows()[len(d)] if tape.coupled else silent for _, _, d, tape in steps)
+    return torch.stack(list(noise))
 
 
 def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> RowContext | None:

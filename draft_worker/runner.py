@@ -9,7 +9,7 @@ import torch
 
 from paceline.engine import passes
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput
+from paceline.engine.chains import Chain, ChainInput, ChainSkills
 from paceline.kv import Branch
 
 
@@ -23,8 +23,8 @@ class Runner(passes.Runner, Protocol):
         """Make a branch's entries those of its table. Raises ResourceExhaustedError."""
 
     @property
-    def draws_chains(self) -> bool:
-        """True when it can draw several tokens by itself."""
+    def chain_skills(self) -> ChainSkills | None:
+        """What it can do when it draws several tokens by itself; None where it cannot."""
 
     def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        """Each chain, shorter where logits are no numbers. Raises ResourceExhaustedError."""
+        """Each chain, shorter where its tokens must be drawn one by one. Raises ResourceExhaustedError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from paceline.decoding.row_params import RowParams, RowParamsMemo
 from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
 from paceline.decoding.transforms import log_probs, processed_logits, scores_of
+from paceline.engine.passes import broken_rows, usable_rows
 
 _row_params = RowParamsMemo()
 
@@ -78,7 +79,75 @@ def decide(
     Returns:
         (accepted draft tokens, next token) of each case.
     """
-    results: dict[int, tuple[int, int]] = {}
+    reading = _deliberate(cases, logits, eos_token_ids, noise)
+    return reading.of(_to_host([reading.numbers])[0])
+
+
+def judge(
+    cases: Sequence[Case],
+    logits: Tensor,
+    allowed: Tensor,
+    eos_token_ids: Sequence[int] = (),
+    noise: NoiseMemo | None = None,
+) -> list[tuple[int, int] | None]:
+    """Judge every round whose logits are a distribution; None for the others.
+
+    What is told of a device comes from there in one copy. On a CPU, where looking costs nothing, rows that
+    are no distribution are left out before anything is made of them.
+
+    Args:
+        cases: the rounds.
+        logits: as for `decide`, the model's own.
+        allowed: the same, where the requests' grammars forbid nothing.
+        eos_token_ids: the model's, for `min_tokens`.
+        noise: as for `decide`.
+    """
+    if _on_host(logits):
+        sound = _sound(cases, [not broken for broken in broken_rows(logits)])
+        kept = [case for case, fine in zip(cases, sound, strict=True) if fine]
+        if len(kept) == len(cases):
+            return [*decide(cases, allowed, eos_token_ids, noise)]
+        starts = [start for start, fine in zip(_starts(cases), sound, strict=True) if fine]
+        verdicts = iter(decide(kept, allowed[_rows(kept, starts)], eos_token_ids, noise) if kept else ())
+        return [next(verdicts) if fine else None for fine in sound]
+    reading = _deliberate(cases, allowed, eos_token_ids, noise)
+    usable, numbers = _to_host([usable_rows(logits).long(), reading.numbers])
+    sound = _sound(cases, usable)
+    return [v if fine else None for v, fine in zip(reading.of(numbers), sound, strict=True)]
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """True where looking at numbers waits for nobody."""
+    return tensor.device.type == "cpu"
+
+
+def _sound(cases: Sequence[Case], usable: Sequence[int]) -> list[bool]:
+    """Which cases have usable rows only."""
+    return [all(usable[start : start + case.rows]) for case, start in zip(cases, _starts(cases), strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Verdicts where the logits are, and how they are read."""
+
+    numbers: Tensor
+    """int64, in one dimension."""
+    of: Callable[[Sequence[int]], list[tuple[int, int]]]
+    """(accepted draft tokens, next token) of each case, from these numbers on the host."""
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """int64 tensors of one dimension, in one copy."""
+    values: list[int] = (tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))).tolist()
+    ends = itertools.accumulate(len(tensor) for tensor in tensors)
+    return [values[end - len(tensor) : end] for tensor, end in zip(tensors, ends, strict=True)]
+
+
+def _deliberate(
+    cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int], noise: NoiseMemo | None
+) -> _Reading:
+    """All modes' verdicts; nothing here waits for the device."""
+    readings: list[tuple[list[int], _Reading]] = []
     starts = _starts(cases)
     choosing = [i for i, case in enumerate(cases) if case.chooses]
     for mode in AcceptanceMode:
@@ -92,11 +161,23 @@ def decide(
         group = [cases[i] for i in members]
         rows = logits if len(group) == len(cases) else logits[_rows(group, [starts[i] for i in members])]
         if mode is AcceptanceMode.COUPLED:
-            answers = _by_choice(group, rows, eos_token_ids, noise)
+            reading = _by_choice(group, rows, eos_token_ids, noise)
         else:
-            answers = _by_ratio(group, rows, mode, eos_token_ids)
-        results.update(zip(members, answers, strict=True))
-    return [results[i] for i in range(len(cases))]
+            reading = _by_ratio(group, rows, mode, eos_token_ids)
+        readings.append((members, reading))
+    if len(readings) == 1:
+        return readings[0][1]
+
+    def read(numbers: Sequence[int]) -> list[tuple[int, int]]:
+        results: dict[int, tuple[int, int]] = {}
+        first = 0
+        for members, reading in readings:
+            last = first + len(reading.numbers)
+            results.update(zip(members, reading.of(numbers[first:last]), strict=True))
+            first = last
+        return [results[i] for i in range(len(cases))]
+
+    return _Reading(torch.cat([reading.numbers for _, reading in readings]), read)
 
 
 def warm_up(device: torch.device) -> None:
@@ -108,34 +189,37 @@ def warm_up(device: torch.device) -> None:
 
 
 def logprobs_of(
-    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int]]
+    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
 ) -> list[tuple[TokenLogprobs, ...]]:
     """What the cases that ask for log-probabilities report of their verdicts' tokens; () for the others.
 
     Args:
         cases: the rounds.
         logits: as for `decide`.
-        verdicts: what `decide` made of them.
+        verdicts: what `judge` made of them.
 
     Returns:
         One entry a token of each case's verdict.
     """
-    wants = [case.params.sampling.logprobs for case in cases]
-    if all(count is None for count in wants):
-        return [()] * len(cases)
+    asked = [
+        (i, start, verdict, case.params.sampling.logprobs)
+        for i, (case, start, verdict) in enumerate(zip(cases, _starts(cases), verdicts, strict=True))
+        if verdict is not None and case.params.sampling.logprobs is not None
+    ]
+    told: list[tuple[TokenLogprobs, ...]] = [()] * len(cases)
+    if not asked:
+        return told
     rows: list[int] = []
     tokens: list[int] = []
     counts: list[int] = []
-    for case, start, (accepted, token), count in zip(cases, _starts(cases), verdicts, wants, strict=True):
-        if count is not None:
-            rows.extend(range(start, start + accepted + 1))
-            tokens.extend((*case.proposal.token_ids[:accepted], token))
-            counts.extend([count] * (accepted + 1))
+    for i, start, (accepted, token), count in asked:
+        rows.extend(range(start, start + accepted + 1))
+        tokens.extend((*cases[i].proposal.token_ids[:accepted], token))
+        counts.extend([count] * (accepted + 1))
     reported = iter(reported_logprobs(logits[rows], tokens, counts))
-    return [
-        () if count is None else tuple(itertools.islice(reported, accepted + 1))
-        for (accepted, _), count in zip(verdicts, wants, strict=True)
-    ]
+    for i, _, (accepted, _), _ in asked:
+        told[i] = tuple(itertools.islice(reported, accepted + 1))
+    return told
 
 
 def _starts(cases: Sequence[Case]) -> list[int]:
@@ -196,9 +280,7 @@ def _padded_rows(group: Sequence[Case], device: torch.device) -> Tensor:
     return torch.tensor(index, device=device)
 
 
-def _by_choice(
-    group: Sequence[Case], logits: Tensor, eos: Sequence[int], memo: NoiseMemo | None
-) -> list[tuple[int, int]]:
+def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int], memo: NoiseMemo | None) -> _Reading:
     row_params, context = _layout(group, logits, eos)
     if row_params.all_greedy:
         choices = greedy_choice(processed_logits(logits, row_params, context))
@@ -206,21 +288,22 @@ def _by_choice(
         # A greedy row's log-probabilities are a point mass, which no noise can move.
         seeds = [case.seed for case in group for _ in range(case.rows)]
         positions = [len(case.ledger) + i for case in group for i in range(case.rows)]
-        if memo is not None and logits.device.type == "cpu":
+        if memo is not None and _on_host(logits):
             noise = memo.rows(seeds, positions)
         else:
             noise = gumbel(seeds, positions, logits.shape[1], logits.device)
         choices = coupled_choice(log_probs(logits, row_params, context), noise)
-    own = choices.tolist()
-    return [
-        acceptance.accept_coupled(case.proposal.token_ids, own[start : start + case.rows])
-        for case, start in zip(group, _starts(group), strict=True)
-    ]
+
+    def read(own: Sequence[int]) -> list[tuple[int, int]]:
+        return [
+            acceptance.accept_coupled(case.proposal.token_ids, own[start : start + case.rows])
+            for case, start in zip(group, _starts(group), strict=True)
+        ]
+
+    return _Reading(choices, read)
 
 
-def _by_ratio(
-    group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]
-) -> list[tuple[int, int]]:
+def _by_ratio(group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]) -> _Reading:
     row_params, context = _layout(group, logits, eos)
     p = scores_of(logits, row_params, context).softmax(-1, dtype=torch.float64)
     seeds = [case.seed for case in group]
@@ -229,31 +312,37 @@ def _by_ratio(
     longest = max(case.num_draft for case in group)
     accept_u = uniforms(seeds, bases, Purpose.ACCEPT_TEST, max(longest, 1), logits.device)
     next_u = uniforms(seeds, bases, Purpose.NEXT_TOKEN, 1, logits.device)[:, 0]
-    judged = _sparsely if p.device.type == "cpu" else _densely
-    return judged(group, mode, p, accept_u, next_u)
+    judged = _sparsely if _on_host(p) else _densely
+    accepted, tokens = judged(group, mode, p, accept_u, next_u)
+    count = len(group)
+    return _Reading(
+        torch.cat((accepted, tokens)), lambda told: list(zip(told[:count], told[count:], strict=True))
+    )
 
 
 def _sparsely(
     group: Sequence[Case], mode: AcceptanceMode, p: Tensor, accept_u: Tensor, next_u: Tensor
-) -> list[tuple[int, int]]:
-    """Judge on a CPU. p: float64 [sum of the cases' rows, V]; accept_u [S, K], next_u [S]."""
+) -> tuple[Tensor, Tensor]:
+    """Judge on a CPU. p: float64 [sum of the cases' rows, V]; accept_u [S, K], next_u [S].
+
+    Returns int64 [S] twice: accepted draft tokens, next token.
+    """
     chains = SparseChains.of([case.proposal for case in group], p.shape[1])
     block = mode is AcceptanceMode.BLOCK
     judge = sparse_acceptance.accept_block if block else sparse_acceptance.accept_rejection
     accepted, tokens = judge(chains, p.numpy(), accept_u.numpy(), next_u.numpy())
-    return list(zip(accepted.tolist(), tokens.tolist(), strict=True))
+    return torch.from_numpy(accepted), torch.from_numpy(tokens)
 
 
 def _densely(
     group: Sequence[Case], mode: AcceptanceMode, p: Tensor, accept_u: Tensor, next_u: Tensor
-) -> list[tuple[int, int]]:
-    """Judge in tensors, where p is. Arguments as for `_sparsely`."""
+) -> tuple[Tensor, Tensor]:
+    """Judge in tensors, where p is; otherwise as `_sparsely`."""
     draft, num_draft = _chains(group, p.device)
     q, rows = _drawn_from(group, draft, p.shape[1]), p[_padded_rows(group, p.device)]
     judge = acceptance.accept_block if mode is AcceptanceMode.BLOCK else acceptance.accept_rejection
     decision = judge(draft, num_draft, rows, q, accept_u[:, : draft.shape[1]], next_u)
-    accepted, tokens = torch.stack((decision.num_accepted, decision.next_token)).tolist()
-    return list(zip(accepted, tokens, strict=True))
+    return decision.num_accepted, decision.next_token
 
 
 def _drawn_from(group: Sequence[Case], draft: Tensor, vocab_size: int) -> Tensor:

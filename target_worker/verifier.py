@@ -41,7 +41,7 @@ from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
 from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
-from target_worker.decide import Case, decide, logprobs_of
+from target_worker.decide import Case, judge, logprobs_of
 
 
 @dataclass(slots=True)
@@ -64,6 +64,22 @@ def _is_scored(params: SequenceParams, base_length: int) -> bool:
     """True when the round is to report the prompt's log-probabilities: the first one, and its repetitions."""
     wanted = params.sampling.prompt_logprobs is not None
     return wanted and 1 < base_length == params.prompt_length
+
+
+def _without(spoiled: set[str], result: PassResult) -> tuple[Sequence[Job], torch.Tensor]:
+    """The finished jobs but for those that have failed already, and their logits."""
+    assert result.logits is not None
+    if not spoiled:
+        return result.finished, result.logits
+    kept_jobs: list[Job] = []
+    kept_rows: list[int] = []
+    row = 0
+    for job in result.finished:
+        if job.sequence_id not in spoiled:
+            kept_jobs.append(job)
+            kept_rows.extend(range(row, row + job.rows))
+        row += job.rows
+    return kept_jobs, result.logits[kept_rows]
 
 
 def _not_numbers() -> InternalError:
@@ -261,10 +277,10 @@ class Verifier:
     def _judge(self, result: PassResult, spoiled: set[str]) -> list[TargetEvent]:
         assert result.logits is not None
         begun = self._clock()
-        finished, logits, events = self._without_broken(result, spoiled)
+        finished, logits = _without(spoiled, result)
         if not finished:
-            return events
-        rounds = [self._rounds.pop(job.sequence_id) for job in finished]
+            return []
+        rounds = [self._rounds[job.sequence_id] for job in finished]
         restrictions = [r.restriction for r in rounds]
         cases = [
             Case(
@@ -275,11 +291,17 @@ class Verifier:
             for r in rounds
         ]
         allowed = restricted(logits, restrictions, [case.rows for case in cases])
-        verdicts = decide(cases, allowed, self._eos_token_ids, self._noise)
+        verdicts = judge(cases, logits, allowed, self._eos_token_ids, self._noise)
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
-        for r, (num_accepted, next_token), reported in zip(rounds, verdicts, logprobs, strict=True):
+        events: list[TargetEvent] = []
+        for r, judged, reported in zip(rounds, verdicts, logprobs, strict=True):
             r.job.compute += spent
+            if judged is None:
+                events.append(self._fail(r.job, _not_numbers()))
+                continue
+            del self._rounds[r.command.sequence_id]
+            num_accepted, next_token = judged
             verdict = self._settle(r, num_accepted, next_token, reported)
             following = r.foreseen.get((num_accepted, next_token))
             if following is not None:
@@ -311,30 +333,6 @@ class Verifier:
         attributes: Attributes = {"paceline.num_draft_tokens": k, **timings_told(timings), **about}
         where = params.traceparent, r.command.sequence_id, r.command.round
         self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
-
-    def _without_broken(
-        self, result: PassResult, spoiled: set[str]
-    ) -> tuple[Sequence[Job], torch.Tensor, list[TargetEvent]]:
-        """Fail the sequences whose logits are no distribution; `spoiled` ones have failed, others go on."""
-        assert result.logits is not None
-        broken = broken_rows(result.logits)
-        if not any(broken) and not spoiled:
-            return result.finished, result.logits, []
-        events: list[TargetEvent] = []
-        kept_jobs: list[Job] = []
-        kept_rows: list[int] = []
-        row = 0
-        for job in result.finished:
-            rows = range(row, row + job.rows)
-            row += job.rows
-            if job.sequence_id in spoiled:
-                continue
-            if any(broken[i] for i in rows):
-                events.append(self._fail(job, _not_numbers()))
-            else:
-                kept_jobs.append(job)
-                kept_rows.extend(rows)
-        return kept_jobs, result.logits[kept_rows], events
 
     def _fail(self, job: Job, error: PacelineError) -> TargetEvent:
         """End a round without a verdict; the sequence stays, cut back to its ledger."""

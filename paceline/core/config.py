@@ -70,6 +70,9 @@ class WorkerConfig:
     For measurements."""
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
+    cuda_graphs: bool = True
+    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
+    served without."""
     trust_remote_code: bool = False
     tls_certificate: str = ""
     """PEM file with this process's certificate; none means plain text."""

@@ -66,7 +66,11 @@ def uniforms(
     """
     if device is None or device.type == "cpu":
         return torch.from_numpy(_uniforms_cpu(seeds, positions, purpose, count))
-    raw = philox_torch(seeds, positions, purpose, count, device)
+    return _uniforms_of(_column(seeds, device), _column(positions, device), purpose, count)
+
+
+def _uniforms_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
+    raw = _philox_of(seeds, positions, purpose, count)
     return ((raw >> 12) & (2**52 - 1)).to(torch.float64).add_(0.5).mul_(_SCALE)
 
 
@@ -93,7 +97,16 @@ def gumbel(
             np.log(values, out=values)
             np.negative(values, out=values)
         return torch.from_numpy(values)
-    return uniforms(seeds, positions, Purpose.COUPLED, vocab_size, device).log_().neg_().log_().neg_()
+    return gumbel_of(_column(seeds, device), _column(positions, device), vocab_size)
+
+
+def gumbel_of(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """`gumbel` of what is on a device already: int64 [N] with the bits of the seeds, and the positions.
+
+    Nothing here waits for the device or copies anything to it.
+    """
+    u = _uniforms_of(seeds, positions, Purpose.COUPLED, vocab_size)
+    return u.log_().neg_().log_().neg_()
 
 
 def _uniforms_cpu(
@@ -113,17 +126,22 @@ def philox_torch(
     Returns:
         int64 [N, count]: the bits of the unsigned outputs.
     """
-    blocks = -(-count // 4)
+    return _philox_of(_column(seeds, device), _column(positions, device), purpose, count)
+
+
+def _column(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 [N] with the bits of unsigned integers."""
+    return torch.tensor([_signed(v) for v in values], dtype=torch.int64, device=device)
+
+
+def _philox_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
+    blocks, device = -(-count // 4), seeds.device
     shape = (len(seeds), blocks)
-
-    def column(values: Sequence[int]) -> Tensor:
-        return torch.tensor([_signed(v) for v in values], dtype=torch.int64, device=device)[:, None]
-
     # The counter is 1 at the first block, as numpy has it.
     first = torch.arange(1, blocks + 1, dtype=torch.int64, device=device).expand(shape)
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    counter = (first, column(positions), zero, zero)
-    words = philox4x64(counter, (column(seeds), torch.full_like(zero, int(purpose))))
+    counter = (first, positions[:, None], zero, zero)
+    words = philox4x64(counter, (seeds[:, None], torch.full_like(zero, int(purpose))))
     return torch.stack([word.expand(shape) for word in words], dim=-1).reshape(len(seeds), -1)[:, :count]
 
 

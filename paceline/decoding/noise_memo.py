@@ -77,3 +77,30 @@ class NoiseMemo:
         self._rows.update(zip(keys, rows, strict=True))
         while len(self._rows) > self._capacity:
             self._rows.popitem(last=False)
+
+
+class CoupledNoise:
+    """The coupled noise of consecutive positions of one request, made when somebody looks at it."""
+
+    __slots__ = ("_memo", "_rows", "count", "first", "seed")
+
+    def __init__(self, memo: NoiseMemo, seed: int, first: int, count: int) -> None:
+        """`first`: the absolute index of the token that the first of `count` rows decides."""
+        self._memo = memo
+        self._rows: Tensor | None = None
+        self.seed = seed
+        self.first = first
+        self.count = count
+
+    def rows(self) -> Tensor:
+        """float64 [count, V] on the CPU."""
+        if self._rows is None:
+            self._rows = self._memo.rows([self.seed] * self.count, range(self.first, self.first + self.count))
+        return self._rows
+
+    def part(self, start: int, stop: int) -> CoupledNoise:
+        """Rows [start, stop) of these."""
+        part = CoupledNoise(self._memo, self.seed, self.first + start, stop - start)
+        if self._rows is not None:
+            part._rows = self._rows[start:stop]
+        return part

@@ -65,6 +65,9 @@ class AttentionGroup:
     """[1, num_rows, num_keys], where what a row sees does not follow from positions: rows of a tree."""
     key_positions: Tensor | None = None
     """[num_keys] positions of the keys of such rows."""
+    fixed: bool = False
+    """The call is recorded and serves other batches of its shape: nothing in it may follow from the numbers
+    of this one, which are in `gather` and `query_positions` alone."""
     _plans: dict[tuple[int | None, int, torch.dtype], tuple[int, Tensor | None]] = field(default_factory=dict)
     _views: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -99,9 +102,10 @@ class AttentionGroup:
         first = 0
         if self.slot_range is not None and window is not None:
             first = max(0, self.first_position - window + 1)
-        if self.num_rows == 1 and self.num_sequences == 1 and (self.slot_range is not None or window is None):
+        lone = self.num_sequences == 1 and not self.fixed
+        if lone and self.num_rows == 1 and (self.slot_range is not None or window is None):
             return first, None
-        if self.num_sequences == 1 and window is None:
+        if lone and window is None:
             # Only the corner where the new rows meet their own keys is not all visible.
             shape = (1, repeat, self.num_rows, self.num_keys)
             mask = torch.full(shape, float("-inf"), dtype=dtype, device=self.device)

@@ -11,6 +11,7 @@ import torch
 from paceline import assets
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import InvalidArgumentError
+from paceline.engine.captured import CudaGraphs
 from paceline.engine.loading import LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
 
@@ -62,6 +63,7 @@ def build(config: WorkerConfig) -> Built:
         max_model_len=max_model_len,
         lean=True,
         deterministic=config.deterministic,
+        recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     runner.least_seconds = config.least_pass_seconds
     if config.least_pass_seconds:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import SparseDistribution
+from paceline.decoding.noise_memo import CoupledNoise
 from paceline.kv import BlockTable
 
 
@@ -36,9 +37,11 @@ class ChainInput:
     token_id: int
     steps: int
     temperature: float = 0.0
-    noise: npt.NDArray[np.float64] | None = None
-    """[steps, vocabulary]; None at temperature 0 and with `draws`."""
+    noise: CoupledNoise | None = None
+    """Of as many tokens as it has steps; None at temperature 0 and with `draws`."""
     draws: SparseDraws | None = None
+    num_others: int = 0
+    """How many of the next best tokens to tell of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +52,15 @@ class Chain:
     """Fewer than its steps where logits were no numbers."""
     distributions: Sequence[SparseDistribution] = ()
     """Of every token with `draws`, else none."""
+    others: Sequence[tuple[int, ...]] = ()
+    """Of every token the next best ones, best first, where they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSkills:
+    """What the chains of a runner can do besides choosing with and without noise."""
+
+    supports: bool
+    """They draw (`ChainInput.draws`)."""
+    ranks: bool
+    """They tell the next best tokens (`ChainInput.num_others`)."""

@@ -19,6 +19,7 @@ from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
 from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
+from paceline.engine.captured import Recorder
 from paceline.engine.compiled import CompiledForward, compiled_forward
 from paceline.engine.lean import LeanForward, covers
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
@@ -121,6 +122,7 @@ def make_runner(
     max_model_len: int | None = None,
     lean: bool = False,
     deterministic: bool = False,
+    recorder: Recorder | None = None,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
 
@@ -131,6 +133,7 @@ def make_runner(
     `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
     has one. Such a pass may take the weights over: the model then runs through the runner only.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
+    `recorder` records passes, if the logits of recorded ones are right here.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
     layers = inspect_attention(model)
@@ -158,9 +161,21 @@ def make_runner(
     error = _error_on_paged_cache(model, layers, short, expected)
     if error is not None:
         raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
+    if recorder is not None:
+        error = _error_on_paged_cache(model, layers, short, expected, recorder)
+        if error is not None:
+            log.warning("passes of %s are not recorded: a recorded one %s", type(model).__name__, error)
+            recorder = None
     runner = ModelRunner(
-        model, cache, model.device, vocab_size=vocab_size, max_model_len=max_model_len, short=short
+        model,
+        cache,
+        model.device,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        short=short,
+        recorder=recorder,
     )
+    runner.record_passes_of_one()
     if deterministic and not runner.row_invariant:
         raise InvalidArgumentError(
             "deterministic",
@@ -193,14 +208,21 @@ def _error_on_paged_cache(
     layers: tuple[LayerLayout, ...],
     short: LeanForward | CompiledForward | None,
     expected: torch.Tensor,
+    recorder: Recorder | None = None,
 ) -> str | None:
     """What is wrong with the logits of the same tokens fed in two chunks through a small cache."""
     tokens = _tokens_to_compare(model)
     cache = PagedCache(layers, num_blocks=len(tokens), block_size=1, dtype=model.dtype, device=model.device)
-    runner = ModelRunner(model, cache, model.device, short=short)
+    runner = ModelRunner(model, cache, model.device, short=short, recorder=recorder)
     table = runner.new_table()
-    chunks = [chunk for chunk in (tokens[:-3], tokens[-3:]) if chunk]
-    ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])
+    ours = torch.empty(0)
+    # What comes again is recorded.
+    for _ in range(1 if recorder is None else 3):
+        table.truncate_to(0)
+        chunks = [chunk for chunk in (tokens[:-3], tokens[-3:]) if chunk]
+        ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])
+    if runner.captured is not None and not runner.captured.usable:
+        return "cannot be made"
     error = float((ours - expected).norm() / expected.norm().clamp_min(1e-20))
     if error < _TOLERANCE[model.dtype.itemsize]:
         return None

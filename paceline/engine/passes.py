@@ -241,6 +241,9 @@ def broken_rows(logits: torch.Tensor) -> list[bool]:
     """Which rows hold NaN, or infinities that leave no distribution. logits: [R, V]."""
     if math.isfinite(logits.sum().item()):
         return [False] * len(logits)
-    peak = logits.amax(dim=-1)
-    usable = torch.isfinite(peak) & ~torch.isnan(logits.sum(dim=-1))
-    return [not row for row in usable.tolist()]
+    return [not row for row in usable_rows(logits).tolist()]
+
+
+def usable_rows(logits: torch.Tensor) -> torch.Tensor:
+    """bool [R]: the rows of [R, V] that are a distribution's logits."""
+    return torch.isfinite(logits.amax(dim=-1)) & ~torch.isnan(logits.sum(dim=-1))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from paceline.engine.attention import IMPLEMENTATION, running
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.chains import Chain, ChainInput
+from paceline.engine.captured import PATIENCE, ROWS, CapturedPasses, Recorder
+from paceline.engine.chains import Chain, ChainInput, ChainSkills
 from paceline.engine.compiled import CompiledForward, Layout
 from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable, Branch
@@ -36,10 +38,12 @@ class ModelRunner:
         vocab_size: int | None = None,
         max_model_len: int | None = None,
         short: LeanForward | CompiledForward | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer.
 
-        `short` computes the logits instead of the model's own modules.
+        `short` computes the logits instead of the model's own modules. With a `recorder` passes of common
+        shapes are recorded when they come again; a compiled pass has nothing to record.
         """
         config = model.config.get_text_config(decoder=True)
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -74,6 +78,11 @@ class ModelRunner:
         # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
         # which our attention would not look at.
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self._device)
+        self.captured: CapturedPasses | None = None
+        """The passes recorded so far, where there is somebody to record them."""
+        if recorder is not None and self._compiled is None:
+            limits = {"max_model_len": self._max_model_len, "vocab_size": self._vocab_size}
+            self.captured = CapturedPasses(self._logits, cache, recorder, **limits)
 
     @property
     def model(self) -> Any:
@@ -115,6 +124,17 @@ class ModelRunner:
         """Entries a sequence can have."""
         return self._max_model_len
 
+    def record_passes_of_one(self) -> None:
+        """Record the passes of a single short sequence, so that no first request waits for that."""
+        if self.captured is None:
+            return
+        longest = min(self._max_model_len, self._cache.num_blocks * self._cache.block_size)
+        for rows in (rows for rows in ROWS if rows <= longest):
+            table = self.new_table()
+            for _ in range(1 + PATIENCE):
+                self.forward([SequenceInput(table, [0] * rows, rows)])
+                table.truncate_to(0)
+
     def new_table(self) -> BlockTable:
         """An empty sequence."""
         return BlockTable(self._cache.pool)
@@ -133,7 +153,10 @@ class ModelRunner:
             if self._compiled is not None:
                 logits = self._compiled(Layout.of_sequences(inputs), self._cache)[:, : self._vocab_size]
             else:
-                logits = self._run(RaggedBatch.build(inputs, self._cache))
+                logits = self._replay_or_run(
+                    lambda captured: captured.sequences(inputs),
+                    lambda: RaggedBatch.build(inputs, self._cache),
+                )
         for item in inputs:
             item.table.commit(len(item.token_ids))
         if (left := begun + self.least_seconds - monotonic()) > 0:
@@ -151,28 +174,38 @@ class ModelRunner:
             layout = Layout.of_branches(inputs, places)
             logits = self._compiled(layout, self._cache)[:, : self._vocab_size]
         else:
-            logits = self._run(branches.build(inputs, places, self._cache))
+            logits = self._replay_or_run(
+                lambda captured: captured.branches(inputs, places),
+                lambda: branches.build(inputs, places, self._cache),
+            )
         for item, place in zip(inputs, places, strict=True):
             item.branch.own.append(place)
         return logits
 
     @property
-    def draws_chains(self) -> bool:
-        """True when `forward_chains` serves here."""
-        return self._compiled is not None
+    def chain_skills(self) -> ChainSkills | None:
+        """What `forward_chains` does here; None where it does nothing."""
+        if self._compiled is not None:
+            return ChainSkills(supports=True, ranks=False)
+        if self.captured is not None and self.captured.usable:
+            return ChainSkills(supports=False, ranks=True)
+        return None
 
     def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
         """Feed every sequence a token, then what it chose, and so on; returns what each one chose.
 
-        A chain is shorter than its `steps` where the logits after it are no distribution. Every table has one
-        entry more for each token returned. Raises ResourceExhaustedError when the blocks do not suffice; the
-        tables are as they were then.
+        A chain is shorter than its `steps` where the logits after it are no distribution, and empty where it
+        has to be made step by step. Every table has one entry more for each token returned. Raises
+        ResourceExhaustedError when the blocks do not suffice; the tables are as they were then.
         """
-        assert self._compiled is not None
         order = sorted(range(len(inputs)), key=lambda i: -inputs[i].steps)
         ordered = [inputs[i] for i in order]
         with self._reserved([(item.table, item.steps) for item in ordered]):
-            chosen = self._compiled.chain(ordered, Layout.of_chains(ordered), self._cache, self._vocab_size)
+            if self._compiled is not None:
+                layout = Layout.of_chains(ordered)
+                chosen = self._compiled.chain(ordered, layout, self._cache, self._vocab_size)
+            else:
+                chosen = self._replay_chains(ordered)
         for item, chain in zip(ordered, chosen, strict=True):
             item.table.commit(item.steps)
             item.table.truncate_to(item.table.length - item.steps + len(chain.token_ids))
@@ -206,9 +239,29 @@ class ModelRunner:
         table.commit(len(branch.own))
 
     @torch.inference_mode()
-    def _run(self, batch: RaggedBatch) -> Tensor:
-        logits = self._through_modules(batch) if self._lean is None else self._lean(batch)
-        return logits[: batch.num_logits, : self._vocab_size].float()
+    def _replay_or_run(
+        self, replay: Callable[[CapturedPasses], Tensor | None], build: Callable[[], RaggedBatch]
+    ) -> Tensor:
+        """float32 [rows wanted, vocab_size], by a recorded pass where there is one."""
+        logits = None if self.captured is None else replay(self.captured)
+        if logits is not None:
+            # The next replay overwrites what this one returned.
+            return logits[:, : self._vocab_size].to(torch.float32, copy=True)
+        batch = build()
+        return self._logits(batch)[: batch.num_logits, : self._vocab_size].float()
+
+    @torch.inference_mode()
+    def _replay_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
+        """Those of equally many steps together."""
+        chosen: list[Chain] = []
+        for _, members in itertools.groupby(inputs, key=lambda item: item.steps):
+            alike = list(members)
+            found = None if self.captured is None else self.captured.chains(alike)
+            chosen.extend(found or [Chain(())] * len(alike))
+        return chosen
+
+    def _logits(self, batch: RaggedBatch) -> Tensor:
+        return self._through_modules(batch) if self._lean is None else self._lean(batch)
 
     def _through_modules(self, batch: RaggedBatch) -> Tensor:
         limit = {"logits_to_keep": batch.logits_to_keep} if self._keeps_logits else {}

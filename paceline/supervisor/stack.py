@@ -37,6 +37,7 @@ _SHARED = (
     "max_model_len",
     "prefix_cache",
     "deterministic",
+    "cuda_graphs",
     "trust_remote_code",
     "log_format",
     "otlp_traces_endpoint",
@@ -90,6 +91,9 @@ class StackConfig:
     max_model_len: int | None = None
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
+    cuda_graphs: bool = True
+    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
+    served without."""
     prefix_cache: bool = True
     """Keep what ended requests computed, for those that begin with the same tokens."""
     trust_remote_code: bool = False

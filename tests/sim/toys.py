@@ -17,7 +17,7 @@ from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput
+from paceline.engine.chains import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -74,8 +74,8 @@ class ToyRunner:
         """Looks at the tokens one sequence feeds; what it returns is raised."""
         self.spoil: Callable[[list[int]], bool] = lambda prefix: False
         """True for prefixes whose logits are to be NaN."""
-        self.draws_chains = False
-        """Whether it can draw several tokens by itself."""
+        self.chain_skills: ChainSkills | None = None
+        """What it can do when it draws several tokens by itself."""
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
@@ -100,7 +100,7 @@ class ToyRunner:
         chains: list[Chain] = []
         try:
             for item in inputs:
-                token, tokens, supports = item.token_id, [], []
+                token, tokens, supports, others = item.token_id, [], [], []
                 for step in range(item.steps):
                     logits = self.forward([SequenceInput(item.table, [token], 1)])
                     if logits.isnan().any():
@@ -113,10 +113,14 @@ class ToyRunner:
                         supports += found
                     else:
                         row = logits[0].double().numpy()
-                        scores = row if item.noise is None else row / item.temperature + item.noise[step]
+                        scores = row
+                        if item.noise is not None:
+                            scores = row / item.temperature + item.noise.rows()[step].numpy()
                         token = int(scores.argmax())
+                        ranked = [t for t in np.argsort(-scores, kind="stable").tolist() if t != token]
+                        others.append(tuple(ranked[: item.num_others]))
                     tokens.append(token)
-                chains.append(Chain(tokens, supports))
+                chains.append(Chain(tokens, supports, others))
         except BaseException:
             for item, length in zip(inputs, lengths, strict=True):
                 item.table.truncate_to(length)

@@ -33,6 +33,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, VerifyAhead, VerifyRound
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
+from paceline.engine.chains import ChainSkills
 from paceline.engine.loop import EngineThread
 from paceline.rpc import frames
 from target_worker.verifier import Verifier
@@ -110,7 +111,8 @@ class SimWorker:
         """A new process: nothing of the old one is left."""
         self.runner = ToyRunner(self.model, self.num_blocks)
         # One world in four has drafts that do not look ahead, and draw what they can by themselves.
-        self.runner.draws_chains = chains = self.world.seed % 4 == 3
+        chains = self.world.seed % 4 == 3
+        self.runner.chain_skills = ChainSkills(supports=True, ranks=False) if chains else None
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
         core = Verifier if self.role == "target" else Drafter

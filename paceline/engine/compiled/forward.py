@@ -66,7 +66,7 @@ class CompiledForward:
         masses, bounds = np.zeros(count), np.zeros(count, dtype=np.int64)
         for i, item in enumerate(inputs):
             if item.noise is not None:
-                noise[i, : item.steps] = item.noise
+                noise[i, : item.steps] = item.noise.rows().numpy()
             if item.draws is not None:
                 uniforms[i, : item.steps] = item.draws.uniforms
                 masses[i], bounds[i] = item.draws.mass, min(item.draws.bound, vocab_size)

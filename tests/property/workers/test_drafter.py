@@ -20,6 +20,7 @@ from paceline.core.errors import (
 )
 from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine.chains import ChainSkills
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, worker_config
@@ -255,7 +256,7 @@ class ChainingMachine(DrafterMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner.draws_chains = True
+        self.runner.chain_skills = ChainSkills(supports=True, ranks=False)
 
 
 def test_the_same_where_the_model_draws_by_itself() -> None:

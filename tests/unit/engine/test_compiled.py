@@ -13,6 +13,7 @@ from numba import njit
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
 from paceline.decoding.sampling import check_sparse
 from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
@@ -257,7 +258,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
             continue
         row = logits[0].double()
         if item.noise is not None:
-            row = row / item.temperature + torch.from_numpy(item.noise[step])
+            row = row / item.temperature + item.noise.rows()[step]
         tokens.append(int(row.argmax()))
     return Chain(tokens[1:], supports)
 
@@ -281,7 +282,8 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
     ):
         table = runner.new_table()
         runner.forward([SequenceInput(table, [rng.randrange(97) for _ in range(rng.randint(1, 17))], 0)])
-        gumbel = noise.gumbel(size=(steps, 97)) if temperature and support is None else None
+        chooses = temperature and support is None
+        gumbel = CoupledNoise(NoiseMemo(97), rng.randrange(2**64), table.length, steps) if chooses else None
         draws = None if support is None else SparseDraws(noise.random(steps), *support)
         items.append(ChainInput(table, rng.randrange(97), steps, temperature, gumbel, draws))
     lengths = [item.table.length for item in items]

@@ -266,7 +266,7 @@ def test_a_failing_pass_leaves_the_tables_as_they_were(
         raise InternalError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_run", fail)
+        patch.setattr(runner, "_logits", fail)
         with pytest.raises(InternalError):
             feed(runner, table, tokens_of(5))
     assert (table.length, len(table.blocks)) == (16, 1)

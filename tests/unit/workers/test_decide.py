@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.decoding.support import draw_sparse
-from target_worker.decide import Case, _densely, _sparsely
+from target_worker import decide as deciding
+from target_worker.decide import Case, _deliberate, _densely, _sparsely, judge
 
 VOCAB = 50
 
@@ -33,4 +36,59 @@ def test_sparse_numbers_and_tensors_decide_alike(mode: AcceptanceMode, seed: int
         torch.from_numpy(rng.random((len(group), longest))),
         torch.from_numpy(rng.random(len(group))),
     )
-    assert _sparsely(group, mode, p, *noise) == _densely(group, mode, p, *noise)
+    for sparse, dense in zip(
+        _sparsely(group, mode, p, *noise), _densely(group, mode, p, *noise), strict=True
+    ):
+        assert torch.equal(sparse, dense)
+
+
+def rounds(rng: np.random.Generator) -> list[Case]:
+    """Of all modes, greedy ones among them, some without a proposal."""
+    cases = []
+    for i, k in enumerate(rng.integers(0, 6, 12)):
+        made = case(rng, int(k), list(AcceptanceMode)[i % 3], points=i % 4 == 0)
+        if i % 3 == 0 or i % 5 == 0:
+            made = dataclasses.replace(made, proposal=Proposal(made.proposal.token_ids))
+        if i % 5 == 0:
+            greedy = dataclasses.replace(made.params, sampling=SamplingParams(seed=1, temperature=0.0))
+            made = dataclasses.replace(made, params=greedy)
+        cases.append(made)
+    return cases
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a device, taken on the CPU: also for rows that are no distribution."""
+    rng = np.random.default_rng(seed)
+    cases = rounds(rng)
+    logits = torch.from_numpy(rng.standard_normal((sum(c.rows for c in cases), VOCAB)) * 2).float()
+    if seed > 1:
+        logits[rng.integers(0, len(logits), 3), rng.integers(0, VOCAB, 3)] = [torch.nan, torch.inf][seed % 2]
+    allowed = logits.clone()
+    allowed[:, ::7] = -torch.inf
+    expected = judge(cases, logits, allowed)
+    copies = 0
+    read = deciding._to_host
+
+    def counted(tensors: list[torch.Tensor]) -> list[list[int]]:
+        nonlocal copies
+        copies += 1
+        return read(tensors)
+
+    monkeypatch.setattr(deciding, "_on_host", lambda tensor: False)
+    monkeypatch.setattr(deciding, "_to_host", counted)
+    assert judge(cases, logits, allowed) == expected
+    assert (None in expected) == (seed > 1)
+    assert copies == 1
+
+
+def test_nothing_is_read_of_a_device_before_the_end() -> None:
+    """On a device whose tensors hold nothing, looking at one is an error."""
+    cases = rounds(np.random.default_rng(3))
+    logits = torch.empty(sum(c.rows for c in cases), VOCAB, device="meta")
+    reading = _deliberate(cases, logits, (), None)
+    assert reading.numbers.device.type == "meta"
+    with pytest.raises(NotImplementedError, match="no data"):
+        judge(cases, logits, logits)

@@ -11,6 +11,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine.chains import ChainSkills
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
 
@@ -236,7 +237,7 @@ LOOKED_AT = {
 
 def chaining(**config: Any) -> Worker:
     worker = Worker(**config)
-    worker.runner.draws_chains = True
+    worker.runner.chain_skills = ChainSkills(supports=True, ranks=False)
     return worker
 
 
@@ -281,7 +282,7 @@ def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
         worker.ask(4)
         worker.ask(4, "simple")
         first = worker.it.step()
-        assert [event.sequence_id for event in first] == (["simple"] if worker.runner.draws_chains else [])
+        assert [event.sequence_id for event in first] == (["simple"] if worker.runner.chain_skills else [])
         answers.append({e.sequence_id: e.proposal for e in [*first, *worker.run()]})
     assert answers[0] == answers[1]
 
@@ -291,6 +292,34 @@ def test_branches_want_to_see_every_step() -> None:
     worker.open()
     worker.ask(3)
     assert worker.it.step() == []
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
+def test_a_chain_that_tells_the_next_best_serves_branches(sampling: SamplingParams) -> None:
+    """Proposals, branches and what they begin with are those of single steps."""
+    made = []
+    for ranks in (False, True):
+        worker = Worker(lookahead_branches=4)
+        worker.runner.chain_skills = ChainSkills(supports=False, ranks=ranks)
+        worker.open("s", PROMPT, sampling)
+        worker.ask(3)
+        first: list[Any] = []
+        while not first:
+            first = worker.it.step()
+        drawn = [(d.token_id, d.others) for d in worker.it._aheads["s"].drawn]
+        assert all(others for _, others in drawn)
+        made.append((first[0].proposal, drawn, [event for event in worker.run() if event not in first]))
+    assert made[0] == made[1]
+
+
+def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
+    worker = Worker()
+    worker.runner.chain_skills = ChainSkills(supports=False, ranks=True)
+    worker.open("s", PROMPT, COUPLED, AcceptanceMode.BLOCK)
+    worker.ask(3)
+    assert worker.it.step() == []
+    (event,) = worker.run()
+    assert len(event.proposal.distributions) == 3
 
 
 def test_a_chain_that_fails_goes_on_step_by_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,63 @@
+"""The shapes that are recorded. A batch is padded to the smallest one that holds it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_SEQUENCES: Final = 256
+MAX_ROWS: Final = 17
+MAX_BATCH_ROWS: Final = 512
+MAX_KEYS: Final = 2**18
+"""Of all sequences of a batch together. Padding copies keys that nobody sees; with more than these, groups
+of sequences of like length are cheaper than a launch saved."""
+_SMALLEST_KEYS: Final = 256
+ROWS: Final = (1, 2, 3, 5, 9, MAX_ROWS)
+"""One more than K for each K that is a power of two, and plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """`sequences` of `rows` new rows each, of which each sees up to `keys` entries of its sequence."""
+
+    sequences: int
+    rows: int
+    keys: int
+    scattered: bool = False
+    """Entries lie anywhere (branches); else in blocks, of which `keys` is a whole number."""
+    steps: int = 0
+    """Rows that are chosen one after the other, each fed to the next; 0 for a pass that returns logits."""
+    noisy: bool = False
+    """Some are chosen with noise."""
+    ranks: int = 0
+    """Other tokens that each step tells."""
+
+
+def bucket_of(
+    sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0, **more: int | bool
+) -> Bucket | None:
+    """The bucket of a batch; None where it is too large to be worth one.
+
+    Args:
+        sequences: in the batch.
+        rows: of the sequence that has most.
+        keys: of the longest sequence, its new rows included.
+        max_keys: what the model's length allows.
+        block_size: of the cache; 0 for rows whose entries are scattered.
+        more: of `Bucket`, as they are.
+    """
+    if not 0 < sequences <= MAX_SEQUENCES or not 0 < rows <= MAX_ROWS or keys > max_keys:
+        return None
+    padded = _sequences(sequences)
+    height = next(size for size in ROWS if size >= rows)
+    width = max(_SMALLEST_KEYS, 1 << (keys - 1).bit_length())
+    unit = block_size or 1
+    width = -(-min(width, max_keys) // unit) * unit
+    if padded * height > MAX_BATCH_ROWS or padded * width > MAX_KEYS:
+        return None
+    return Bucket(padded, height, width, not block_size, **more)  # type: ignore[arg-type]
+
+
+def _sequences(count: int) -> int:
+    """Powers of two up to 8, then multiples of 8."""
+    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8

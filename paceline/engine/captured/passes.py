@@ -1,0 +1,139 @@
+"""Batches through recorded passes: padded to a bucket, replayed, cut back.
+
+A bucket is recorded when it is asked for again; until then, and for what no bucket holds, the
+answer is that the caller has to compute it himself. A model that cannot be recorded is not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor
+
+from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.branches import BranchInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.captured.buckets import Bucket, bucket_of
+from paceline.engine.captured.choosing import choosing_step, chosen_of
+from paceline.engine.captured.recording import Recorder, Step
+from paceline.engine.captured.slate import Slate
+from paceline.engine.chains import Chain, ChainInput
+
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = 1
+"""How often a bucket is left to the caller before it is recorded."""
+MAX_RECORDED: Final = 128
+"""Recordings kept; the one used longest ago goes."""
+MAX_NOISE: Final = 2**24
+"""Numbers of noise that one chain may make at once: each takes a hundred bytes while it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    slate: Slate
+    replay: Step
+
+
+class CapturedPasses:
+    """The recordings of one model on one cache."""
+
+    def __init__(
+        self,
+        forward: Callable[[RaggedBatch], Tensor],
+        cache: PagedCache,
+        recorder: Recorder,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        """`forward` gives a batch's logits, [rows wanted, at least vocab_size]."""
+        self._forward = forward
+        self._cache = cache
+        self._recorder = recorder
+        self._vocab_size = vocab_size
+        self._max_keys = min(max_model_len, cache.num_blocks * cache.block_size)
+        self._recorded: OrderedDict[Bucket, _Recording] = OrderedDict()
+        self._asked: dict[Bucket, int] = {}
+        self.usable = True
+        """False once a recording has failed."""
+
+    @property
+    def num_recorded(self) -> int:
+        """Recordings there are."""
+        return len(self._recorded)
+
+    def sequences(self, inputs: Sequence[SequenceInput]) -> Tensor | None:
+        """Logits of a batch with its reservations, [sum of num_logits, width]; to be copied at once."""
+        bucket = bucket_of(
+            len(inputs),
+            max(len(item.token_ids) for item in inputs),
+            max(item.table.length + len(item.token_ids) for item in inputs),
+            max_keys=self._max_keys,
+            block_size=self._cache.block_size,
+        )
+        logits = self._replayed(bucket, lambda slate: slate.write_sequences(inputs))
+        return None if logits is None else logits[: sum(item.num_logits for item in inputs)]
+
+    def branches(self, inputs: Sequence[BranchInput], places: Sequence[int]) -> Tensor | None:
+        """Logits of one row a branch, [len(inputs), width]; to be copied at once."""
+        keys = max(item.branch.length for item in inputs) + 1
+        bucket = bucket_of(len(inputs), 1, keys, max_keys=self._max_keys)
+        logits = self._replayed(bucket, lambda slate: slate.write_branches(inputs, places))
+        return None if logits is None else logits[: len(inputs)]
+
+    def chains(self, inputs: Sequence[ChainInput]) -> list[Chain] | None:
+        """What each of these chose; they have equally many steps, and none has `draws`."""
+        steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
+        bucket = bucket_of(
+            len(inputs),
+            1,
+            max(item.table.length for item in inputs) + steps,
+            max_keys=self._max_keys,
+            block_size=self._cache.block_size,
+            steps=steps,
+            noisy=noisy,
+            ranks=min(max(item.num_others for item in inputs), self._vocab_size - 1),
+        )
+        if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
+            return None
+        told = self._replayed(bucket, lambda slate: slate.write_chains(inputs))
+        # The one copy to the host.
+        return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
+
+    def _replayed(self, bucket: Bucket | None, write: Callable[[Slate], None]) -> Tensor | None:
+        if bucket is None or not self.usable:
+            return None
+        recording = self._recorded.get(bucket)
+        if recording is None:
+            self._asked[bucket] = self._asked.get(bucket, 0) + 1
+            recording = self._record(bucket, write) if self._asked[bucket] > PATIENCE else None
+        else:
+            self._recorded.move_to_end(bucket)
+            write(recording.slate)
+        return None if recording is None else recording.replay()
+
+    def _record(self, bucket: Bucket, write: Callable[[Slate], None]) -> _Recording | None:
+        slate = Slate(bucket, self._cache)
+        # Recording runs the step, which writes to the cache: it must be what the caller wants written.
+        write(slate)
+        try:
+            recording = _Recording(slate, self._recorder(self._step(slate)))
+        except Exception:
+            log.exception("%s cannot be recorded; going on with passes that are launched one by one", bucket)
+            self.usable = False
+            self._recorded.clear()
+            return None
+        if len(self._recorded) >= MAX_RECORDED:
+            self._recorded.popitem(last=False)
+        self._recorded[bucket] = recording
+        return recording
+
+    def _step(self, slate: Slate) -> Step:
+        if slate.bucket.steps:
+            return choosing_step(self._forward, slate, self._vocab_size)
+        return lambda: self._forward(slate.batch(slate.ids, slate.positions))

@@ -1,0 +1,49 @@
+"""How a step is recorded: as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Step = Callable[[], Tensor]
+"""Reads and writes tensors that stay where they are. Nothing in it may look at a number: what the host does
+while a step is recorded, it does no more when the step is replayed."""
+
+
+class Recorder(Protocol):
+    """Makes a step one that can be repeated at little cost."""
+
+    def __call__(self, step: Step) -> Step:
+        """A step that does the same; its result lies in the same place each time."""
+
+
+class CudaGraphs:
+    """Records on one device. All graphs share their memory, since no two of them run at a time.
+
+    What one graph returned is overwritten by the next replay of any of them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        current = torch.cuda.current_stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            step()  # libraries choose their algorithms and make room for themselves
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay

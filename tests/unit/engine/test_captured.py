@@ -1,0 +1,452 @@
+"""Recorded passes give what passes that are laid out anew give, and leave the same in the cache.
+
+A CUDA graph replays what the device was told while the step was recorded and nothing of what Python decided
+meanwhile. `traced` does that on a CPU: it keeps the tensor operations of one run, with the tensors they had
+then, and repeats those. What a recorded step may not do at all, look at a number or mix devices, fails on
+the `meta` device, whose tensors have none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from paceline.core.errors import ResourceExhaustedError
+from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
+from paceline.engine import loading
+from paceline.engine.attention import inspect_attention
+from paceline.engine.batch import AttentionGroup, SequenceInput
+from paceline.engine.branches import BranchInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.captured.buckets import (
+    MAX_BATCH_ROWS,
+    MAX_KEYS,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    bucket_of,
+)
+from paceline.engine.captured.passes import PATIENCE, CapturedPasses
+from paceline.engine.captured.recording import Step
+from paceline.engine.captured.slate import Slate
+from paceline.engine.chains import Chain, ChainInput, ChainSkills
+from paceline.engine.lean import LeanForward
+from paceline.engine.loading import make_runner
+from paceline.engine.runner import ModelRunner
+from tests.unit.engine.test_branches import Tree
+from tests.unit.engine.test_runner import (
+    MAX_LEN,
+    VOCAB,
+    Models,
+    Reference,
+    assert_close,
+    feed,
+    models,
+    reference,
+    tokens_of,
+)
+
+__all__ = ["models", "reference"]
+
+KINDS = ["llama", "mistral", "gemma2", "stablelm", "deepseek", "gpt2"]
+
+
+class Tracer:
+    """Records as a CUDA graph does: runs the step once, then keeps its tensor operations."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, step: Step) -> Step:
+        step()
+        recorded = make_fx(step)()
+
+        def replay() -> Tensor:
+            self.replays += 1
+            result: Tensor = recorded()
+            return result
+
+        return replay
+
+
+@pytest.fixture
+def traced() -> Tracer:
+    return Tracer()
+
+
+def recording(model: Any, recorder: Any, *, block_size: int = 4, lean: bool = False) -> ModelRunner:
+    """A runner that is not compiled, whichever pass it takes."""
+    layers = inspect_attention(model)
+    cache = PagedCache(layers, num_blocks=1024 // block_size, block_size=block_size)
+    # What is not written must not be read, and 0 times it must not be taken for 0.
+    for entries in cache.entries:
+        entries.fill_(torch.nan)
+    short = LeanForward(model, MAX_LEN) if lean else None
+    return ModelRunner(model, cache, short=short, recorder=recorder)
+
+
+@pytest.mark.parametrize(("kind", "block_size"), [*((kind, 4) for kind in KINDS), ("llama", 16)])
+def test_a_replayed_batch_has_the_logits_of_transformers(
+    models: Models, reference: Reference, kind: str, block_size: int, traced: Tracer
+) -> None:
+    """Decoding, verification and rollback of sequences that come, go and grow past a block."""
+    runner, rng = recording(models(kind), traced, block_size=block_size), random.Random(2)
+    texts = [tokens_of(n, seed=n) for n in (1, 9, 33, 70)]
+    tables = [runner.new_table() for _ in texts]
+    for text, table in zip(texts, tables, strict=True):
+        feed(runner, table, text, want=0)
+    for turn in range(10):
+        chosen = sorted(rng.sample(range(len(texts)), rng.choice([2, 3, 3, 4])))
+        widths = [rng.choice([1, 4, 5]) if turn % 2 else 1 for _ in chosen]
+        fed = [[rng.randrange(VOCAB) for _ in range(n)] for n in widths]
+        wanted = [rng.randint(1, n) for n in widths]
+        inputs = [SequenceInput(tables[i], f, w) for i, f, w in zip(chosen, fed, wanted, strict=True)]
+        logits = runner.forward(inputs)
+        rows = [reference(kind, texts[i] + f)[-w:] for i, f, w in zip(chosen, fed, wanted, strict=True)]
+        assert_close(logits, torch.cat(rows))
+        for i, f in zip(chosen, fed, strict=True):
+            kept = rng.randint(0, len(f))
+            texts[i] += f[:kept]
+            tables[i].truncate_to(len(texts[i]))
+    assert traced.replays >= 4
+    for text, table in zip(texts, tables, strict=True):
+        assert_close(feed(runner, table, [5]), reference(kind, [*text, 5])[-1:])
+
+
+def test_a_shared_prefix_is_read_and_not_written(
+    models: Models, reference: Reference, traced: Tracer
+) -> None:
+    runner, prefix = recording(models("llama"), traced), tokens_of(16)
+    first = runner.new_table()
+    feed(runner, first, prefix, want=0)
+    tables = [first]
+    for _ in range(2):
+        table = runner.new_table()
+        table.share(first.blocks)
+        tables.append(table)
+    for turn in range(4):
+        logits = runner.forward([SequenceInput(t, [turn, i], 1) for i, t in enumerate(tables)])
+        for table in tables:
+            table.truncate_to(len(prefix))
+        assert_close(
+            logits, torch.stack([reference("llama", [*prefix, turn, i])[-1] for i in range(len(tables))])
+        )
+    assert traced.replays == 4 - PATIENCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_branches_see_their_own_ancestors_only(
+    models: Models, reference: Reference, kind: str, traced: Tracer
+) -> None:
+    runner, rng = recording(models(kind), traced), random.Random(3)
+    trees = [Tree(runner, tokens_of(n, seed=n)) for n in (23, 9)]
+    for tree in trees:
+        length = len(tree.prefix)
+        for kept in (length, length - 1, length - 3, 0):
+            tree.open(kept)
+    for step in range(6):
+        if step == 2:
+            for tree in trees:
+                tree.open(0, parent=0)
+        chosen = [sorted(rng.sample(range(len(tree.branches)), rng.randint(1, 4))) for tree in trees]
+        inputs = [i for tree, picks in zip(trees, chosen, strict=True) for i in tree.inputs(rng, picks)]
+        logits = runner.forward_branches(inputs)
+        rows = [
+            reference(kind, tree.branches[index][1])[-1]
+            for tree, picks in zip(trees, chosen, strict=True)
+            for index in picks
+        ]
+        assert_close(logits, torch.stack(rows))
+    assert traced.replays >= 3
+
+
+def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
+    """The same chain from single passes."""
+    length, tokens, others = item.table.length, [item.token_id], []
+    for step in range(item.steps):
+        row = feed(runner, item.table, tokens[-1:])[0].double()
+        if item.noise is not None:
+            row = row / item.temperature + item.noise.rows()[step]
+        best = row.topk(item.num_others + 1).indices.tolist()
+        tokens.append(best[0])
+        others.append(tuple(best[1:]))
+    item.table.truncate_to(length)
+    return Chain(tokens[1:], others=others)
+
+
+@pytest.mark.parametrize("lean", [False, True], ids=["modules", "short"])
+def test_a_recorded_loop_chooses_what_single_passes_choose(
+    models: Models, lean: bool, traced: Tracer
+) -> None:
+    """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
+    runner, rng, memo = recording(models("llama"), traced, lean=lean), random.Random(7), NoiseMemo(VOCAB)
+    assert runner.chain_skills == ChainSkills(supports=False, ranks=True)
+    tables = [runner.new_table() for _ in range(5)]
+    for i, table in enumerate(tables):
+        feed(runner, table, tokens_of(3 + 7 * i, seed=i), want=0)
+    made = 0
+    for _ in range(3):
+        items = []
+        for table, steps, temperature in zip(tables, (3, 2, 3, 3, 2), (0.0, 0.7, 1.3, 0.0, 0.9), strict=True):
+            noise = CoupledNoise(memo, rng.randrange(2**64), table.length + 1, steps) if temperature else None
+            items.append(
+                ChainInput(table, rng.randrange(VOCAB), steps, temperature, noise, num_others=3 * lean)
+            )
+        lengths = [table.length for table in tables]
+        expected = [one_by_one(runner, item) for item in items]
+        chains = runner.forward_chains(items)
+        if chains[0].token_ids:
+            made += 1
+            for chain, wanted in zip(chains, expected, strict=True):
+                assert chain.token_ids == wanted.token_ids
+                assert chain.others == wanted.others
+            assert [t.length - n for t, n in zip(tables, lengths, strict=True)] == [3, 2, 3, 3, 2]
+            after = [feed(runner, table, [1]) for table in tables]
+            for table, n, item, chain, logits in zip(tables, lengths, items, chains, after, strict=True):
+                table.truncate_to(n)
+                fed = [item.token_id, *chain.token_ids][:-1]
+                assert_close(feed(runner, table, [*fed, 1], want=1), logits)
+        for table, n in zip(tables, lengths, strict=True):
+            table.truncate_to(n)
+    assert made == 3 - PATIENCE
+
+
+def test_a_loop_ends_where_the_logits_do(models: Models, traced: Tracer) -> None:
+    """A token whose embedding is no number has no successor; other sequences go on."""
+    model = loading.random_model(models("llama").config, seed=1)
+    model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]
+    model.model.embed_tokens.weight.data[50] = torch.nan
+    runner = recording(model, traced)
+    tables = [runner.new_table() for _ in range(16)]
+    chains: list[Chain] = []
+    for _ in range(1 + PATIENCE):
+        for table in tables:
+            table.truncate_to(0)
+        chains = runner.forward_chains([ChainInput(table, t, 6) for t, table in enumerate(tables)])
+    assert any(50 in chain.token_ids for chain in chains)
+    assert any(len(chain.token_ids) == 6 for chain in chains)
+    for table, chain in zip(tables, chains, strict=True):
+        assert 50 not in chain.token_ids[:-1]
+        assert len(chain.token_ids) == 6 or chain.token_ids[-1] == 50
+        assert table.length == len(chain.token_ids)
+
+
+def test_without_blocks_nothing_changes(models: Models, traced: Tracer) -> None:
+    layers = inspect_attention(models("llama"))
+    runner = ModelRunner(models("llama"), PagedCache(layers, num_blocks=2, block_size=4), recorder=traced)
+    tables = [runner.new_table(), runner.new_table()]
+    with pytest.raises(ResourceExhaustedError):
+        runner.forward_chains([ChainInput(tables[0], 1, 4), ChainInput(tables[1], 1, 5)])
+    assert [table.length for table in tables] == [0, 0]
+    assert runner.cache.pool.used_blocks == 0
+
+
+def test_what_no_bucket_holds_is_computed_all_the_same(
+    models: Models, reference: Reference, traced: Tracer
+) -> None:
+    runner, text = recording(models("llama"), traced), tokens_of(60)
+    for _ in range(3):
+        table = runner.new_table()
+        assert_close(feed(runner, table, text), reference("llama", text))
+        table.free()
+    assert runner.captured is not None
+    assert (runner.captured.num_recorded, traced.replays) == (0, 0)
+
+
+def test_a_model_that_cannot_be_recorded_is_served_without(
+    models: Models, reference: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(step: Step) -> Step:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    runner, text = recording(models("llama"), refuse), tokens_of(20)
+    table = runner.new_table()
+    feed(runner, table, text, want=0)
+    for _ in range(4):
+        assert_close(feed(runner, table, [3]), reference("llama", [*text, 3])[-1:])
+        table.truncate_to(20)
+    assert runner.chain_skills is None
+    assert caplog.text.count("cannot be recorded") == 1
+    assert "not permitted" in caplog.text
+
+
+@pytest.mark.parametrize("lean", [False, True], ids=["modules", "short"])
+def test_recordings_are_compared_before_they_serve(
+    models: Models,
+    traced: Tracer,
+    lean: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Right ones are kept, with those of short sequences made at once; wrong ones are not."""
+
+    def spoilt(step: Step) -> Step:
+        return lambda: step() + 0.5
+
+    def model() -> Any:
+        return loading.random_model(models("llama").config, seed=1)
+
+    monkeypatch.setattr("paceline.engine.runner.ROWS", (1, 3))
+    # Two threads: the compiled pass, which has nothing to record, does not serve.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        kept = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=traced)
+        assert kept.captured is not None
+        assert kept.captured.num_recorded == 2
+        assert kept.cache.pool.used_blocks == 0
+        assert not caplog.text
+        none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=spoilt)
+        assert none.captured is None
+        assert "are not recorded: a recorded one gives other logits" in caplog.text
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_recordings_that_were_not_used_for_long_are_given_up(
+    models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.engine.captured.passes.MAX_RECORDED", 2)
+    runner = recording(models("llama"), traced)
+    assert runner.captured is not None
+    for rows in (1, 2, 3, 1, 1):
+        table = runner.new_table()
+        for _ in range(1 + PATIENCE):
+            feed(runner, table, [1] * rows)
+            table.truncate_to(0)
+        assert runner.captured.num_recorded <= 2
+
+
+class Unwritten(Slate):
+    """Reads what nobody has written, for rows that do not see it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._keys.fill_(-1)
+
+
+class Forgetful(Slate):
+    """Does not fill up rows: what the last batch had there is written once more."""
+
+    def _rows(self, row: int, token_ids: Sequence[int], start: int) -> None:
+        self._ids[row, : len(token_ids)] = token_ids
+        self._positions[row, : len(token_ids)] = range(start, start + len(token_ids))
+
+
+class Uncounted(Slate):
+    """Leaves the padding sequences as the last batch had them."""
+
+    def _send(self, count: int) -> None:
+        self._device.copy_(self._host)
+
+
+@pytest.mark.parametrize("bug", [None, "mask", Unwritten, Forgetful, Uncounted], ids=str)
+def test_planted_bugs_are_seen(
+    models: Models, reference: Reference, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bug == "mask":
+        built = AttentionGroup.plan
+
+        def plan(group: AttentionGroup, *args: Any) -> Any:
+            """The mask of the batch that was recorded, whatever is replayed."""
+            group.fixed = False
+            group.first_position = 9
+            return built(group, *args)
+
+        monkeypatch.setattr(AttentionGroup, "plan", plan)
+    elif bug is not None:
+        monkeypatch.setattr("paceline.engine.captured.passes.Slate", bug)
+    tracer = Tracer()
+    runner, texts = recording(models("llama"), tracer), [tokens_of(n, seed=n) for n in (9, 33, 70)]
+    wrong = False
+    for turn, count in itertools.product(range(2), (1, 3)):
+        tables = [runner.new_table() for _ in range(count)]
+        for text, table in zip(texts, tables, strict=False):
+            feed(runner, table, text, want=0)
+        for width in (5, 4):
+            fed = [tokens_of(width - (i == 1), seed=width + turn) for i in range(count)]
+            inputs = [SequenceInput(t, f, len(f)) for t, f in zip(tables, fed, strict=True)]
+            logits = runner.forward(inputs)
+            rows = [reference("llama", t + f)[-len(f) :] for t, f in zip(texts, fed, strict=False)]
+            wrong |= not torch.allclose(logits, torch.cat(rows), atol=1e-4)
+            for text, table in zip(texts, tables, strict=False):
+                table.truncate_to(len(text))
+        for table in reversed(tables):
+            table.free()
+    assert tracer.replays
+    assert wrong == (bug is not None)
+
+
+@given(
+    st.integers(0, 300), st.integers(0, 20), st.integers(1, 5000), st.sampled_from([0, 1, 16, 48]),
+    st.integers(20, 5000),
+)  # fmt: skip
+def test_a_bucket_holds_its_batch_and_is_its_own(
+    sequences: int, rows: int, keys: int, block_size: int, max_keys: int
+) -> None:
+    bucket = bucket_of(sequences, rows, keys, max_keys=max_keys, block_size=block_size)
+    if bucket is None:
+        large = sequences > MAX_SEQUENCES or rows > MAX_ROWS or keys > max_keys
+        full = 2 * sequences * max(rows, 1) * 2 > MAX_BATCH_ROWS
+        long = 2 * sequences * (2 * max(keys, 256) + block_size) > MAX_KEYS
+        assert large or full or long or not (sequences and rows)
+        return
+    assert bucket.sequences >= sequences
+    assert bucket.rows >= rows
+    assert bucket.keys >= keys
+    assert bucket.sequences * bucket.rows <= MAX_BATCH_ROWS
+    assert bucket.keys % (block_size or 1) == 0
+    assert bucket.scattered == (block_size == 0)
+    # Padding at most doubles each of them, but for short sequences.
+    assert bucket.sequences < 2 * sequences + 8
+    assert bucket.rows < 2 * rows + 1
+    assert bucket.keys < max(2 * keys, 257) + (block_size or 1)
+
+
+@pytest.mark.parametrize("lean", [False, True], ids=["modules", "short"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind: str, lean: bool) -> None:
+    """Sequences, branches and loops on a device whose tensors hold nothing."""
+    layers = inspect_attention(models(kind))
+    with torch.device("meta"):
+        model = loading.prepare(type(models(kind))(models(kind).config))
+    cache = PagedCache(layers, num_blocks=64, block_size=4, device="meta")
+    results: list[Tensor] = []
+
+    def recorder(step: Step) -> Step:
+        step()
+        return lambda: results.append(step()) or results[-1]  # type: ignore[func-returns-value]
+
+    short = LeanForward(model, MAX_LEN) if lean else None
+    runner = ModelRunner(model, cache, "meta", short=short, recorder=recorder)
+    tables = [runner.new_table() for _ in range(3)]
+    for _ in range(1 + PATIENCE):
+        logits = runner.forward([SequenceInput(t, [1, 2, 3][: i + 1], 1) for i, t in enumerate(tables)])
+        assert (logits.shape, logits.device.type) == ((3, VOCAB), "meta")
+    assert len(results) == 1
+    captured = runner.captured
+    assert isinstance(captured, CapturedPasses)
+    tree = Tree(runner, [1, 2, 3, 4])
+    tree.open(4)
+    tree.open(2)
+    for _ in range(1 + PATIENCE):
+        inputs = [BranchInput(branch, 1) for branch, _ in tree.branches]
+        assert runner.forward_branches(inputs).shape == (2, VOCAB)
+    assert len(results) == 2
+    memo = NoiseMemo(VOCAB)
+    chains = [
+        ChainInput(t, 1, 3, 1.0, CoupledNoise(memo, 2**64 - 1, t.length + 1, 3), num_others=4) for t in tables
+    ]
+    assert runner.forward_chains(chains) == [Chain(())] * 3
+    with pytest.raises(NotImplementedError, match="no data"):
+        # All but the one copy to the host.
+        runner.forward_chains(chains)
+    assert results[-1].shape == (4, 3, 1 + 1 + 4)
