@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import assets
-from paceline.assets.training import corpus, distill, models
+from paceline.assets.training import corpus, deepen, distill, models
 from paceline.assets.training.export import export
 from paceline.assets.training.measure import agreement
+from paceline.assets.training.record import Record
 from paceline.assets.training.trainer import Plan, held_out_loss, next_token_loss, train
 
 WRITTEN_BATCHES = 7
@@ -67,13 +68,13 @@ def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> L
     return model.to(device).eval()
 
 
-def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
+def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
     """The corpus, then the target's view of it, then the target's view of its own text, then of both.
 
     The last and longest stage sees more of the target's own text, greedy text among it.
     """
     target = _load(work, "target", models.target_config(), device)
-    draft = distill.start_from(target, models.build(models.draft_config(), seed + 2).to(device))
+    draft = distill.start_from(target, models.build(models.wide_draft_config(), seed + 2).to(device))
     plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
     train(draft, tokens, plan, next_token_loss, work / "draft-corpus.pt", "draft on the corpus")
     imitate = distill.imitation_loss(target)
@@ -89,7 +90,20 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     greedy = distill.written_by(target, tokens, MORE_GREEDY_BATCHES, seed + 7, work, temperature=0.0)
     mixed = torch.cat([tokens, *[sampled, greedy] * MORE_TEXT_REPEATS])
     plan = Plan(steps=1600, seed=seed + 8, length=256, long_share=0.0, warmup=20, decay_share=0.7)
-    train(draft, mixed, plan, imitate, work / "draft.pt", "draft on more of both")
+    train(draft, mixed, plan, imitate, work / "draft-wide.pt", "draft on more of both")
+
+
+def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
+    """Two layers instead of one, which learn from much more of the target's own text.
+
+    Both models are taken as they are shipped, rounded to bfloat16.
+    """
+    target = _load(work, "target", models.target_config(), device).bfloat16().float()
+    wide = _load(work, "draft-wide", models.wide_draft_config(), device).bfloat16().float()
+    record = Record(target, tokens, work, seed + 8)
+    text = torch.from_numpy(record.batch(0)[0][:32]).to(device)
+    draft = deepen.deepened(wide, models.draft_config(), text, seed + 9).to(device)
+    deepen.train_on(record, draft, deepen.Plan(seed=seed + 10), work / "draft.pt")
 
 
 def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:
@@ -114,7 +128,7 @@ def _export(work: Path, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    stages = ["tokenizer", "target", "draft", "export", "measure"]
+    stages = ["tokenizer", "target", "wide-draft", "draft", "export", "measure"]
     parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, default=Path("build/assets"))
     parser.add_argument("--seed", type=int, default=20)
@@ -130,6 +144,8 @@ def main() -> None:
         match stage:
             case "target":
                 _train_target(args.work, tokens, held_out, args.seed, device)
+            case "wide-draft":
+                _train_wide_draft(args.work, tokens, args.seed, device)
             case "draft":
                 _train_draft(args.work, tokens, args.seed, device)
             case "export":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.assets.training.corpus import END_OF_TEXT_ID, VOCAB_SIZE
@@ -17,9 +18,14 @@ def target_config(layers: int = 12) -> LlamaConfig:
     return _config(hidden_size=256, intermediate_size=448, num_hidden_layers=layers)
 
 
-def draft_config() -> LlamaConfig:
-    """One layer: its step must cost at most a tenth of the target's."""
+def wide_draft_config() -> LlamaConfig:
+    """What the draft begins as: one layer, of as many weights as the two that it gets (deepen.py)."""
     return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=1)
+
+
+def draft_config() -> LlamaConfig:
+    """Two small layers: its step must cost about a tenth of the target's."""
+    return _config(hidden_size=256, intermediate_size=256, num_hidden_layers=2)
 
 
 def _config(**shape: int) -> LlamaConfig:
@@ -63,6 +69,42 @@ def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     return model
 
 
+def split_parameters(model: LlamaForCausalLM) -> tuple[list[Tensor], list[Tensor]]:
+    """The hidden matrices, which Muon is for, and the rest."""
+    matrices = [
+        p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
+    ]
+    known = {id(p) for p in matrices}
+    return [*matrices], [p for p in model.parameters() if id(p) not in known]
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon in float32: in bfloat16 a CPU that lacks it takes 25 times as long."""
+
+    def __init__(self, parameters: list[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                mean.lerp_(p.grad, 0.05)
+                update = _orthogonal(p.grad.lerp(mean, 0.95))
+                p.mul_(1 - group["lr"] * 0.05)
+                p.add_(update, alpha=-group["lr"] * max(1.0, p.size(0) / p.size(1)) ** 0.5)
+
+
+def _orthogonal(gradient: Tensor) -> Tensor:
+    """Five steps of the Newton-Schulz iteration (Jordan et al. 2024, "Muon")."""
+    wide = gradient.T if gradient.size(0) > gradient.size(1) else gradient
+    x = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+    return x.T if gradient.size(0) > gradient.size(1) else x
+
+
 @dataclass(slots=True)
 class Optimisers:
     """Muon for the hidden matrices, AdamW for embeddings and norms, under one schedule."""
@@ -74,11 +116,7 @@ class Optimisers:
 
     @classmethod
     def create(cls, model: LlamaForCausalLM, muon_lr: float, adamw_lr: float) -> Optimisers:
-        matrices = [
-            p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
-        ]
-        known = {id(p) for p in matrices}
-        others = [p for p in model.parameters() if id(p) not in known]
+        matrices, others = split_parameters(model)
         return cls(
             torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=0.05),
             torch.optim.AdamW(others, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),

@@ -33,9 +33,7 @@ class Bucket:
     """Other tokens that each step tells."""
 
 
-def bucket_of(
-    sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0, **more: int | bool
-) -> Bucket | None:
+def bucket_of(sequences: int, rows: int, keys: int, *, max_keys: int, block_size: int = 0) -> Bucket | None:
     """The bucket of a batch; None where it is too large to be worth one.
 
     Args:
@@ -44,7 +42,6 @@ def bucket_of(
         keys: of the longest sequence, its new rows included.
         max_keys: what the model's length allows.
         block_size: of the cache; 0 for rows whose entries are scattered.
-        more: of `Bucket`, as they are.
     """
     if not 0 < sequences <= MAX_SEQUENCES or not 0 < rows <= MAX_ROWS or keys > max_keys:
         return None
@@ -55,7 +52,7 @@ def bucket_of(
     width = -(-min(width, max_keys) // unit) * unit
     if padded * height > MAX_BATCH_ROWS or padded * width > MAX_KEYS:
         return None
-    return Bucket(padded, height, width, not block_size, **more)  # type: ignore[arg-type]
+    return Bucket(padded, height, width, scattered=not block_size)
 
 
 def _sequences(count: int) -> int:

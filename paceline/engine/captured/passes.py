@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -95,12 +95,11 @@ class CapturedPasses:
             max(item.table.length for item in inputs) + steps,
             max_keys=self._max_keys,
             block_size=self._cache.block_size,
-            steps=steps,
-            noisy=noisy,
-            ranks=min(max(item.num_others for item in inputs), self._vocab_size - 1),
         )
         if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
             return None
+        ranks = min(max(item.num_others for item in inputs), self._vocab_size - 1)
+        bucket = replace(bucket, steps=steps, noisy=noisy, ranks=ranks)
         told = self._replayed(bucket, lambda slate: slate.write_chains(inputs))
         # The one copy to the host.
         return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])

@@ -1,0 +1,126 @@
+"""From a draft of one wide layer to one of two narrow layers, at the same size and price of a step.
+
+A single layer of attention cannot look up what followed the last time that something stood there: that takes
+one layer that knows which token came before, and another that looks for it (Olsson et al. 2022, "In-context
+learning and induction heads"). Source code repeats itself, and what a small target writes even more so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.assets.training.models import Muon, build, schedule, split_parameters
+from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, Record
+
+HELD_BACK = 4
+"""The first batches of the record, which nobody learns from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to learn, and from how much."""
+
+    steps: int = 3000
+    seed: int = 30
+    rows: int = 4
+    """Of each of the `passes` in a step; each pass takes them from one batch."""
+    passes: int = 4
+    divergence_weight: float = 0.3
+    """Of KL(p, q) beside the total variation. It moves what q has all but lost, where that has no slope."""
+    muon_lr: float = 0.015
+    adamw_lr: float = 0.0015
+    warmup: int = 30
+    decay_share: float = 0.6
+    checkpoint_every: int = 100
+
+    def batches_at(self, step: int) -> int:
+        """Batches to learn from: new ones all the way, so that no text is seen often."""
+        return HELD_BACK + 4 + step // 10
+
+
+def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: int) -> LlamaForCausalLM:
+    """`wide`, with the neurons that do most on `text` [B, L], and a layer above it that does nothing yet."""
+    deep = build(config, seed)
+    above, layer = wide.model.layers[0], deep.model.layers[0]
+    activity: list[Tensor] = []
+    hook = above.mlp.down_proj.register_forward_hook(lambda _, given, __: activity.append(given[0]))
+    with torch.no_grad():
+        wide(text, use_cache=False)
+        hook.remove()
+        strength = activity[0].flatten(0, 1).pow(2).mean(0).sqrt() * above.mlp.down_proj.weight.norm(dim=0)
+        kept = strength.topk(config.intermediate_size).indices.sort().values
+        deep.model.embed_tokens.load_state_dict(wide.model.embed_tokens.state_dict())
+        deep.model.norm.load_state_dict(wide.model.norm.state_dict())
+        for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+            getattr(layer, name).load_state_dict(getattr(above, name).state_dict())
+        layer.mlp.gate_proj.weight.copy_(above.mlp.gate_proj.weight[kept])
+        layer.mlp.up_proj.weight.copy_(above.mlp.up_proj.weight[kept])
+        layer.mlp.down_proj.weight.copy_(above.mlp.down_proj.weight[:, kept])
+        for new in deep.model.layers[1:]:
+            new.self_attn.o_proj.weight.zero_()
+            new.mlp.down_proj.weight.zero_()
+    return deep
+
+
+def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Path) -> None:
+    """Learn the record's distributions, in place. An existing checkpoint is continued from."""
+    matrices, others = split_parameters(draft)
+    muon = Muon(matrices, plan.muon_lr)
+    adamw = torch.optim.AdamW(others, lr=plan.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
+    first = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        draft.load_state_dict(state["model"])
+        muon.load_state_dict(state["muon"])
+        adamw.load_state_dict(state["adamw"])
+        first = int(state["step"])
+        print(f"deeper draft: resumed at step {first}", flush=True)
+    running = 1.0
+    for step in range(first, plan.steps):
+        rng = np.random.default_rng((plan.seed, step))
+        places = [
+            (
+                HELD_BACK + int(rng.integers(0, plan.batches_at(step) - HELD_BACK)),
+                int(rng.integers(0, SEQUENCES - plan.rows + 1)),
+            )
+            for _ in range(plan.passes)
+        ]
+        lost = 0.0
+        for index, row in places:
+            tokens, logits = record.batch(index)
+            rows = slice(row, row + plan.rows)
+            divergence, variation = _distances(draft, tokens[rows], logits[rows])
+            ((plan.divergence_weight * divergence + variation) / plan.passes).backward()
+            lost += variation.item() / plan.passes
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+        factor = schedule(step, plan.steps, plan.warmup, plan.decay_share)
+        for optimiser, rate in ((muon, plan.muon_lr), (adamw, plan.adamw_lr)):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        running = lost if step == first else 0.98 * running + 0.02 * lost
+        if (step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps:
+            print(f"deeper draft: step {step + 1}/{plan.steps} total variation {running:.4f}", flush=True)
+            state = {"model": draft.state_dict(), "muon": muon.state_dict(), "adamw": adamw.state_dict()}
+            torch.save({**state, "step": step + 1}, checkpoint.with_suffix(".tmp"))
+            checkpoint.with_suffix(".tmp").replace(checkpoint)
+
+
+def _distances(
+    draft: LlamaForCausalLM, tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]], logits: np.ndarray
+) -> tuple[Tensor, Tensor]:
+    """KL(p, q) and the total variation between p and q, means over the recorded positions."""
+    device = next(draft.parameters()).device
+    ours = draft(torch.from_numpy(tokens[:, :-1]).to(device), use_cache=False).logits[:, -NEW_TOKENS:]
+    log_q = ours.flatten(0, 1).log_softmax(-1)
+    log_p = torch.from_numpy(np.array(logits)).to(device).float().flatten(0, 1).log_softmax(-1)
+    divergence = F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    return divergence, (log_p.exp() - log_q.exp()).abs().sum(-1).mean() / 2
