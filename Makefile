@@ -42,7 +42,7 @@ proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 bench: $(STAMP)  ## measure against plain decoding and other systems, in one run (some twenty minutes)
 	$(BIN)/paceline bench
 
-assets: $(STAMP)  ## train the embedded pair again (an hour on two cores)
+assets: $(STAMP)  ## train the embedded pair again (some hours on two cores)
 	$(BIN)/python -m paceline.assets.training all
 
 clean:
