@@ -92,7 +92,7 @@ QUICK = replace(
     acceptance=(AcceptanceMode.COUPLED,),
     concurrency=(1,),
     k=(4,),
-    max_tokens=64,
+    max_tokens=48,
     repeats=1,
     prompts=3,
 )

@@ -110,9 +110,11 @@ class SimWorker:
     def start(self) -> None:
         """A new process: nothing of the old one is left."""
         self.runner = ToyRunner(self.model, self.num_blocks)
-        # One world in four has drafts that do not look ahead, and draw what they can by themselves.
-        chains = self.world.seed % 4 == 3
-        self.runner.chain_skills = ChainSkills(supports=True, ranks=False) if chains else None
+        # One world in four has drafts that do not look ahead, and draw what they can by themselves, as on a
+        # CPU; in another one they do both, as on a GPU.
+        chains, ranks = self.world.seed % 4 == 3, self.world.seed % 4 == 1
+        if chains or ranks:
+            self.runner.chain_skills = ChainSkills(supports=chains, ranks=ranks)
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
         core = Verifier if self.role == "target" else Drafter
