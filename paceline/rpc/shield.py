@@ -118,6 +118,8 @@ async def _each_readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 async def _end(context: Context, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error  # the caller has been told already
+    if isinstance(error, grpc.aio.InternalError):
+        return  # gRPC could not send: the caller has gone, and nobody is left to tell
     if not isinstance(error, PacelineError):
         log.error("a call failed", exc_info=error)
     await abort(context, error)

@@ -1,0 +1,63 @@
+"""How a handler ends that raised something."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+import pytest
+from grpc._cython import cygrpc
+
+from paceline.core.errors import CancelledError
+from paceline.rpc.shield import ShieldInterceptor
+
+
+class Context:
+    """A call whose status cannot be sent any more; a second try to end it is a usage error."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+
+    async def abort_with_status(self, status: Any) -> None:
+        self.ends += 1
+        raise (
+            grpc.aio.UsageError("Abort already called!") if self.ends > 1 else grpc.aio.InternalError("gone")
+        )
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_caller_who_has_gone_is_not_told_twice(streams: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A request is cancelled by another call and by its own client, both at once."""
+    assert issubclass(cygrpc.ExecuteBatchError, grpc.aio.InternalError)
+    from paceline.rpc.status import abort
+
+    async def single(request: Any, context: Any) -> None:
+        await abort(context, CancelledError("the client cancelled the request"))
+
+    async def several(request: Any, context: Any) -> Any:
+        await single(request, context)
+        yield
+
+    kind = "unary_stream" if streams else "unary_unary"
+    handler = getattr(grpc, f"{kind}_rpc_method_handler")(several if streams else single)
+
+    async def continuation(details: Any) -> Any:
+        return handler
+
+    async def call() -> int:
+        class Details:
+            method = "/paceline.v1.GenerationService/Generate"
+
+        shielded = await ShieldInterceptor().intercept_service(continuation, Details())  # type: ignore[arg-type]
+        context = Context()
+        if streams:
+            assert [part async for part in shielded.unary_stream(None, context)] == []
+        else:
+            assert await shielded.unary_unary(None, context) is None
+        return context.ends
+
+    with caplog.at_level(logging.ERROR):
+        assert asyncio.run(call()) == 1
+    assert not caplog.records
