@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.assets.training.models import Muon, build, schedule, split_parameters
+from paceline.assets.training.models import Muon, Optimisers, build, schedule
 from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, Record
+from paceline.assets.training.trainer import resume, save
 
 HELD_BACK = 4
 """The first batches of the record, which nobody learns from."""
@@ -71,17 +72,8 @@ def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: in
 
 def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Path) -> None:
     """Learn the record's distributions, in place. An existing checkpoint is continued from."""
-    matrices, others = split_parameters(draft)
-    muon = Muon(matrices, plan.muon_lr)
-    adamw = torch.optim.AdamW(others, lr=plan.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
-    first = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        draft.load_state_dict(state["model"])
-        muon.load_state_dict(state["muon"])
-        adamw.load_state_dict(state["adamw"])
-        first = int(state["step"])
-        print(f"deeper draft: resumed at step {first}", flush=True)
+    optimisers = Optimisers.create(draft, plan.muon_lr, plan.adamw_lr, Muon)
+    first = resume(checkpoint, draft, optimisers, "deeper draft")
     running = 1.0
     for step in range(first, plan.steps):
         rng = np.random.default_rng((plan.seed, step))
@@ -100,18 +92,11 @@ def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Pa
             ((plan.divergence_weight * divergence + variation) / plan.passes).backward()
             lost += variation.item() / plan.passes
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        factor = schedule(step, plan.steps, plan.warmup, plan.decay_share)
-        for optimiser, rate in ((muon, plan.muon_lr), (adamw, plan.adamw_lr)):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * factor
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        optimisers.step(schedule(step, plan.steps, plan.warmup, plan.decay_share))
         running = lost if step == first else 0.98 * running + 0.02 * lost
         if (step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps:
             print(f"deeper draft: step {step + 1}/{plan.steps} total variation {running:.4f}", flush=True)
-            state = {"model": draft.state_dict(), "muon": muon.state_dict(), "adamw": adamw.state_dict()}
-            torch.save({**state, "step": step + 1}, checkpoint.with_suffix(".tmp"))
-            checkpoint.with_suffix(".tmp").replace(checkpoint)
+            save(checkpoint, draft, optimisers, step + 1)
 
 
 def _distances(

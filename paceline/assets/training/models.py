@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,15 +71,6 @@ def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     return model
 
 
-def split_parameters(model: LlamaForCausalLM) -> tuple[list[Tensor], list[Tensor]]:
-    """The hidden matrices, which Muon is for, and the rest."""
-    matrices = [
-        p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
-    ]
-    known = {id(p) for p in matrices}
-    return [*matrices], [p for p in model.parameters() if id(p) not in known]
-
-
 class Muon(torch.optim.Optimizer):
     """torch.optim.Muon in float32: in bfloat16 a CPU that lacks it takes 25 times as long."""
 
@@ -115,10 +108,23 @@ class Optimisers:
     adamw_lr: float
 
     @classmethod
-    def create(cls, model: LlamaForCausalLM, muon_lr: float, adamw_lr: float) -> Optimisers:
-        matrices, others = split_parameters(model)
+    def create(
+        cls,
+        model: LlamaForCausalLM,
+        muon_lr: float,
+        adamw_lr: float,
+        muon: Callable[[list[Tensor], float], torch.optim.Optimizer] | None = None,
+    ) -> Optimisers:
+        """`muon` makes the first of them; None takes torch's."""
+        matrices: list[Tensor] = [
+            p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
+        ]
+        known = {id(p) for p in matrices}
+        others = [p for p in model.parameters() if id(p) not in known]
+        if muon is None:
+            muon = partial(torch.optim.Muon, momentum=0.95, weight_decay=0.05)
         return cls(
-            torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=0.05),
+            muon(matrices, muon_lr),
             torch.optim.AdamW(others, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
             muon_lr,
             adamw_lr,

@@ -69,19 +69,31 @@ def held_out_loss(model: LlamaForCausalLM, tokens: torch.Tensor, length: int = 5
     return total / count
 
 
+def resume(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, name: str) -> int:
+    """Take up what `save` left, if it is there; returns the step to go on with."""
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, map_location=next(model.parameters()).device, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimisers.load_state_dict(state["optimisers"])
+    print(f"{name}: resumed at step {state['step']}", flush=True)
+    return int(state["step"])
+
+
+def save(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, step: int) -> None:
+    """Keep everything that the steps after `step` depend on; an interruption leaves the file before it."""
+    state = {"model": model.state_dict(), "optimisers": optimisers.state_dict(), "step": step}
+    torch.save(state, checkpoint.with_suffix(".tmp"))
+    checkpoint.with_suffix(".tmp").replace(checkpoint)
+
+
 def train(
     model: LlamaForCausalLM, tokens: torch.Tensor, plan: Plan, loss_fn: LossFn, checkpoint: Path, name: str
 ) -> None:
     """Train in place. An existing checkpoint is continued from, with the same result as no pause."""
     device = next(model.parameters()).device
     optimisers = Optimisers.create(model, plan.muon_lr, plan.adamw_lr)
-    first = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimisers.load_state_dict(state["optimisers"])
-        first = int(state["step"])
-        print(f"{name}: resumed at step {first}", flush=True)
+    first = resume(checkpoint, model, optimisers, name)
     data = tokens.numpy()
     started, running = time.monotonic(), 0.0
     for step in range(first, plan.steps):
@@ -103,6 +115,4 @@ def train(
             pace = (step + 1 - first) * plan.tokens_per_step / (time.monotonic() - started)
             print(f"{name}: step {step + 1}/{plan.steps} loss {running:.3f} {pace:.0f} tokens/s", flush=True)
         if (step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps:
-            state = {"model": model.state_dict(), "optimisers": optimisers.state_dict(), "step": step + 1}
-            torch.save(state, checkpoint.with_suffix(".tmp"))
-            checkpoint.with_suffix(".tmp").replace(checkpoint)
+            save(checkpoint, model, optimisers, step + 1)
