@@ -7,7 +7,7 @@ is sent again (docs/protocol.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.ledger import Ledger
 from paceline.core.messages import (
@@ -137,9 +137,14 @@ class DraftPeer(Peer):
     ) -> list[OpenSequence | DraftRound]:
         """The round."""
         opening = self.opening(ledger, params)
-        return [*opening, self.follow(ledger, round_number, num_draft)]
+        return [*opening, self._round(ledger, round_number, num_draft)]
 
-    def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int = 0) -> DraftRound:
-        """The round, to a worker that has the sequence; its continuations are to have `num_ahead` tokens."""
+    def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int) -> DraftRound:
+        """To a worker whose continuation came true: the next ones are to have `num_ahead` tokens."""
+        return replace(
+            self._round(ledger, round_number, num_draft), num_lookahead_tokens=num_ahead, proposal_known=True
+        )
+
+    def _round(self, ledger: Ledger, round_number: int, num_draft: int) -> DraftRound:
         base, tail = len(ledger), self.tail(ledger)
-        return DraftRound(self.sequence_id, self.epoch, round_number, base, tail, num_draft, num_ahead)
+        return DraftRound(self.sequence_id, self.epoch, round_number, base, tail, num_draft)

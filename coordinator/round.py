@@ -234,7 +234,7 @@ class RoundMachine(Sequence):
         self._policy.proposed(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
-        """Its trunk is the branch that came true; it answers with that proposal, and looks ahead of it."""
+        """Its trunk is the branch that came true; without an answer it looks ahead of that proposal."""
         num_draft = proposal.num_draft_tokens
         return ToDraft(self._draft.follow(self.ledger, self.round, num_draft, max(num_draft, self._chosen)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_worker.drafting import Round
+from draft_worker.drafting import Drafting
 from draft_worker.propose import draws_alone
 from draft_worker.runner import Runner
 from paceline.core.config import WorkerConfig
@@ -12,37 +12,32 @@ from paceline.decoding.noise import Purpose, uniforms
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import ChainInput, ChainSkills, SparseDraws
+from paceline.kv import BlockTable, Branch
 
 
-def chains_of(
-    rounds: Sequence[Round],
-    skills: ChainSkills | None,
+def can_chain(drafting: Drafting, skills: ChainSkills | None, eos_token_ids: Sequence[int]) -> bool:
+    """True when a runner with these skills can draw all that is left of it."""
+    if skills is None or drafting.grammar is not None or not draws_alone(drafting.params, eos_token_ids):
+        return False
+    return drafting.tape.uniforms is None or skills.supports
+
+
+def chain_of(
+    drafting: Drafting,
+    end: BlockTable | Branch,
+    feed: Sequence[int],
     config: WorkerConfig,
-    eos_token_ids: Sequence[int],
     num_others: int,
-) -> list[tuple[Round, ChainInput]]:
-    """The rounds that a runner with these skills can complete, after their first token."""
-    if skills is None or (num_others and not skills.ranks):
-        return []  # what a branch's first token could have been is seen in the logits of every step
-    chains = ((r, _chain_of(r, config, eos_token_ids, num_others)) for r in rounds)
-    return [(r, c) for r, c in chains if c is not None and (c.draws is None or skills.supports)]
-
-
-def _chain_of(
-    r: Round, config: WorkerConfig, eos_token_ids: Sequence[int], num_others: int
-) -> ChainInput | None:
-    """What completes a proposal; None where each token must be looked at."""
-    drafting, table = r.drafting, r.job.held.table
-    params, begun, tape = drafting.params, len(drafting.drawn), drafting.tape
-    if begun == drafting.k or drafting.grammar is not None or not draws_alone(params, eos_token_ids):
-        return None
+) -> ChainInput:
+    """What completes a drafting that can be a chain; `feed` ends with its newest token."""
+    begun, tape, sampling = len(drafting.drawn), drafting.tape, drafting.params.sampling
     noise = None if tape.coupled is None else tape.coupled.part(begun, drafting.k)
     draws = None
     if tape.uniforms is not None:
         uniforms_left = tape.uniforms[begun : drafting.k].numpy()
         draws = SparseDraws(uniforms_left, config.support_mass, config.support_bound)
-    temperature = 0.0 if params.sampling.greedy else params.sampling.temperature
-    return ChainInput(table, drafting.newest, drafting.k - begun, temperature, noise, draws, num_others)
+    temperature = 0.0 if sampling.greedy else sampling.temperature
+    return ChainInput(end, feed, drafting.k - begun, temperature, noise, draws, num_others)
 
 
 def warm_up(runner: Runner, *, chains: bool) -> None:
@@ -51,5 +46,5 @@ def warm_up(runner: Runner, *, chains: bool) -> None:
     logits = runner.forward([SequenceInput(table, [0], 1)])
     draw_sparse(logits, uniforms([0], [0], Purpose.DRAFT_DRAW, 1)[0], 1.0, 1)
     if chains and runner.chain_skills is not None:
-        runner.forward_chains([ChainInput(table, 0, 1)])
+        runner.forward_chains([ChainInput(table, [0], 1)])
     table.free()

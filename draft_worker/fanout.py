@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 FORGET = 0.98
 MAX_RANK = 8
-WORTH_DRAFTING = 0.02
+WORTH_DRAFTING = 0.04
 """An outcome less likely than this costs more, in passes that slow the verification, than it saves."""
 PRIOR_WEIGHT = 20.0
 PRIOR_ACCEPTANCE = 0.7
@@ -21,6 +22,14 @@ AFTER_REJECTION = (0.42, 0.20, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02)
 """Where the target's token stands among the draft's guesses when its first guess was wrong."""
 AFTER_ALL = (0.72, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01)
 """The same when nothing was guessed before: the bonus."""
+
+
+class Outcome(NamedTuple):
+    """What a verdict may be: `accepted` draft tokens, then the token at `rank` of the draft's guesses."""
+
+    likelihood: float
+    accepted: int
+    rank: int
 
 
 @dataclass(slots=True)
@@ -60,16 +69,13 @@ class FanOut:
         """Probability that a draft token that is looked at is accepted."""
         return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + self._accepted) / (PRIOR_WEIGHT + self._tested)
 
-    def ranked(self, num_draft: int) -> list[tuple[int, int]]:
-        """The outcomes worth a branch after `num_draft` draft tokens, likeliest first.
-
-        Each is (accepted draft tokens, rank of the next token among the draft's guesses).
-        """
+    def ranked(self, num_draft: int) -> list[Outcome]:
+        """The outcomes worth a branch after `num_draft` draft tokens, likeliest first."""
         alpha = self.acceptance
-        candidates = []
+        outcomes: list[Outcome] = []
         for a in range(num_draft + 1):
             reach = alpha**a if a == num_draft else alpha**a * (1 - alpha)
             ranks = self._after_all if a == num_draft else self._after_rejection
-            candidates += [(reach * ranks.share(rank), -rank, a) for rank in range(MAX_RANK)]
-        worth = sorted((c for c in candidates if c[0] >= WORTH_DRAFTING), reverse=True)
-        return [(a, -negated) for _, negated, a in worth]
+            outcomes += [Outcome(reach * ranks.share(rank), a, rank) for rank in range(MAX_RANK)]
+        worth = [outcome for outcome in outcomes if outcome.likelihood >= WORTH_DRAFTING]
+        return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))

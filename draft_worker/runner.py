@@ -9,7 +9,7 @@ import torch
 
 from paceline.engine import passes
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput, ChainSkills
+from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from paceline.kv import Branch
 
 
@@ -22,9 +22,15 @@ class Runner(passes.Runner, Protocol):
     def adopt(self, branch: Branch) -> None:
         """Make a branch's entries those of its table. Raises ResourceExhaustedError."""
 
+    def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy the entries of single slots; no slot may be on both sides."""
+
     @property
     def chain_skills(self) -> ChainSkills | None:
         """What it can do when it draws several tokens by itself; None where it cannot."""
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        """Each chain, shorter where its tokens must be drawn one by one. Raises ResourceExhaustedError."""
+    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+        """Each chain, shorter where it was stopped, empty where its tokens must be drawn one by one.
+
+        Raises ResourceExhaustedError.
+        """

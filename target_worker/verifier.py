@@ -9,6 +9,8 @@ of them comes true the next round begins in the same breath as the verdict leave
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -113,6 +115,8 @@ class Verifier:
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, _Round] = {}
+        self._overheard: deque[VerifyAhead] = deque()
+        """What arrived since the last pass; the only thing here that another thread touches."""
         self._noise = NoiseMemo(vocabulary_size)
 
     @property
@@ -123,6 +127,10 @@ class Verifier:
     def prepare(self) -> bool:
         """Make a row of noise that the next rounds will ask for."""
         return self._noise.prepare()
+
+    def announce(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
+        """Commands wait: what to judge next is of use to the pass in progress. Called from any thread."""
+        self._overheard.extend(command for command in commands if isinstance(command, VerifyAhead))
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -199,6 +207,16 @@ class Verifier:
         for following in rounds.values():
             self._check(following, r.job.held)
         r.foreseen.update(rounds)
+
+    def _listen(self) -> None:
+        """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is too late.
+
+        Every command is also handled in its turn. So what came before its round was taken up is not lost, and
+        what is refused is refused there.
+        """
+        while self._overheard:
+            with contextlib.suppress(PacelineError):
+                self._foresee(self._overheard.popleft())
 
     def _check(self, command: VerifyRound, held: Held[Verdict]) -> None:
         """Refuse what the model cannot judge, before it costs a pass or touches the session."""
@@ -294,6 +312,7 @@ class Verifier:
         verdicts = judge(cases, logits, allowed, self._eos_token_ids, self._noise)
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
+        self._listen()
         events: list[TargetEvent] = []
         for r, judged, reported in zip(rounds, verdicts, logprobs, strict=True):
             r.job.compute += spent

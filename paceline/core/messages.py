@@ -62,6 +62,8 @@ class DraftRound:
     num_draft_tokens: int
     num_lookahead_tokens: int = 0
     """Draft tokens of each continuation; 0: as many as `num_draft_tokens`."""
+    proposal_known: bool = False
+    """The sender has the proposal from a continuation and wants no answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,11 @@ class NoiseMemo:
 class CoupledNoise:
     """The coupled noise of consecutive positions of one request, made when somebody looks at it."""
 
-    __slots__ = ("_memo", "_rows", "count", "first", "seed")
+    __slots__ = ("_rows", "count", "first", "memo", "seed")
 
     def __init__(self, memo: NoiseMemo, seed: int, first: int, count: int) -> None:
         """`first`: the absolute index of the token that the first of `count` rows decides."""
-        self._memo = memo
+        self.memo = memo
         self._rows: Tensor | None = None
         self.seed = seed
         self.first = first
@@ -95,12 +95,12 @@ class CoupledNoise:
     def rows(self) -> Tensor:
         """float64 [count, V] on the CPU."""
         if self._rows is None:
-            self._rows = self._memo.rows([self.seed] * self.count, range(self.first, self.first + self.count))
+            self._rows = self.memo.rows([self.seed] * self.count, range(self.first, self.first + self.count))
         return self._rows
 
     def part(self, start: int, stop: int) -> CoupledNoise:
-        """Rows [start, stop) of these."""
-        part = CoupledNoise(self._memo, self.seed, self.first + start, stop - start)
-        if self._rows is not None:
+        """Rows [start, stop) of these, which may go on past their end."""
+        part = CoupledNoise(self.memo, self.seed, self.first + start, stop - start)
+        if self._rows is not None and stop <= self.count:
             part._rows = self._rows[start:stop]
         return part

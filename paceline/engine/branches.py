@@ -23,12 +23,9 @@ class BranchInput:
 
 
 @torch.inference_mode()
-def build(inputs: Sequence[BranchInput], places: Sequence[int], cache: PagedCache) -> RaggedBatch:
-    """Lay out one row a branch; those of one sequence must stand together.
-
-    `places`: where in its sequence's region each row's entry goes.
-    """
-    device = cache.device
+def build(inputs: Sequence[BranchInput], cache: PagedCache) -> RaggedBatch:
+    """Lay out one row a branch, which holds a reservation for it; those of one sequence stand together."""
+    device, places = cache.device, [item.branch.room[0] for item in inputs]
     positions = np.array([item.branch.length for item in inputs], dtype=np.int64)
     slots = np.array(
         [item.branch.of.slots[place] for item, place in zip(inputs, places, strict=True)], dtype=np.int64

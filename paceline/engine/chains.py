@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.core.types import SparseDistribution
 from paceline.decoding.noise_memo import CoupledNoise
-from paceline.kv import BlockTable
+from paceline.kv import BlockTable, Branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,15 @@ class SparseDraws:
 
 @dataclass(frozen=True, slots=True)
 class ChainInput:
-    """Feed `token_id` at the end of `table`, then what follows it, `steps` tokens in all.
+    """Feed `token_ids` at `end`, then what follows them: `steps` tokens are chosen, all but the last fed.
 
     Each step takes the token with the highest logit / temperature + noise, at temperature 0 that with the
     highest logit; the lowest id among equals. With `draws` it draws (`draw_support`) instead.
     """
 
-    table: BlockTable
-    token_id: int
+    end: BlockTable | Branch
+    """What they are appended to."""
+    token_ids: Sequence[int]
     steps: int
     temperature: float = 0.0
     noise: CoupledNoise | None = None
@@ -43,24 +44,49 @@ class ChainInput:
     num_others: int = 0
     """How many of the next best tokens to tell of each step."""
 
+    @property
+    def room(self) -> int:
+        """Entries it makes at most."""
+        return len(self.token_ids) + self.steps - 1
+
+    def entries(self, chain: Chain) -> int:
+        """Entries there are of it once it has become `chain`: none where that is empty."""
+        return len(self.token_ids) + len(chain.token_ids) - 1 if chain.token_ids else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """What a runner made of a ChainInput."""
 
     token_ids: Sequence[int]
-    """Fewer than its steps where logits were no numbers."""
+    """Fewer than its steps where logits were no numbers, or where it was stopped: then at least one."""
     distributions: Sequence[SparseDistribution] = ()
     """Of every token with `draws`, else none."""
     others: Sequence[tuple[int, ...]] = ()
     """Of every token the next best ones, best first, where they are asked for."""
 
 
+class Stop:
+    """How another thread tells chains in progress to begin no further step."""
+
+    def __init__(self) -> None:
+        self.flag: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
+        """int8 [1], not 0 once it is wanted; compiled code looks at it."""
+
+    def want(self) -> None:
+        """Chains in progress end with their step."""
+        self.flag[0] = 1
+
+    def forget(self) -> None:
+        """Chains run on."""
+        self.flag[0] = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ChainSkills:
-    """What the chains of a runner can do besides choosing with and without noise."""
+    """What the chains of a runner can do besides choosing tokens and telling the next best."""
 
     supports: bool
     """They draw (`ChainInput.draws`)."""
-    ranks: bool
-    """They tell the next best tokens (`ChainInput.num_others`)."""
+    max_feed: int
+    """Tokens that one may begin with."""

@@ -2,7 +2,7 @@
 
 gRPC runs on asyncio in the main thread and hands commands over through a queue. The loop is: drain
 the commands, run one step, hand the events back. A command that arrives during a step waits for the
-step's end, never longer.
+step's end, never longer; the engine is told at once, for what the step itself can make use of.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Engine(Protocol[Command, Event]):
 
     def prepare(self) -> bool:
         """Use a moment without work for a little of what will be needed; False when there is nothing."""
+
+    def announce(self, commands: Sequence[Command | SequenceFailed]) -> None:
+        """These wait to be taken up. Called on another thread than all else, maybe during a step."""
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -85,6 +88,7 @@ class EngineThread(Generic[Command, Event]):
         """Queue commands of one stream. A SequenceFailed among them goes straight back."""
         arrived = self._clock()
         self._inbox.put(lambda: self._take(route, commands, arrived))
+        self._engine.announce(commands)
 
     def leave(self, route: Route) -> None:
         """The stream ended: nobody is left to use its sequences."""

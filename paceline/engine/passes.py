@@ -82,6 +82,13 @@ class Job:
         """Go on with another feed; the timings go on as well."""
         self.feed, self.rows, self.offset = token_ids, rows, 0
 
+    def ran(self, begun: float, seconds: float, rows: int, sequences: int) -> None:
+        """Its part of a pass over so many rows and sequences is done."""
+        if self.started is None:
+            self.started = begun
+        self.compute += seconds
+        self.rows_in_pass, self.sequences_in_pass = rows, sequences
+
     def timings(self) -> Timings:
         """Queue and compute time up to now."""
         started = self.arrived if self.started is None else self.started
@@ -151,8 +158,7 @@ def run_pass(
     if passes is not None:
         passes.ran(rows, len(done), spent)
     for job, chunk in done:
-        job.compute += spent
-        job.rows_in_pass, job.sequences_in_pass = rows, len(done)
+        job.ran(begun, spent, rows, len(done))
         if chunk.final:
             result.finished.append(job)
     return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,10 +19,13 @@ from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
 from paceline.engine.captured import PATIENCE, ROWS, CapturedPasses, Recorder
-from paceline.engine.chains import Chain, ChainInput, ChainSkills
+from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from paceline.engine.compiled import CompiledForward, Layout
 from paceline.engine.lean import LeanForward
 from paceline.kv import BlockTable, Branch
+
+MAX_FEED = 16
+"""Tokens that a compiled chain may begin with: more are a prompt's, and a pass that can be shared."""
 
 
 class ModelRunner:
@@ -169,46 +171,53 @@ class ModelRunner:
         Branches of one sequence must stand together. Every branch has one entry more afterwards, unless an
         error is raised: ResourceExhaustedError when a region is full.
         """
-        places = [item.branch.of.take(1)[0] for item in inputs]
+        for item in inputs:
+            item.branch.reserve(1)
         if self._compiled is not None:
-            layout = Layout.of_branches(inputs, places)
-            logits = self._compiled(layout, self._cache)[:, : self._vocab_size]
+            logits = self._compiled(Layout.of_branches(inputs), self._cache)[:, : self._vocab_size]
         else:
             logits = self._replay_or_run(
-                lambda captured: captured.branches(inputs, places),
-                lambda: branches.build(inputs, places, self._cache),
+                lambda captured: captured.branches(inputs),
+                lambda: branches.build(inputs, self._cache),
             )
-        for item, place in zip(inputs, places, strict=True):
-            item.branch.own.append(place)
+        for item in inputs:
+            item.branch.commit(1)
         return logits
 
     @property
     def chain_skills(self) -> ChainSkills | None:
         """What `forward_chains` does here; None where it does nothing."""
         if self._compiled is not None:
-            return ChainSkills(supports=True, ranks=False)
+            return ChainSkills(supports=True, max_feed=MAX_FEED)
         if self.captured is not None and self.captured.usable:
-            return ChainSkills(supports=False, ranks=True)
+            return ChainSkills(supports=False, max_feed=1)
         return None
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        """Feed every sequence a token, then what it chose, and so on; returns what each one chose.
+    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+        """Feed every end some tokens, then what it chose, and so on; returns what each one chose.
 
-        A chain is shorter than its `steps` where the logits after it are no distribution, and empty where it
-        has to be made step by step. Every table has one entry more for each token returned. Raises
-        ResourceExhaustedError when the blocks do not suffice; the tables are as they were then.
+        A chain is shorter than its `steps` where the logits after it are no distribution or where it was told
+        to stop, and empty where it has to be made step by step. The ends have grown by what was fed to get
+        the tokens returned. Raises ResourceExhaustedError when the blocks do not suffice; the tables are as
+        they were then.
         """
         order = sorted(range(len(inputs)), key=lambda i: -inputs[i].steps)
         ordered = [inputs[i] for i in order]
-        with self._reserved([(item.table, item.steps) for item in ordered]):
+        tables = [(item.end, item.room) for item in ordered if isinstance(item.end, BlockTable)]
+        with self._reserved(tables):
+            for item in ordered:
+                if isinstance(item.end, Branch):
+                    item.end.reserve(item.room)
             if self._compiled is not None:
                 layout = Layout.of_chains(ordered)
-                chosen = self._compiled.chain(ordered, layout, self._cache, self._vocab_size)
+                how = self._cache, self._vocab_size, Stop() if stop is None else stop
+                chosen = self._compiled.chain(ordered, layout, *how)
             else:
                 chosen = self._replay_chains(ordered)
         for item, chain in zip(ordered, chosen, strict=True):
-            item.table.commit(item.steps)
-            item.table.truncate_to(item.table.length - item.steps + len(chain.token_ids))
+            item.end.commit(item.entries(chain))
+            if isinstance(item.end, BlockTable):
+                item.end.truncate_to(item.end.length)
         by_input = dict(zip(order, chosen, strict=True))
         return [by_input[i] for i in range(len(inputs))]
 
@@ -223,6 +232,10 @@ class ModelRunner:
             for table, _ in rooms:
                 table.truncate_to(table.length)
             raise
+
+    def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy the entries of single slots; no slot may be on both sides."""
+        self._cache.copy_slots(sources, destinations)
 
     def adopt(self, branch: Branch) -> None:
         """Make the branch's entries those of its table. The other branches must not be used after that.
@@ -252,13 +265,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _replay_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        """Those of equally many steps together."""
-        chosen: list[Chain] = []
-        for _, members in itertools.groupby(inputs, key=lambda item: item.steps):
-            alike = list(members)
-            found = None if self.captured is None else self.captured.chains(alike)
-            chosen.extend(found or [Chain(())] * len(alike))
-        return chosen
+        """Those of equally many steps together, on branches and on tables apart."""
+        chosen: dict[int, Chain] = {}
+        kinds = [(item.steps, isinstance(item.end, Branch)) for item in inputs]
+        for kind in dict.fromkeys(kinds):
+            alike = [i for i, own in enumerate(kinds) if own == kind]
+            found = None if self.captured is None else self.captured.chains([inputs[i] for i in alike])
+            chosen.update(zip(alike, found or [Chain(())] * len(alike), strict=True))
+        return [chosen[i] for i in range(len(inputs))]
 
     def _logits(self, batch: RaggedBatch) -> Tensor:
         return self._through_modules(batch) if self._lean is None else self._lean(batch)

@@ -20,15 +20,37 @@ class Branch:
     of: Branching
     kept: int
     own: list[int] = field(default_factory=list)
+    room: list[int] = field(default_factory=list)
+    """Places kept for entries to come."""
 
     @property
     def length(self) -> int:
         """Entries it has: the position of the next one."""
         return self.kept + len(self.own)
 
-    def slots(self) -> list[int]:
-        """The slot of every entry, in order of position."""
-        return self.of.trunk.slots(0, self.kept) + [self.of.slots[place] for place in self.own]
+    def reserve(self, count: int) -> list[int]:
+        """Places for the next `count` entries. Raises ResourceExhaustedError when the region is full."""
+        missing = count - len(self.room)
+        if missing > 0:
+            self.room.extend(self.of.take(missing))
+        return self.room[:count]
+
+    def commit(self, count: int) -> None:
+        """Turn the first `count` reserved places into entries that hold values."""
+        self.own += self.room[:count]
+        del self.room[:count]
+
+    def cut(self, length: int) -> Branch:
+        """Its first `length` entries, at least those of the table, as a branch that shares their places."""
+        return Branch(self.of, self.kept, self.own[: length - self.kept])
+
+    def own_slots(self, more: int = 0) -> list[int]:
+        """The slots of its own entries, and of the next `more` that are reserved."""
+        return [self.of.slots[place] for place in (*self.own, *self.room[:more])]
+
+    def slots(self, more: int = 0) -> list[int]:
+        """The slot of every entry, in order of position, and of the next `more` that are reserved."""
+        return self.of.trunk.slots(0, self.kept) + self.own_slots(more)
 
 
 class Branching:

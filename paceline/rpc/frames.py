@@ -127,6 +127,7 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
                         committed_tail=command.committed_tail,
                         num_draft_tokens=command.num_draft_tokens,
                         num_lookahead_tokens=command.num_lookahead_tokens,
+                        proposal_known=command.proposal_known,
                     )
                 )
             case CloseSequence():
@@ -233,6 +234,7 @@ def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
         tuple(message.committed_tail),
         message.num_draft_tokens,
         message.num_lookahead_tokens,
+        message.proposal_known,
     )
 
 

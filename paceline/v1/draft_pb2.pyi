@@ -152,6 +152,7 @@ class DraftRound(_message.Message):
     COMMITTED_TAIL_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _builtins.int
+    PROPOSAL_KNOWN_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -160,6 +161,8 @@ class DraftRound(_message.Message):
     num_draft_tokens: _builtins.int
     num_lookahead_tokens: _builtins.int
     """Draft tokens of each continuation of this round; 0: as many as `num_draft_tokens`."""
+    proposal_known: _builtins.bool
+    """The sender has the proposal already, from a continuation: the worker is to go on from it without an answer."""
     @_builtins.property
     def committed_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ledger's last tokens, as many as the sender believes the worker lacks."""
@@ -174,10 +177,11 @@ class DraftRound(_message.Message):
         committed_tail: _abc.Iterable[_builtins.int] | None = ...,
         num_draft_tokens: _builtins.int = ...,
         num_lookahead_tokens: _builtins.int = ...,
+        proposal_known: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "committed_tail", b"committed_tail", "epoch", b"epoch", "num_draft_tokens", b"num_draft_tokens", "num_lookahead_tokens", b"num_lookahead_tokens", "proposal_known", b"proposal_known", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

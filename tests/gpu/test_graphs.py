@@ -105,7 +105,7 @@ def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> 
         ]
         chains = recorded.forward_chains(
             [
-                ChainInput(table, prompt[-1], 4, temperature, noise, num_others=3)
+                ChainInput(table, prompt[-1:], 4, temperature, noise, num_others=3)
                 for table, prompt, noise in zip(tables, prompts, noises, strict=True)
             ]
         )

@@ -17,7 +17,7 @@ from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput, ChainSkills
+from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -76,6 +76,8 @@ class ToyRunner:
         """True for prefixes whose logits are to be NaN."""
         self.chain_skills: ChainSkills | None = None
         """What it can do when it draws several tokens by itself."""
+        self.stops: Callable[[Stop], bool] = lambda stop: bool(stop.flag[0])
+        """Whether a chain ends before its next step."""
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
@@ -84,48 +86,75 @@ class ToyRunner:
         rows = []
         for item in inputs:
             self._maybe_crash([item.token_id])
-            (place,) = item.branch.of.take(1)
-            self.memory[item.branch.of.slots[place]] = item.token_id
-            item.branch.own.append(place)
-            prefix = [self.memory[slot] for slot in item.branch.slots()]
-            row = self.model.rows(prefix, 1).copy()
-            if self.spoil(prefix):
-                row[:] = np.nan
-            rows.append(row)
+            rows.append(self._append(item.branch, item.token_id))
         self.passes.append(len(inputs))
         return torch.from_numpy(np.concatenate(rows))
 
-    def forward_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        lengths = [item.table.length for item in inputs]
+    def _append(self, branch: Branch, token: int) -> np.ndarray:
+        branch.reserve(1)
+        branch.commit(1)
+        self.memory[branch.own_slots()[-1]] = token
+        prefix = [self.memory[slot] for slot in branch.slots()]
+        row = self.model.rows(prefix, 1).copy()
+        if self.spoil(prefix):
+            row[:] = np.nan
+        return row
+
+    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+        lengths = [item.end.length for item in inputs]
         chains: list[Chain] = []
         try:
             for item in inputs:
-                token, tokens, supports, others = item.token_id, [], [], []
+                assert self.chain_skills is not None
+                assert len(item.token_ids) <= self.chain_skills.max_feed
+                begun, feed, tokens, supports, others = item.end.length, list(item.token_ids), [], [], []
                 for step in range(item.steps):
-                    logits = self.forward([SequenceInput(item.table, [token], 1)])
-                    if logits.isnan().any():
-                        item.table.truncate_to(item.table.length - 1)
+                    if step and stop is not None and self.stops(stop):
                         break
+                    logits = self._logits_after(item.end, feed)
+                    if logits.isnan().any():
+                        break
+                    scores = logits[0].double().numpy()
                     if item.draws is not None:
                         u = torch.from_numpy(item.draws.uniforms[step : step + 1])
                         scaled = logits / torch.tensor(item.temperature)
                         (token,), found = draw_sparse(scaled, u, item.draws.mass, item.draws.bound)
                         supports += found
                     else:
-                        row = logits[0].double().numpy()
-                        scores = row
                         if item.noise is not None:
-                            scores = row / item.temperature + item.noise.rows()[step].numpy()
+                            scores = scores / item.temperature + item.noise.rows()[step].numpy()
                         token = int(scores.argmax())
-                        ranked = [t for t in np.argsort(-scores, kind="stable").tolist() if t != token]
-                        others.append(tuple(ranked[: item.num_others]))
+                    ranked = [t for t in np.argsort(-scores, kind="stable").tolist() if t != token]
+                    others.append(tuple(ranked[: item.num_others]))
                     tokens.append(token)
-                chains.append(Chain(tokens, supports, others))
+                    feed = [token]
+                chain = Chain(tokens, supports, others if item.num_others else ())
+                self._cut(item.end, begun + item.entries(chain))
+                chains.append(chain)
         except BaseException:
             for item, length in zip(inputs, lengths, strict=True):
-                item.table.truncate_to(length)
+                self._cut(item.end, min(length, item.end.length))
             raise
         return chains
+
+    def _logits_after(self, end: BlockTable | Branch, feed: Sequence[int]) -> torch.Tensor:
+        if isinstance(end, BlockTable):
+            return self.forward([SequenceInput(end, feed, 1)])
+        self._maybe_crash(list(feed))
+        return torch.from_numpy([self._append(end, token) for token in feed][-1])
+
+    @staticmethod
+    def _cut(end: BlockTable | Branch, length: int) -> None:
+        if isinstance(end, BlockTable):
+            end.truncate_to(length)
+        else:
+            count = length - end.kept
+            end.room[:0] = end.own[count:]
+            del end.own[count:]
+
+    def copy_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        for source, destination in zip(sources, destinations, strict=True):
+            self.memory[destination] = self.memory[source]
 
     def adopt(self, branch: Branch) -> None:
         table, tokens = branch.of.trunk, [self.memory[slot] for slot in branch.slots()]

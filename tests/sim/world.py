@@ -74,14 +74,16 @@ class SimulationError(AssertionError):
 
 
 class SteppedEngine(EngineThread[Any, Any]):
-    """The engine thread's own code, one turn at a time and without the thread."""
+    """The engine thread's own code without the thread: a step takes up what is there, then its time."""
 
-    def turn(self) -> None:
+    def take_up(self) -> None:
         while not self._inbox.empty():
             task = self._inbox.get_nowait()
             assert task is not None
             task()
             self._flush()
+
+    def step(self) -> None:
         if self._engine.has_work:
             self._send(self._engine.step())
             self._flush()
@@ -110,11 +112,12 @@ class SimWorker:
     def start(self) -> None:
         """A new process: nothing of the old one is left."""
         self.runner = ToyRunner(self.model, self.num_blocks)
-        # One world in four has drafts that do not look ahead, and draw what they can by themselves, as on a
-        # CPU; in another one they do both, as on a GPU.
-        chains, ranks = self.world.seed % 4 == 3, self.world.seed % 4 == 1
-        if chains or ranks:
-            self.runner.chain_skills = ChainSkills(supports=chains, ranks=ranks)
+        # One world in four has drafts that draw what they can by themselves as on a GPU, one as on a CPU,
+        # where a command that waits ends a chain; half of the latter do not look ahead.
+        on_cpu, on_gpu = self.world.seed % 4 == 3, self.world.seed % 4 == 1
+        if on_cpu or on_gpu:
+            self.runner.chain_skills = ChainSkills(supports=on_cpu, max_feed=16 if on_cpu else 1)
+            self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
         core = Verifier if self.role == "target" else Drafter
@@ -123,7 +126,7 @@ class SimWorker:
             worker_config(
                 max_sequences=self.max_sequences,
                 max_batch_tokens=self.world.batch,
-                lookahead_branches=0 if chains else 24,
+                lookahead_branches=0 if self.world.seed % 8 == 3 else 24,
             ),
             vocabulary_size=self.model.vocab_size,
             max_model_len=self.max_model_len,
@@ -136,17 +139,26 @@ class SimWorker:
     def wake(self) -> None:
         if not self.stepping:
             self.stepping = True
-            slowness = self.world.target_slowness if self.role == "target" else 1.0
-            self.world.after(slowness * self.world.rng.uniform(0.0002, 0.002), self._turn, self.engine)
+            self._begin(self.engine)
 
-    def _turn(self, engine: SteppedEngine) -> None:
-        if engine is not self.engine:
-            return
+    def _hangs(self, go_on: Callable[[SteppedEngine], None], engine: SteppedEngine) -> bool:
         if self.world.clock() < self.hung_until:
-            self.world.after(self.hung_until - self.world.clock(), self._turn, engine)
+            self.world.after(self.hung_until - self.world.clock(), go_on, engine)
+            return True
+        return False
+
+    def _begin(self, engine: SteppedEngine) -> None:
+        if engine is not self.engine or self._hangs(self._begin, engine):
+            return
+        engine.take_up()
+        slowness = self.world.target_slowness if self.role == "target" else 1.0
+        self.world.after(slowness * self.world.rng.uniform(0.0002, 0.002), self._end, engine)
+
+    def _end(self, engine: SteppedEngine) -> None:
+        if engine is not self.engine or self._hangs(self._end, engine):
             return
         self.stepping = False
-        engine.turn()
+        engine.step()
         if self.world.checks:
             self.check()
         if engine.waits:
@@ -154,7 +166,7 @@ class SimWorker:
 
     def check(self) -> None:
         """Between two steps."""
-        branches = self.core.branch_tables() if isinstance(self.core, Drafter) else []
+        branches = self.core.lookahead.tables if isinstance(self.core, Drafter) else []
         self.caches.check(self.runner, self.core.holdings, branches)
 
 

@@ -22,6 +22,7 @@ from paceline.engine.captured.choosing import choosing_step, chosen_of
 from paceline.engine.captured.recording import Recorder, Step
 from paceline.engine.captured.slate import Slate
 from paceline.engine.chains import Chain, ChainInput
+from paceline.kv import Branch
 
 log = logging.getLogger(__name__)
 
@@ -79,22 +80,23 @@ class CapturedPasses:
         logits = self._replayed(bucket, lambda slate: slate.write_sequences(inputs))
         return None if logits is None else logits[: sum(item.num_logits for item in inputs)]
 
-    def branches(self, inputs: Sequence[BranchInput], places: Sequence[int]) -> Tensor | None:
-        """Logits of one row a branch, [len(inputs), width]; to be copied at once."""
+    def branches(self, inputs: Sequence[BranchInput]) -> Tensor | None:
+        """Logits of one row a branch with its reservation, [len(inputs), width]; to be copied at once."""
         keys = max(item.branch.length for item in inputs) + 1
         bucket = bucket_of(len(inputs), 1, keys, max_keys=self._max_keys)
-        logits = self._replayed(bucket, lambda slate: slate.write_branches(inputs, places))
+        logits = self._replayed(bucket, lambda slate: slate.write_branches(inputs))
         return None if logits is None else logits[: len(inputs)]
 
     def chains(self, inputs: Sequence[ChainInput]) -> list[Chain] | None:
-        """What each of these chose; they have equally many steps, and none has `draws`."""
+        """What each of these chose; they have equally many steps, all on branches or none; no `draws`."""
+        scattered = isinstance(inputs[0].end, Branch)
         steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
         bucket = bucket_of(
             len(inputs),
             1,
-            max(item.table.length for item in inputs) + steps,
+            max(item.end.length for item in inputs) + steps,
             max_keys=self._max_keys,
-            block_size=self._cache.block_size,
+            block_size=0 if scattered else self._cache.block_size,
         )
         if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
             return None

@@ -15,7 +15,7 @@ from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
 from paceline.engine.captured.buckets import Bucket
 from paceline.engine.chains import ChainInput
-from paceline.kv import BlockTable
+from paceline.kv import BlockTable, Branch
 
 _MASK: Final = 2**64 - 1
 
@@ -68,23 +68,24 @@ class Slate:
         self._wanted[len(wanted) :] = 0
         self._send(len(inputs))
 
-    def write_branches(self, inputs: Sequence[BranchInput], places: Sequence[int]) -> None:
-        """Take up branches, each as a sequence of its own that has one new row."""
+    def write_branches(self, inputs: Sequence[BranchInput]) -> None:
+        """Take up branches with their reservations, each as a sequence of its own that has one new row."""
         self._begin()
-        for row, (item, place) in enumerate(zip(inputs, places, strict=True)):
-            branch, of = item.branch, item.branch.of
-            self._rows(row, [item.token_id], branch.length)
-            slots = [*of.trunk.slots(0, branch.kept), *(of.slots[p] for p in (*branch.own, place))]
-            self._address_row(row, slots)
+        for row, item in enumerate(inputs):
+            self._rows(row, [item.token_id], item.branch.length)
+            self._address_row(row, item.branch.slots(1))
         self._wanted[:] = np.arange(self._wanted.size)
         self._send(len(inputs))
 
     def write_chains(self, inputs: Sequence[ChainInput]) -> None:
-        """Take up chains, all of as many steps as the bucket has."""
+        """Take up chains, all of as many steps as the bucket has, and all on branches or none."""
         self._begin()
         for row, item in enumerate(inputs):
-            self._rows(row, [item.token_id], item.table.length)
-            self._blocks(row, item.table, item.table.length + item.steps)
+            self._rows(row, item.token_ids, item.end.length)
+            if isinstance(item.end, Branch):
+                self._address_row(row, item.end.slots(item.room))
+            else:
+                self._blocks(row, item.end, item.end.length + item.room)
             seed = 0 if item.noise is None else item.noise.seed & _MASK
             self._seeds[row] = np.uint64(seed).astype(np.int64)
             self._temperatures[row] = item.temperature

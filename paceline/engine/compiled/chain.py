@@ -24,66 +24,98 @@ def _broken(row, vocabulary):
 
 
 @njit(**OPTIONS)
-def _chosen(row, vocabulary, temperature, noise):
-    """The token with the highest logit / temperature + noise; without a temperature the highest logit."""
-    best, at = -np.inf, 0
+def _best(row, vocabulary, temperature, noise, values, tokens):
+    """Fill `tokens` with those of the highest logit / temperature + noise, best first.
+
+    Without a temperature logits count, and noise of size 1 is none. The lowest id among equals comes first.
+    """
+    count = len(tokens)
+    values[:] = -np.inf
+    tokens[:] = 0
+    least = -np.inf
     for v in range(vocabulary):
         value = np.float64(row[v])
         if temperature > 0.0:
-            value = value / temperature + noise[v]
-        if value > best:
-            best, at = value, v
-    return at
+            value /= temperature
+            if len(noise) > 1:
+                value += noise[v]
+        if value > least:
+            at = count - 1
+            while at > 0 and values[at - 1] < value:
+                values[at], tokens[at] = values[at - 1], tokens[at - 1]
+                at -= 1
+            values[at], tokens[at] = value, v
+            least = values[count - 1]
 
 
 @njit(cache=True, **OPTIONS)
 def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
-    ids, positions, keys, key_first, key_count, steps, temperatures, noise, uniforms, masses, bounds,
-    vocabulary, work, logits, tokens, support_ids, probabilities, lengths,
+    ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noise, noise_at, uniforms,
+    masses, bounds, vocabulary, work, logits, tokens, others, support_ids, probabilities, lengths, stop,
 ):  # fmt: skip
-    """Feed each row, and then its own token, steps[r] times. Arguments as for `decoder_pass`, besides:
+    """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
+    whose rows are those of the first step, besides:
 
     Args:
-        ids, positions: int64 [R] of each row's first token; they are used up.
-        key_first, key_count: int64 [R] at the first step; at each one after it a row sees one key more.
-        steps: int64 [R], falling.
-        temperatures: float64 [R]; 0 takes the highest logit.
-        noise: float64 [R, steps[0], vocabulary], or [1, 1, 1] where nobody chooses by noise.
-        uniforms: float64 [R, steps[0]], or [1, 1] where nobody draws.
-        masses, bounds: float64 and int64 [R]: what a row that draws keeps; a bound of 0 is a choosing row's.
+        keys: room for those of all steps: a chain sees one key more at each.
+        wanted: int64 [C]: the last row of each chain.
+        steps: int64 [C], falling.
+        temperatures: float64 [C]; 0 takes the highest logit.
+        noise: float64 [N, vocabulary], or [1, 1] where nobody chooses by noise.
+        noise_at: int64 [C, steps[0]]: the row of `noise` for each step; -1 for none.
+        uniforms: float64 [C, steps[0]], or [1, 1] where nobody draws.
+        masses, bounds: float64 and int64 [C]: what a chain that draws keeps; one that chooses has bound 0.
         vocabulary: tokens to choose from; the model's output may be wider.
-        logits: float32 [R, vocabulary in whole tiles].
-        tokens: int64 [R, steps[0]]: what was chosen; -1 and anything after it where logits were none.
-        support_ids, probabilities: uint32 and float32 [R, steps[0], largest bound]: what was drawn from.
-        lengths: int64 [R, steps[0]]: of these supports.
+        logits: float32 [C, vocabulary in whole tiles].
+        tokens: int64 [C, steps[0]]: what was chosen; -1 and anything after it where logits were none, or
+            where it stopped.
+        others: int64 [C, steps[0], O]: the next best tokens, best first; O may be 0.
+        support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: what was drawn from.
+        lengths: int64 [C, steps[0]]: of these supports.
+        stop: int8 [1]: where another thread makes it other than 0, no step begins but the first.
     """
-    rows = len(ids)
-    slots, wanted = np.empty(rows, dtype=np.int64), np.arange(rows)
-    scratch = np.empty(vocabulary, dtype=np.float32)
+    chains, nobody = len(wanted), np.zeros(1)
+    values, best = np.empty(others.shape[2] + 1), np.empty(others.shape[2] + 1, dtype=np.int64)
+    scratch, newest, rows = np.empty(vocabulary, dtype=np.float32), ids[wanted], np.arange(chains)
+    at, slot, first, count = positions[wanted], slots[wanted], key_first[wanted], key_count[wanted]
     for step in range(steps[0]):
+        if step > 0 and stop[0] != 0:
+            break
         going = 0
-        while going < rows and steps[going] > step:
-            slots[going] = keys[key_first[going] + key_count[going] - 1]
+        while going < chains and steps[going] > step:
+            slot[going] = keys[first[going] + count[going] - 1]
             logits[going, :] = np.float32(0.0)
             going += 1
-        decoder_pass(
-            shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
-            ids[:going], positions[:going], slots[:going], keys, key_first[:going], key_count[:going],
-            wanted[:going], work, logits[:going],
-        )  # fmt: skip
-        for r in range(going):
-            if _broken(logits[r], vocabulary):
-                token = -1
-            elif bounds[r] > 0:
-                token, lengths[r, step] = draw_support(
-                    logits[r, :vocabulary], np.float32(temperatures[r]), masses[r], bounds[r],
-                    uniforms[r, step], scratch, support_ids[r, step], probabilities[r, step],
+        if step == 0:
+            decoder_pass(
+                shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
+                ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
+            )  # fmt: skip
+        else:
+            decoder_pass(
+                shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
+                newest[:going], at[:going], slot[:going], keys, first[:going], count[:going], rows[:going],
+                work, logits[:going],
+            )  # fmt: skip
+        for c in range(going):
+            at[c] += 1
+            count[c] += 1
+            newest[c] = 0
+            if _broken(logits[c], vocabulary):
+                tokens[c, step] = -1
+                continue
+            if bounds[c] == 0 or len(best) > 1:
+                row = noise[noise_at[c, step]] if noise_at[c, step] >= 0 else nobody
+                _best(logits[c], vocabulary, temperatures[c], row, values, best)
+            token = best[0]
+            if bounds[c] > 0:
+                token, lengths[c, step] = draw_support(
+                    logits[c, :vocabulary], np.float32(temperatures[c]), masses[c], bounds[c],
+                    uniforms[c, step], scratch, support_ids[c, step], probabilities[c, step],
                 )  # fmt: skip
-            else:
-                row = noise[r, step] if temperatures[r] > 0.0 else noise[0, 0]
-                token = _chosen(logits[r], vocabulary, temperatures[r], row)
-            tokens[r, step] = token
-            ids[r] = max(token, 0)
-            positions[r] += 1
-            key_count[r] += 1
+            tokens[c, step], newest[c], told = token, token, 0
+            for candidate in best:
+                if candidate != token and told < others.shape[2]:
+                    others[c, step, told] = candidate
+                    told += 1

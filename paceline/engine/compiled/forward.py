@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from paceline.decoding.sampling import wire_form
 from paceline.engine.attention import LayerLayout
+from paceline.engine.batch import Indices
 from paceline.engine.cache import PagedCache
-from paceline.engine.chains import Chain, ChainInput
+from paceline.engine.chains import Chain, ChainInput, Stop
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
@@ -53,38 +55,38 @@ class CompiledForward:
         return torch.from_numpy(logits)
 
     def chain(
-        self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int
+        self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int, stop: Stop
     ) -> list[Chain]:
         """Every input's chain, those with most steps first; all that was fed is in `cache` afterwards."""
         count, longest = len(inputs), inputs[0].steps
         self._make_room(layout, cache, longest)
-        noise, uniforms = np.zeros((1, 1, 1)), np.zeros((1, 1))
-        if any(item.noise is not None for item in inputs):
-            noise = np.zeros((count, longest, vocab_size))
-        if any(item.draws is not None for item in inputs):
-            uniforms = np.zeros((count, longest))
+        noise, noise_at = _noise_of(inputs, longest)
+        uniforms = np.zeros((count, longest) if any(item.draws is not None for item in inputs) else (1, 1))
         masses, bounds = np.zeros(count), np.zeros(count, dtype=np.int64)
         for i, item in enumerate(inputs):
-            if item.noise is not None:
-                noise[i, : item.steps] = item.noise.rows().numpy()
             if item.draws is not None:
                 uniforms[i, : item.steps] = item.draws.uniforms
                 masses[i], bounds[i] = item.draws.mass, min(item.draws.bound, vocab_size)
         tokens = np.full((count, longest), -1, dtype=np.int64)
-        supports = count, longest, int(bounds.max())
-        ids, probabilities = np.empty(supports, dtype=np.uint32), np.empty(supports, dtype=np.float32)
+        ranks = min(max(item.num_others for item in inputs), vocab_size - 1)
+        others = np.empty((count, longest, ranks), dtype=np.int64)
+        size = count, longest, int(bounds.max())
+        ids, probabilities = np.empty(size, dtype=np.uint32), np.empty(size, dtype=np.float32)
         lengths = np.zeros((count, longest), dtype=np.int64)
         decoder_chain(
             *self._model_of_pass,
             self._entries,
             layout.ids,
             layout.positions,
+            layout.slots,
             layout.keys,
             layout.key_first,
             layout.key_count,
+            layout.wanted,
             np.array([item.steps for item in inputs], dtype=np.int64),
             np.array([item.temperature for item in inputs], dtype=np.float64),
             noise,
+            noise_at,
             uniforms,
             masses,
             bounds,
@@ -92,15 +94,19 @@ class CompiledForward:
             self._work,
             np.empty((count, self._weights.shape[6]), dtype=np.float32),
             tokens,
+            others,
             ids,
             probabilities,
             lengths,
+            stop.flag,
         )
         chains: list[Chain] = []
-        for i, row in enumerate(tokens.tolist()):
+        for i, (item, row) in enumerate(zip(inputs, tokens.tolist(), strict=True)):
             drawn = list(itertools.takewhile(lambda token: token >= 0, row))
             n = len(drawn) if bounds[i] else 0
-            chains.append(Chain(drawn, wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist())))
+            supports = wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist())
+            told = others[i, : len(drawn), : item.num_others].tolist() if item.num_others else ()
+            chains.append(Chain(drawn, supports, tuple(map(tuple, told))))
         return chains
 
     def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:
@@ -116,6 +122,22 @@ class CompiledForward:
     def pack(self) -> None:
         """Give up the model's own copies of the weights: it runs through this pass only from here on."""
         release(self._model)
+
+
+def _noise_of(inputs: Sequence[ChainInput], longest: int) -> tuple[npt.NDArray[np.float64], Indices]:
+    """All rows of noise that chains choose by, each once, and which of them is whose at which step."""
+    where = np.full((len(inputs), longest), -1, dtype=np.int64)
+    known: dict[tuple[int, int], int] = {}
+    memo = None
+    for i, item in enumerate(inputs):
+        if item.noise is not None:
+            memo = item.noise.memo
+            for step in range(item.steps):
+                key = item.noise.seed, item.noise.first + step
+                where[i, step] = known.setdefault(key, len(known))
+    if memo is None:
+        return np.zeros((1, 1)), where
+    return memo.rows([seed for seed, _ in known], [at for _, at in known]).numpy(), where
 
 
 def compiled_forward(

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.engine.batch import Indices, SequenceInput, slots_of
 from paceline.engine.branches import BranchInput
 from paceline.engine.chains import ChainInput
+from paceline.kv import BlockTable, Branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +61,37 @@ class Layout:
 
     @classmethod
     def of_chains(cls, inputs: Sequence[ChainInput]) -> Layout:
-        """Rows of the first step, and keys for all of them: tables hold a reservation for every step."""
-        lengths = np.array([item.table.length for item in inputs], dtype=np.int64)
-        keys = [slots_of(item.table, item.table.length + item.steps) for item in inputs]
+        """Rows of the first step, and keys for all of them: each end holds a reservation for every step."""
+        fed = np.array([len(item.token_ids) for item in inputs], dtype=np.int64)
+        keys = [_keys_of(item.end, item.room) for item in inputs]
+        firsts = np.cumsum([0, *(len(own) for own in keys[:-1])])
+        starts = np.array([item.end.length for item in inputs], dtype=np.int64)
+        last = np.cumsum(fed)
+        # What each row is past the first one of its chain.
+        within = np.arange(last[-1]) - np.repeat(last - fed, fed)
+        positions, key_first, all_keys = (
+            within + np.repeat(starts, fed),
+            np.repeat(firsts, fed),
+            np.concatenate(keys),
+        )
         return cls(
-            ids=np.array([item.token_id for item in inputs], dtype=np.int64),
-            positions=lengths.copy(),
-            slots=np.array([own[n] for own, n in zip(keys, lengths, strict=True)], dtype=np.int64),
-            keys=np.concatenate(keys),
-            key_first=np.cumsum([0, *(len(own) for own in keys[:-1])]),
-            key_count=lengths + 1,
-            wanted=np.arange(len(inputs)),
+            ids=np.array([token for item in inputs for token in item.token_ids], dtype=np.int64),
+            positions=positions,
+            slots=all_keys[key_first + positions],
+            keys=all_keys,
+            key_first=key_first,
+            key_count=positions + 1,
+            wanted=last - 1,
         )
 
     @classmethod
-    def of_branches(cls, inputs: Sequence[BranchInput], places: Sequence[int]) -> Layout:
-        """One row a branch; `places`: where in its sequence's region each row's entry goes."""
-        rows: list[Indices] = []
-        for item, place in zip(inputs, places, strict=True):
-            of = item.branch.of
-            own = [of.slots[p] for p in (*item.branch.own, place)]
-            rows.append(np.concatenate([slots_of(of.trunk, item.branch.kept), np.array(own, dtype=np.int64)]))
-        counts = np.array([len(row) for row in rows], dtype=np.int64)
-        return cls(
-            ids=np.array([item.token_id for item in inputs], dtype=np.int64),
-            positions=np.array([item.branch.length for item in inputs], dtype=np.int64),
-            slots=np.array([row[-1] for row in rows], dtype=np.int64),
-            keys=np.concatenate(rows),
-            key_first=np.cumsum(counts) - counts,
-            key_count=counts,
-            wanted=np.arange(len(inputs)),
-        )
+    def of_branches(cls, inputs: Sequence[BranchInput]) -> Layout:
+        """One row a branch, each of which holds a reservation for its entry."""
+        return cls.of_chains([ChainInput(item.branch, [item.token_id], 1) for item in inputs])
+
+
+def _keys_of(end: BlockTable | Branch, more: int) -> Indices:
+    """The slots of all entries and of the next `more`."""
+    if isinstance(end, BlockTable):
+        return slots_of(end, end.length + more)
+    return np.concatenate([slots_of(end.of.trunk, end.kept), np.array(end.own_slots(more), dtype=np.int64)])

@@ -256,7 +256,7 @@ class ChainingMachine(DrafterMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner.chain_skills = ChainSkills(supports=True, ranks=False)
+        self.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
 
 
 def test_the_same_where_the_model_draws_by_itself() -> None:

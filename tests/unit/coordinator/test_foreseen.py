@@ -50,7 +50,7 @@ def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
     actions = judged(it, 7, 5, went_on_with=3)
     assert isinstance(actions[0], Emit)
     (draft,) = sent(actions)
-    assert draft == DraftRound("s", 1, 3, 6, (7, 5), 3, 3)
+    assert draft == DraftRound("s", 1, 3, 6, (7, 5), 3, 3, proposal_known=True)
     assert it.phase is Phase.VERIFYING
     assert it.machine.stats.num_lookahead_hits == 1
     it.judge(6, 6, 2)

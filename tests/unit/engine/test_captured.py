@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from paceline.engine.chains import Chain, ChainInput, ChainSkills
 from paceline.engine.lean import LeanForward
 from paceline.engine.loading import make_runner
 from paceline.engine.runner import ModelRunner
+from paceline.kv import BlockTable, Branching
 from tests.unit.engine.test_branches import Tree
 from tests.unit.engine.test_runner import (
     MAX_LEN,
@@ -170,22 +172,23 @@ def test_branches_see_their_own_ancestors_only(
 
 def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     """The same chain from single passes."""
-    length, tokens, others = item.table.length, [item.token_id], []
+    assert isinstance(item.end, BlockTable)
+    length, tokens, others = item.end.length, list(item.token_ids), []
     for step in range(item.steps):
-        row = feed(runner, item.table, tokens[-1:])[0].double()
+        row = feed(runner, item.end, tokens[-1:])[0].double()
         if item.noise is not None:
             row = row / item.temperature + item.noise.rows()[step]
         best = row.topk(item.num_others + 1).indices.tolist()
         tokens.append(best[0])
         others.append(tuple(best[1:]))
-    item.table.truncate_to(length)
+    item.end.truncate_to(length)
     return Chain(tokens[1:], others=others)
 
 
 def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, traced: Tracer) -> None:
     """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
     runner, rng, memo = recording(models("llama"), traced, lean=True), random.Random(7), NoiseMemo(VOCAB)
-    assert runner.chain_skills == ChainSkills(supports=False, ranks=True)
+    assert runner.chain_skills == ChainSkills(supports=False, max_feed=1)
     tables = [runner.new_table() for _ in range(5)]
     for i, table in enumerate(tables):
         feed(runner, table, tokens_of(3 + 7 * i, seed=i), want=0)
@@ -194,7 +197,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
         items = []
         for table, steps, temperature in zip(tables, (3, 2, 3, 3, 2), (0.0, 0.7, 1.3, 0.0, 0.9), strict=True):
             noise = CoupledNoise(memo, rng.randrange(2**64), table.length + 1, steps) if temperature else None
-            items.append(ChainInput(table, rng.randrange(VOCAB), steps, temperature, noise, num_others=3))
+            items.append(ChainInput(table, [rng.randrange(VOCAB)], steps, temperature, noise, num_others=3))
         lengths = [table.length for table in tables]
         expected = [one_by_one(runner, item) for item in items]
         chains = runner.forward_chains(items)
@@ -207,11 +210,54 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
             after = [feed(runner, table, [1]) for table in tables]
             for table, n, item, chain, logits in zip(tables, lengths, items, chains, after, strict=True):
                 table.truncate_to(n)
-                fed = [item.token_id, *chain.token_ids][:-1]
+                fed = [*item.token_ids, *chain.token_ids][:-1]
                 assert_close(feed(runner, table, [*fed, 1], want=1), logits)
         for table, n in zip(tables, lengths, strict=True):
             table.truncate_to(n)
     assert made == 3 - PATIENCE
+
+
+def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -> None:
+    """Beside one on a table, and after entries that a branch has already."""
+    runner, memo = recording(models("llama"), traced, lean=True), NoiseMemo(VOCAB)
+    text = tokens_of(21)
+    made: list[list[Chain]] = []
+    for _ in range(1 + PATIENCE):
+        table, alone = runner.new_table(), runner.new_table()
+        for end in (table, alone):
+            feed(runner, end, text, want=0)
+        region = Branching(table, 20)
+        kept, grown = region.branch(14), region.branch(21)
+        runner.forward_branches([BranchInput(grown, 6)])
+        noise = CoupledNoise(memo, 2**64 - 1, 15, 3)
+        items = [
+            ChainInput(kept, [8], 3, 0.8, noise, num_others=2),
+            ChainInput(grown, [9], 3, num_others=2),
+            ChainInput(alone, [8], 3, num_others=2),
+        ]
+        expected = []
+        for item, prefix in zip(items, (text[:14], [*text, 6], text), strict=True):
+            own = runner.new_table()
+            feed(runner, own, prefix, want=0)
+            expected.append(one_by_one(runner, replace(item, end=own)))
+            own.free()
+        made.append(runner.forward_chains(items))
+        grown_by = [3 if chain.token_ids else 0 for chain in made[-1]]
+        assert [kept.length - 14, grown.length - 22, alone.length - 21] == grown_by
+        if made[-1][0].token_ids:
+            for chain, wanted in zip(made[-1], expected, strict=True):
+                assert (chain.token_ids, chain.others) == (wanted.token_ids, wanted.others)
+            runner.adopt(grown)
+            tokens = [*text, 6, 9, *made[-1][1].token_ids[:2]]
+            other = runner.new_table()
+            feed(runner, other, tokens, want=0)
+            assert_close(feed(runner, table, [4]), feed(runner, other, [4]))
+            other.free()
+        region.free()
+        table.free()
+        alone.free()
+    assert made[-1][0].token_ids
+    assert runner.cache.pool.used_blocks == 0
 
 
 def test_a_loop_ends_where_the_logits_do(models: Models, traced: Tracer) -> None:
@@ -225,7 +271,7 @@ def test_a_loop_ends_where_the_logits_do(models: Models, traced: Tracer) -> None
     for _ in range(1 + PATIENCE):
         for table in tables:
             table.truncate_to(0)
-        chains = runner.forward_chains([ChainInput(table, t, 6) for t, table in enumerate(tables)])
+        chains = runner.forward_chains([ChainInput(table, [t], 6) for t, table in enumerate(tables)])
     assert any(50 in chain.token_ids for chain in chains)
     assert any(len(chain.token_ids) == 6 for chain in chains)
     for table, chain in zip(tables, chains, strict=True):
@@ -239,7 +285,7 @@ def test_without_blocks_nothing_changes(models: Models, traced: Tracer) -> None:
     runner = ModelRunner(models("llama"), PagedCache(layers, num_blocks=2, block_size=4), recorder=traced)
     tables = [runner.new_table(), runner.new_table()]
     with pytest.raises(ResourceExhaustedError):
-        runner.forward_chains([ChainInput(tables[0], 1, 4), ChainInput(tables[1], 1, 5)])
+        runner.forward_chains([ChainInput(tables[0], [1], 4), ChainInput(tables[1], [1], 5)])
     assert [table.length for table in tables] == [0, 0]
     assert runner.cache.pool.used_blocks == 0
 
@@ -438,7 +484,8 @@ def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind:
     assert len(results) == 2
     memo = NoiseMemo(VOCAB)
     chains = [
-        ChainInput(t, 1, 3, 1.0, CoupledNoise(memo, 2**64 - 1, t.length + 1, 3), num_others=4) for t in tables
+        ChainInput(t, [1], 3, 1.0, CoupledNoise(memo, 2**64 - 1, t.length + 1, 3), num_others=4)
+        for t in tables
     ]
     assert runner.forward_chains(chains) == [Chain(())] * 3
     with pytest.raises(NotImplementedError, match="no data"):

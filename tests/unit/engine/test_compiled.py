@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +20,12 @@ from paceline.decoding.sampling import check_sparse
 from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import Chain, ChainInput, SparseDraws
+from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
 from paceline.engine.compiled import tiles, weights
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
 from paceline.engine.runner import ModelRunner
+from paceline.kv import BlockTable, Branch, Branching
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -246,31 +249,35 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
 
 
 def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
-    tokens, supports = [item.token_id], []
+    """The same chain from single passes, on a table."""
+    assert isinstance(item.end, BlockTable)
+    feed, tokens, supports, others = list(item.token_ids), [], [], []
     for step in range(item.steps):
-        logits = runner.forward([SequenceInput(item.table, tokens[-1:], 1)])
-        if item.draws is not None:
-            u = torch.from_numpy(item.draws.uniforms[step : step + 1])
-            scores = logits / torch.tensor(item.temperature)
-            own, found = draw_sparse(scores, u, item.draws.mass, item.draws.bound)
-            tokens += own
-            supports += found
-            continue
+        logits = runner.forward([SequenceInput(item.end, feed, 1)])
         row = logits[0].double()
         if item.noise is not None:
             row = row / item.temperature + item.noise.rows()[step]
-        tokens.append(int(row.argmax()))
-    return Chain(tokens[1:], supports)
+        token = int(row.argmax())
+        if item.draws is not None:
+            u = torch.from_numpy(item.draws.uniforms[step : step + 1])
+            scores = logits / torch.tensor(item.temperature)
+            (token,), found = draw_sparse(scores, u, item.draws.mass, item.draws.bound)
+            supports += found
+        best = row.topk(item.num_others + 1).indices.tolist()
+        others.append(tuple([t for t in best if t != token][: item.num_others]))
+        tokens.append(token)
+        feed = [token]
+    return Chain(tokens, supports, tuple(others) if item.num_others else ())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_chain_is_what_single_passes_choose(name: str) -> None:
-    """Greedy, with noise and drawn from a support, of several lengths.
+    """Greedy, with noise and drawn from a support, of several lengths, after one token and after more.
 
     The cache afterwards has the same bits, and so has every distribution.
     """
     runner, rng, noise = compiled(name), random.Random(11), np.random.default_rng(4)
-    items = []
+    memo, items = NoiseMemo(97), []
     for steps, temperature, support in (
         (2, 0.0, None),
         (5, 0.7, None),
@@ -283,27 +290,104 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
         table = runner.new_table()
         runner.forward([SequenceInput(table, [rng.randrange(97) for _ in range(rng.randint(1, 17))], 0)])
         chooses = temperature and support is None
-        gumbel = CoupledNoise(NoiseMemo(97), rng.randrange(2**64), table.length, steps) if chooses else None
+        gumbel = CoupledNoise(memo, rng.randrange(2**64), table.length, steps) if chooses else None
         draws = None if support is None else SparseDraws(noise.random(steps), *support)
-        items.append(ChainInput(table, rng.randrange(97), steps, temperature, gumbel, draws))
-    lengths = [item.table.length for item in items]
+        feed = [rng.randrange(97) for _ in range(rng.choice((1, 1, 2, 7)))]
+        items.append(ChainInput(table, feed, steps, temperature, gumbel, draws, rng.choice((0, 3))))
+    lengths = [item.end.length for item in items]
     chains = runner.forward_chains(items)
-    assert [item.table.length - n for item, n in zip(items, lengths, strict=True)] == [2, 5, 5, 5, 4, 1, 1]
-    after = [runner.forward([SequenceInput(item.table, [3], 1)]) for item in items]
+    grown = [item.end.length - n - len(item.token_ids) + 1 for item, n in zip(items, lengths, strict=True)]
+    assert grown == [2, 5, 5, 5, 4, 1, 1]
+    after = [runner.forward([SequenceInput(item.end, [3], 1)]) for item in items]
     for item, n, chain, logits in zip(items, lengths, chains, after, strict=True):
-        item.table.truncate_to(n)
+        item.end.truncate_to(n)
         assert one_by_one(runner, item) == chain
         assert len(chain.distributions) == (item.steps if item.draws else 0)
         if item.draws is not None:
             check_sparse(chain.distributions, 97, chain.token_ids)
-        assert torch.equal(runner.forward([SequenceInput(item.table, [3], 1)]), logits)
+        assert torch.equal(runner.forward([SequenceInput(item.end, [3], 1)]), logits)
+
+
+@pytest.mark.parametrize("name", ["llama, two", "mistral"])
+def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
+    """Side by side over one prefix, one after entries of its own; adopted it is the sequence."""
+    runner, rng, memo = compiled(name), random.Random(4), NoiseMemo(97)
+    text = [rng.randrange(97) for _ in range(19)]
+    table = runner.new_table()
+    runner.forward([SequenceInput(table, text, 0)])
+    region = Branching(table, 40)
+    parent = region.branch(19)
+    runner.forward_chains([ChainInput(parent, [5], 1)])
+    seed = rng.randrange(2**64)
+    items, expected = [], []
+    for kept, prefix, steps, temperature in (
+        (19, [], 4, 0.0),
+        (19, [], 2, 0.8),
+        (12, [], 5, 0.8),
+        (19, [5], 3, 0.0),
+        (0, [], 1, 1.2),
+    ):
+        noise = CoupledNoise(memo, seed, kept + len(prefix) + 1, steps) if temperature else None
+        branch = region.branch(19, parent) if prefix else region.branch(kept)
+        items.append(ChainInput(branch, [7], steps, temperature, noise, num_others=2))
+        alone = runner.new_table()
+        if kept + len(prefix):
+            runner.forward([SequenceInput(alone, [*text[:kept], *prefix], 0)])
+        expected.append(one_by_one(runner, dataclasses.replace(items[-1], end=alone)))
+    assert runner.forward_chains(items) == expected
+    assert [item.end.length for item in items] == [23, 21, 17, 23, 1]
+    chosen = items[3].end
+    assert isinstance(chosen, Branch)
+    runner.adopt(chosen)
+    more = runner.forward([SequenceInput(table, [9], 1)])
+    other = runner.new_table()
+    tokens = [*text, 5, 7, *expected[3].token_ids[:-1], 9]
+    assert torch.equal(runner.forward([SequenceInput(other, tokens, 1)]), more)
+
+
+def test_a_chain_that_is_told_to_stop_ends_with_its_step() -> None:
+    """And goes on later as if nothing had been."""
+    runner, stop = compiled("llama, two"), Stop()
+    expected = one_by_one(runner, ChainInput(runner.new_table(), [3], 6))
+    region = Branching(runner.new_table(), 6)
+    for end in (runner.new_table(), region.branch(0)):
+        stop.want()
+        (first,) = runner.forward_chains([ChainInput(end, [3], 6)], stop)
+        assert list(first.token_ids) == list(expected.token_ids[:1])
+        assert end.length == 1
+        stop.forget()
+        (rest,) = runner.forward_chains([ChainInput(end, first.token_ids, 5)], stop)
+        assert [*first.token_ids, *rest.token_ids] == expected.token_ids
+        assert end.length == 6
+
+
+def test_another_thread_stops_a_chain_in_progress() -> None:
+    """The compiled loop looks at the flag at every step, not once."""
+    runner = compiled("llama, two")
+
+    def length() -> int:
+        stop, begun = Stop(), threading.Event()
+
+        def want() -> None:
+            begun.wait()
+            stop.want()
+
+        thread = threading.Thread(target=want)
+        thread.start()
+        with runner.new_table() as table:
+            begun.set()
+            (chain,) = runner.forward_chains([ChainInput(table, [3], 120)], stop)
+        thread.join()
+        return len(chain.token_ids)
+
+    assert any(1 < length() < 120 for _ in range(200))
 
 
 def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
     model = model_of("llama, two")
     model.lm_head.weight.data[7:] = model.lm_head.weight.data[7]
     runner = make_runner(model, num_blocks=32, block_size=4, lean=True)
-    chains = runner.forward_chains([ChainInput(runner.new_table(), t, 3) for t in range(20)])
+    chains = runner.forward_chains([ChainInput(runner.new_table(), [t], 3) for t in range(20)])
     assert {token for own in chains for token in own.token_ids} <= set(range(8))
 
 
@@ -316,7 +400,7 @@ def test_a_chain_ends_where_its_logits_do(drawn: bool) -> None:
     runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
     tables = [runner.new_table() for _ in range(20)]
     draws = SparseDraws(np.full(6, 0.5), 0.9, 64) if drawn else None
-    inputs = [ChainInput(table, t, 6, float(drawn), draws=draws) for t, table in enumerate(tables)]
+    inputs = [ChainInput(table, [t], 6, float(drawn), draws=draws) for t, table in enumerate(tables)]
     chains = runner.forward_chains(inputs)
     assert any(50 in chain.token_ids for chain in chains)
     for table, chain in zip(tables, chains, strict=True):
@@ -331,6 +415,6 @@ def test_without_blocks_a_chain_changes_nothing() -> None:
     runner = make_runner(model_of("llama, two"), num_blocks=2, block_size=4, lean=True)
     tables = [runner.new_table(), runner.new_table()]
     with pytest.raises(ResourceExhaustedError):
-        runner.forward_chains([ChainInput(tables[0], 1, 4), ChainInput(tables[1], 1, 5)])
+        runner.forward_chains([ChainInput(tables[0], [1], 4), ChainInput(tables[1], [1], 5)])
     assert [table.length for table in tables] == [0, 0]
     assert runner.cache.pool.used_blocks == 0

@@ -172,7 +172,7 @@ def test_branches_go_before_any_sequence() -> None:
     for name in ("a", "b"):
         worker.open(name)
     worker.ask(3, "a")
-    while not worker.it.branch_tables():
+    while not worker.it.lookahead.tables:
         worker.it.step()
     worker.ask(3, "b")
     events: list[Any] = []
@@ -237,7 +237,7 @@ LOOKED_AT = {
 
 def chaining(**config: Any) -> Worker:
     worker = Worker(**config)
-    worker.runner.chain_skills = ChainSkills(supports=True, ranks=False)
+    worker.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
     return worker
 
 
@@ -268,7 +268,7 @@ def test_a_chain_is_what_single_steps_would_draw(sampling: SamplingParams, mode:
         answers.append({e.sequence_id: (e.proposal, e.num_computed_tokens) for e in events})
         assert worker.cached("a") == [*PROMPT, *answers[-1]["a"][0].token_ids[:-1]]
     assert answers[0] == answers[1]
-    assert steps == [5, 1]
+    assert steps == [5, 2]
     params = SequenceParams(sampling, mode, 3)
     check_slow_proposal(MODEL, PROMPT, params, answers[1]["a"][0], 0.9)
 
@@ -281,40 +281,33 @@ def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
         worker.open("simple", PROMPT)
         worker.ask(4)
         worker.ask(4, "simple")
-        first = worker.it.step()
+        first = [*worker.it.step(), *worker.it.step()]
         assert [event.sequence_id for event in first] == (["simple"] if worker.runner.chain_skills else [])
         answers.append({e.sequence_id: e.proposal for e in [*first, *worker.run()]})
     assert answers[0] == answers[1]
 
 
-def test_branches_want_to_see_every_step() -> None:
-    worker = chaining(lookahead_branches=4)
-    worker.open()
-    worker.ask(3)
-    assert worker.it.step() == []
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
-def test_a_chain_that_tells_the_next_best_serves_branches(sampling: SamplingParams) -> None:
-    """Proposals, branches and what they begin with are those of single steps."""
+def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> None:
+    """Proposals, and what else each token could have been, are those of single steps."""
     made = []
-    for ranks in (False, True):
+    for skills in (None, ChainSkills(supports=False, max_feed=1), ChainSkills(supports=True, max_feed=16)):
         worker = Worker(lookahead_branches=4)
-        worker.runner.chain_skills = ChainSkills(supports=False, ranks=ranks)
+        worker.runner.chain_skills = skills
         worker.open("s", PROMPT, sampling)
         worker.ask(3)
         first: list[Any] = []
         while not first:
             first = worker.it.step()
-        drawn = [(d.token_id, d.others) for d in worker.it._aheads["s"].drawn]
+        drawn = [(d.token_id, d.others) for d in worker.it.lookahead._aheads["s"].drawn]
         assert all(others for _, others in drawn)
-        made.append((first[0].proposal, drawn, [event for event in worker.run() if event not in first]))
-    assert made[0] == made[1]
+        made.append((first[0].proposal, drawn))
+    assert made[0] == made[1] == made[2]
 
 
 def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
     worker = Worker()
-    worker.runner.chain_skills = ChainSkills(supports=False, ranks=True)
+    worker.runner.chain_skills = ChainSkills(supports=False, max_feed=1)
     worker.open("s", PROMPT, COUPLED, AcceptanceMode.BLOCK)
     worker.ask(3)
     assert worker.it.step() == []

@@ -41,6 +41,7 @@ class FakeEngine:
         self.expirations = 0
         self.prepared: list[int] = []
         """What was to do when something was prepared."""
+        self.announced: list[Any] = []
         self.threads: set[int] = set()
         self.fails_on: str | None = None
 
@@ -72,6 +73,9 @@ class FakeEngine:
         self.threads.add(threading.get_ident())
         self.prepared.append(len(self.todo))
         return len(self.prepared) % 3 != 0
+
+    def announce(self, commands: Sequence[Any]) -> None:
+        self.announced.extend(commands)
 
     def holds(self, sequence_id: str) -> bool:
         return sequence_id in self.epochs
@@ -127,6 +131,14 @@ def test_events_reach_the_stream_their_command_came_from() -> None:
     case.finish()
     assert one.events == [Done("a"), Done("b")]
     assert two.events == [Done("c")]
+
+
+def test_the_engine_is_told_at_once_of_what_waits() -> None:
+    case = Case()
+    case.submit(Stream(), Work("a"), Work("b"))
+    assert case.engine.announced == [Work("a"), Work("b")]
+    assert not case.engine.has_work
+    case.finish()
 
 
 def test_everything_runs_on_the_engine_thread() -> None:

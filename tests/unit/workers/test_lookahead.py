@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draft_worker.drafter import Drafter
-from draft_worker.fanout import MAX_RANK, FanOut
+from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, FanOut
 from paceline.core.clock import ManualClock
 from paceline.core.messages import (
     CloseSequence,
@@ -20,6 +20,7 @@ from paceline.core.messages import (
     OpenSequence,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.engine.chains import ChainSkills
 from tests.sim.toys import ToyModel, ToyRunner, worker_config
 
 VOCAB = 6
@@ -27,6 +28,10 @@ MODEL = ToyModel(VOCAB, seed=4)
 PROMPT = (1, 2, 3)
 GREEDY = SamplingParams(temperature=0, seed=1)
 WARM = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=3)
+PLAIN = SamplingParams(temperature=0.9, seed=3)
+"""Warm, with nothing but noise or draws between the logits and each token."""
+SAMPLINGS = {"greedy": GREEDY, "warm": WARM, "plain": PLAIN}
+ON_CPU, ON_GPU = ChainSkills(supports=True, max_feed=16), ChainSkills(supports=False, max_feed=1)
 K = 3
 VERDICTS = tuple(itertools.product(range(K + 1), range(VOCAB)))
 """How many tokens are accepted, and the one after them."""
@@ -36,9 +41,15 @@ class Worker:
     """A drafter that may look ahead, one sequence."""
 
     def __init__(
-        self, branches: int, num_blocks: int = 60, max_model_len: int = 60, max_sequences: int = 4
+        self,
+        branches: int,
+        num_blocks: int = 60,
+        max_model_len: int = 60,
+        max_sequences: int = 4,
+        skills: ChainSkills | None = None,
     ) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
+        self.runner.chain_skills = skills
         config = worker_config(support_mass=0.9, lookahead_branches=branches, max_sequences=max_sequences)
         self.it = Drafter(
             self.runner, config, vocabulary_size=VOCAB, max_model_len=max_model_len, clock=ManualClock()
@@ -57,6 +68,10 @@ class Worker:
     ) -> list[Any]:
         return list(self.it.handle(DraftRound(name, 1, number, base, tail, k), 0.0))
 
+    def follow(self, number: int, base: int, tail: tuple[int, ...], k: int = K) -> list[Any]:
+        """Tell of a continuation that came true."""
+        return list(self.it.handle(DraftRound("s", 1, number, base, tail, k, proposal_known=True), 0.0))
+
     def run(self, steps: int | None = None) -> list[Any]:
         """Until there is nothing left to do, or for some steps."""
         events: list[Any] = []
@@ -67,7 +82,9 @@ class Worker:
         return events
 
     def first_round(self) -> Proposal:
-        events = self.ask(1, 3) + self.run(K)
+        events = self.ask(1, 3)
+        while not events:
+            events = self.run(1)
         (proposal,) = [e.proposal for e in events if isinstance(e, DraftProposal)]
         assert isinstance(proposal, Proposal)
         return proposal
@@ -91,11 +108,11 @@ def second_round(worker: Worker, tail: tuple[int, ...], k: int) -> Proposal:
 
 @functools.cache
 def without_lookahead(
-    greedy: bool, mode: AcceptanceMode, k: int
+    name: str, mode: AcceptanceMode, k: int
 ) -> tuple[Proposal, dict[tuple[int, int], Proposal]]:
     """The first proposal, and the second one by the verdict: how many tokens were accepted, and the next."""
-    worker = Worker(0)
-    worker.open(GREEDY if greedy else WARM, mode)
+    worker, sampling = Worker(0), SAMPLINGS[name]
+    worker.open(sampling, mode)
     first = worker.first_round()
     return first, {
         (accepted, token): second_round(copy.deepcopy(worker), (*first.token_ids[:accepted], token), k)
@@ -103,17 +120,10 @@ def without_lookahead(
     }
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize("mode", AcceptanceMode)
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_every_outcome_gets_the_proposal_it_would_get_anyway(
-    sampling: SamplingParams, mode: AcceptanceMode, steps: int | None, k: int
-) -> None:
-    """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
-    expected_first, expected = without_lookahead(sampling.greedy, mode, k)
-    ahead = Worker(8)
-    ahead.open(sampling, mode)
+def check_every_outcome(name: str, mode: AcceptanceMode, steps: int | None, k: int, ahead: Worker) -> int:
+    """Whatever the verdict, the proposal is the one without lookahead; how many verdicts were foreseen."""
+    expected_first, expected = without_lookahead(name, mode, k)
+    ahead.open(SAMPLINGS[name], mode)
     first = ahead.first_round()
     assert first == expected_first
     ahead.run(steps)
@@ -123,7 +133,83 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
         worker = copy.deepcopy(ahead)
         assert second_round(worker, (*first.token_ids[:accepted], token), k) == expected[accepted, token]
         hits += worker.it.lookahead.hits
+    return hits
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "warm"])
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_every_outcome_gets_the_proposal_it_would_get_anyway(
+    sampling: str, mode: AcceptanceMode, steps: int | None, k: int
+) -> None:
+    """Whatever the verdict, however far the branches are, and however many tokens are wanted next."""
+    hits = check_every_outcome(sampling, mode, steps, k, Worker(8))
     assert (hits > 0) == (steps != 0), "branches exist once dK was fed"
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "plain"])
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("skills", [ON_CPU, ON_GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_so_it_does_where_branches_are_chains(
+    sampling: str, mode: AcceptanceMode, skills: ChainSkills, stopped: bool, k: int
+) -> None:
+    """However many calls there were, and wherever they ended because a command waited."""
+    hits = 0
+    for steps in (1, 2, 5, None):
+        worker = Worker(8, skills=skills)
+        worker.runner.stops = lambda stop: bool(stop.flag[0]) or stopped
+        hits += check_every_outcome(sampling, mode, steps, k, worker)
+    assert hits > 8
+
+
+def drafts_for(sampling: SamplingParams, verdicts: list[tuple[int, ...]]) -> list[Proposal]:
+    """The proposals of a draft that does not look ahead, after each of these verdicts."""
+    worker, base = Worker(0), 3
+    worker.open(sampling)
+    made = [worker.first_round()]
+    for number, tail in enumerate(verdicts, 2):
+        base += len(tail)
+        events = worker.ask(number, base, tail)
+        made.append(answer(events + ([] if events else worker.run())))
+    return made
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
+def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
+    sampling: SamplingParams, stopped: bool
+) -> None:
+    """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
+    worker, base = Worker(8, skills=ON_CPU), 3
+    worker.runner.stops = lambda stop: stopped
+    for _ in range(200):
+        worker.it.lookahead._fan_out.observe(K, K, 0)
+    worker.open(sampling)
+    proposal, told = worker.first_round(), worker.run()
+    verdicts: list[tuple[int, ...]] = []
+    followed = [proposal]
+    for number in range(2, 7):
+        bonus = next(token for accepted, token in pushed(told) if accepted == K)
+        proposal = pushed(told)[K, bonus]
+        verdicts.append((*followed[-1].token_ids, bonus))
+        base += K + 1
+        assert worker.follow(number, base, verdicts[-1]) == [], "no answer is wanted"
+        before = len(worker.runner.passes)
+        (first,) = worker.run(1)
+        assert pushed([first]), "without a pass"
+        assert len(worker.runner.passes) == before
+        followed.append(proposal)
+        told = [first, *worker.run()]
+        worker.runner.pool.check_integrity()
+    assert followed == drafts_for(sampling, verdicts)
+    held = worker.it.holdings.find("s")
+    assert held is not None
+    assert worker.runner.read(held.table)[:base] == held.session.tokens
+    worker.it.handle(CloseSequence("s", 1), 0.0)
+    assert worker.runner.pool.used_blocks == 0
 
 
 def pushed(events: list[Any]) -> dict[tuple[int, int], Proposal]:
@@ -171,19 +257,26 @@ def test_never_more_branches_in_progress_than_the_setting_says() -> None:
 
 def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
     fan_out = FanOut()
-    order = fan_out.ranked(K)
-    assert order[0] == (K, 0), "the bonus, as the draft foresees it, at the acceptance of a middling pair"
-    assert all(order.index((a, 0)) < order.index((a, 1)) for a in range(K + 1))
+
+    def order(k: int) -> list[tuple[int, int]]:
+        ranked = fan_out.ranked(k)
+        assert [o.likelihood for o in ranked] == sorted((o.likelihood for o in ranked), reverse=True)
+        assert all(WORTH_DRAFTING <= o.likelihood < 1 for o in ranked)
+        return [(o.accepted, o.rank) for o in ranked]
+
+    first = order(K)
+    assert first[0] == (K, 0), "the bonus, as the draft foresees it, at the acceptance of a middling pair"
+    assert [outcome for outcome in first if outcome[0] == 0] == [(0, 0), (0, 1)]
     for _ in range(200):
         fan_out.observe(4, 4, 0)
     assert fan_out.acceptance > 0.95
-    assert fan_out.ranked(4)[0] == (4, 0)
-    assert {a for a, _ in fan_out.ranked(4)} == {4}
+    assert order(4)[0] == (4, 0)
+    assert {a for a, _ in order(4)} == {4}
     for _ in range(400):
         fan_out.observe(0, 4, 0)
     assert fan_out.acceptance < 0.25
-    assert fan_out.ranked(4)[0] == (0, 0)
-    assert max(rank for _, rank in fan_out.ranked(4)) < MAX_RANK
+    assert order(4)[0] == (0, 0)
+    assert max(rank for _, rank in order(4)) < MAX_RANK
 
 
 def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
@@ -215,7 +308,7 @@ def test_proposals_with_distributions_stay_here() -> None:
     worker.open(WARM, AcceptanceMode.REJECTION)
     worker.first_round()
     assert worker.run() == []
-    assert worker.it.branch_tables()
+    assert worker.it.lookahead.tables
 
 
 def test_a_round_goes_before_branches() -> None:
@@ -230,7 +323,7 @@ def test_a_round_goes_before_branches() -> None:
 
 
 def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them() -> None:
-    worker = Worker(8, num_blocks=12)
+    worker = Worker(8, num_blocks=11)
     worker.open(name="a")
     worker.ask(1, 3, name="a")
     worker.run()
@@ -249,7 +342,7 @@ def test_no_block_outlives_its_sequence(ending: str) -> None:
     worker.open()
     worker.first_round()
     worker.run(3)
-    assert worker.it.branch_tables()
+    assert worker.it.lookahead.tables
     match ending:
         case "close":
             worker.it.handle(CloseSequence("s", 1), 0.0)
@@ -261,7 +354,7 @@ def test_no_block_outlives_its_sequence(ending: str) -> None:
         case "miss":
             # The ledger grew by a round of which the draft knows nothing.
             worker.ask(5, 12, (5, 5, 5, 5, 5, 5, 5, 5, 5))
-    assert not worker.it.branch_tables()
+    assert not worker.it.lookahead.tables
     if ending != "miss":
         assert worker.runner.pool.used_blocks == 0
     worker.runner.pool.check_integrity()
@@ -273,7 +366,7 @@ def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
         worker.open(name=name)
         worker.ask(1, 3, name=name)
     worker.run()
-    assert not worker.it.branch_tables()
+    assert not worker.it.lookahead.tables
 
 
 def test_no_branch_reaches_beyond_the_models_length() -> None:

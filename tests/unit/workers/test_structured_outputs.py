@@ -276,11 +276,11 @@ def _state_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _draft_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_worker.drafter.restrictions_of", lambda draftings, eos_token_ids: None)
+    monkeypatch.setattr("draft_worker.chooser.restrictions_of", lambda draftings, eos_token_ids: None)
 
 
 def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_worker.drafter.only_allowed", lambda drawn, restrictions: drawn)
+    monkeypatch.setattr("draft_worker.chooser.only_allowed", lambda drawn, restrictions: drawn)
 
 
 @pytest.mark.parametrize(

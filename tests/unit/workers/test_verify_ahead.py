@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead
+from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
 from paceline.core.types import Proposal, SparseDistribution
+from tests.sim.world import SteppedEngine
 from tests.unit.workers.test_verifier import PROMPT, VOCAB, Worker, right
 
 N = len(PROMPT)
@@ -62,6 +63,29 @@ def test_later_continuations_add_to_the_earlier_ones() -> None:
     foresee(worker, {(0, 1): Proposal((1,))})
     foresee(worker, {(2, best[2]): Proposal(best[3:5])})
     assert len(worker.run()) == 2
+
+
+@pytest.mark.parametrize("usable", [True, False], ids=["usable", "refused"])
+def test_what_arrives_while_the_pass_runs_is_of_use_to_its_verdict(usable: bool) -> None:
+    """A command waits for the step's end; by then the verdict would be out."""
+    best, worker = right(8), Worker()
+    events: list[Any] = []
+    worker.open()
+    engine = SteppedEngine(worker.it, "engine", worker.clock)
+    following = Proposal(best[3:5] if usable else (VOCAB,))
+    forward = worker.runner.forward
+
+    def during(inputs: Any) -> Any:
+        worker.runner.forward = forward  # type: ignore[method-assign]
+        engine.submit(events.extend, [VerifyAhead("s", 1, 1, N, {(2, best[2]): following})])
+        return forward(inputs)
+
+    worker.runner.forward = during  # type: ignore[method-assign]
+    engine.submit(events.extend, [VerifyRound("s", 1, 1, N, (), Proposal(best[:2]))])
+    for _ in range(2):
+        engine.take_up()
+        engine.step()
+    assert [verdict.went_on_with for verdict in verdicts(events)] == ([2, 0] if usable else [0])
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2}, {"number": 2}, {"number": 0}, {"base": N + 1}])

@@ -1,0 +1,53 @@
+"""Draft tokens from the logits of a pass, with what each may be and what else it could have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
+import torch
+
+from draft_worker.drafting import Drafting
+from draft_worker.fanout import MAX_RANK
+from draft_worker.propose import Drawn, propose
+from draft_worker.structure import only_allowed, restrictions_of, steps_under
+from paceline.core.config import WorkerConfig
+from paceline.engine.chains import Chain
+from paceline.engine.passes import broken_rows
+from paceline.engine.structured import restricted
+
+
+class Chooser:
+    """Draws for trunks and branches alike."""
+
+    def __init__(self, config: WorkerConfig, eos_token_ids: Sequence[int]) -> None:
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self.num_others = MAX_RANK if config.lookahead_branches else 0
+        """Other tokens that each drawn one is told with: what branches may begin with."""
+
+    def draw(self, draftings: Sequence[Drafting], logits: torch.Tensor) -> list[Drawn | None]:
+        """The next token of each, None where the logits are no distribution."""
+        steps, allowed = [d.step for d in draftings], logits
+        restrictions = restrictions_of(draftings, self._eos_token_ids)
+        if restrictions is not None:
+            steps = steps_under(steps, restrictions)
+            allowed = restricted(logits, restrictions, [1] * len(steps))
+        drawn = propose(
+            steps,
+            allowed,
+            self._config.support_mass,
+            self._config.support_bound,
+            self._eos_token_ids,
+            self.num_others,
+        )
+        if restrictions is not None:
+            drawn = only_allowed(drawn, restrictions)
+        broken = broken_rows(logits)
+        return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
+
+
+def drawn_by(chain: Chain) -> Iterable[Drawn]:
+    """What a chain drew."""
+    told = chain.distributions or repeat(None), chain.others or repeat(())
+    return map(Drawn, chain.token_ids, *told)

@@ -1,0 +1,227 @@
+"""Looking ahead while verdicts are out: whose branches are drafted when, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence, Sized
+
+from draft_worker.ahead import Ahead, Limb
+from draft_worker.chaining import can_chain, chain_of
+from draft_worker.chooser import Chooser, drawn_by
+from draft_worker.drafting import Drafting
+from draft_worker.fanout import FanOut
+from draft_worker.propose import Drawn, NoiseTape
+from draft_worker.runner import Runner
+from paceline.core.clock import Clock
+from paceline.core.config import WorkerConfig
+from paceline.core.errors import ResourceExhaustedError
+from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
+from paceline.decoding.noise_memo import NoiseMemo
+from paceline.engine.chains import Stop
+from paceline.engine.holdings import Held
+from paceline.kv import BlockTable
+from paceline.telemetry.worker import Passes
+
+log = logging.getLogger(__name__)
+
+Work = tuple[Ahead, Limb]
+
+
+class Lookahead:
+    """The branches of all sequences of a worker."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: WorkerConfig,
+        chooser: Chooser,
+        noise: NoiseMemo,
+        sequences: Sized,
+        passes: Passes,
+        *,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+        clock: Clock,
+    ) -> None:
+        """`sequences`: all that the worker holds, with which each one shares the budget."""
+        self._runner = runner
+        self._config = config
+        self._chooser = chooser
+        self._noise = noise
+        self._sequences = sequences
+        self._passes = passes
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._aheads: dict[str, Ahead] = {}
+        self._came_true: dict[str, tuple[Ahead, Limb]] = {}
+        """Branches that are a round's proposal now, with what was drawn beyond them."""
+        self._fan_out = FanOut()
+        self._stop = Stop()
+        self.rounds = 0
+        """Rounds that followed a verdict a branch could have foreseen."""
+        self.hits = 0
+        """Those for which a branch was there, finished or not."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a branch lacks tokens."""
+        return any(ahead.wants_passes for ahead in self._aheads.values())
+
+    @property
+    def tables(self) -> list[BlockTable]:
+        """The tables of all branches; with those of the holdings they own every used block."""
+        return [table for ahead in self._everything() for table in ahead.region.tables]
+
+    def _everything(self) -> list[Ahead]:
+        return [*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())]
+
+    def interrupt(self) -> None:
+        """A command waits: what is in progress ends with its step. May be called from any thread."""
+        self._stop.want()
+
+    def begin(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
+        """Look ahead of a verdict, where there is time, length and memory for branches."""
+        # Entries up to the last token of the longest branch, and one past it, must exist.
+        base, k, depth = command.base_length, drafting.k, command.num_lookahead_tokens or drafting.k
+        outcomes = self._fan_out.ranked(k)
+        before = self._came_true.pop(command.sequence_id, None)
+        if self._branches_each() and outcomes and base + k + depth + 1 <= self._max_model_len:
+            tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._noise)
+            chained = can_chain(drafting, self._runner.chain_skills, self._eos_token_ids)
+            with contextlib.suppress(ResourceExhaustedError):
+                ahead = Ahead(held, command.round, drafting.drawn, depth, tape, outcomes, chained)
+                self._aheads[command.sequence_id] = ahead
+                if before is not None:
+                    self._hand_over(*before, ahead)
+        if before is not None:
+            before[0].region.free()
+
+    def _hand_over(self, ahead: Ahead, limb: Limb, following: Ahead) -> None:
+        """What was drawn beyond a branch is a branch of the round that it became."""
+        drawn = ahead.heir(limb)
+        slots = limb.entries.own_slots()
+        self._runner.copy_slots(*following.inherit(drawn, slots[len(slots) - len(drawn) :]))
+
+    def _branches_each(self) -> int:
+        """Branches a sequence may have: with many sequences there is no idle time to fill."""
+        return self._config.lookahead_branches // max(1, len(self._sequences))
+
+    def step(self) -> list[DraftEvent]:
+        """Draft on branches, no longer than a round that arrives can wait for."""
+        width, aheads = self._branches_each(), list(self._aheads.values())
+        if inherited := self._continuations():
+            return inherited
+        work = [(ahead, limb) for ahead in aheads for limb in ahead.next_limbs(width)]
+        if not work:
+            return []
+        try:
+            left = self._chain(work)
+            if left:
+                self._step(left)
+        except Exception:
+            log.exception("drafting on %d branches failed; going on without them", len(work))
+            self.free()
+            return []
+        return self._continuations()
+
+    def _continuations(self) -> list[DraftEvent]:
+        """What is new for the coordinator."""
+        aheads = self._aheads.values()
+        return [event for ahead in aheads if (event := ahead.continuations()) is not None]
+
+    def _chain(self, work: Sequence[Work]) -> list[Work]:
+        """Draw chains to their end, or until a command waits; returns what has to be done step by step."""
+        chained = [(ahead, limb) for ahead, limb in work if ahead.chained]
+        if not chained:
+            return list(work)
+        others = self._chooser.num_others
+        inputs = [
+            chain_of(limb.newest, limb.entries, [limb.newest.newest], self._config, others)
+            for _, limb in chained
+        ]
+        begun = self._clock()
+        self._stop.forget()
+        chains = self._runner.forward_chains(inputs, self._stop)
+        self._ran(sum(len(chain.token_ids) for chain in chains), chained, begun)
+        left = [(ahead, limb) for ahead, limb in work if not ahead.chained]
+        for (ahead, limb), chain in zip(chained, chains, strict=True):
+            if chain.token_ids:
+                ahead.take(limb, drawn_by(chain))
+            else:
+                left.append((ahead, limb))
+        return left
+
+    def _step(self, work: Sequence[Work]) -> None:
+        """One token for each."""
+        begun = self._clock()
+        logits = self._runner.forward_branches([limb.next_input for _, limb in work])
+        self._ran(len(work), work, begun)
+        drawn = self._chooser.draw([limb.newest for _, limb in work], logits)
+        for (ahead, limb), token in zip(work, drawn, strict=True):
+            if token is None:
+                ahead.give_up(limb)
+            else:
+                ahead.take(limb, [token])
+
+    def _ran(self, rows: int, work: Iterable[Work], begun: float) -> None:
+        self._passes.ran(rows, len({id(ahead) for ahead, _ in work}), self._clock() - begun)
+
+    def adopt(self, command: DraftRound, held: Held[DraftProposal]) -> list[Drawn]:
+        """What a branch has drawn for the outcome that came true; its entries become the sequence's own.
+
+        Nothing where no branch foresaw it. The other branches are freed.
+        """
+        ahead = self._aheads.pop(command.sequence_id, None)
+        if ahead is None:
+            return []
+        limb = self._foresaw(ahead, held)
+        drawn = [] if limb is None else self._adopted(ahead, limb, command, held)
+        if limb is not None and ahead.heir(limb) and len(drawn) == ahead.depth == command.num_draft_tokens:
+            self._came_true[command.sequence_id] = ahead, limb
+        else:
+            ahead.region.free()
+        return drawn
+
+    def _foresaw(self, ahead: Ahead, held: Held[DraftProposal]) -> Limb | None:
+        """The branch that foresaw the ledger; every verdict teaches which ones to expect."""
+        tokens = held.session.tokens
+        accepted = ahead.accepted_by(tokens)
+        if accepted is None:
+            return None
+        self._fan_out.observe(accepted, len(ahead.drawn), ahead.rank(accepted, tokens[-1]))
+        self.rounds += 1
+        return ahead.branches.get((accepted, tokens[-1]))
+
+    def _adopted(
+        self, ahead: Ahead, limb: Limb, command: DraftRound, held: Held[DraftProposal]
+    ) -> list[Drawn]:
+        tokens = held.session.tokens
+        try:
+            self._runner.adopt(ahead.trunk_of(limb))
+        except ResourceExhaustedError:
+            held.cut_to(held.table.length)
+            return []
+        self.hits += 1
+        held.session.cached = [*tokens, *limb.drafting.token_ids][: held.table.length]
+        drawn = limb.drafting.drawn[: command.num_draft_tokens]
+        held.cut_to(min(held.table.length, command.base_length + len(drawn) - 1 + (not drawn)))
+        return drawn
+
+    def leave(self, sequence_id: str) -> None:
+        """Give up the branches of a sequence."""
+        ahead = self._aheads.pop(sequence_id, None)
+        before, _ = self._came_true.pop(sequence_id, (None, None))
+        for left in (ahead, before):
+            if left is not None:
+                left.region.free()
+
+    def free(self) -> bool:
+        """Give the blocks of all branches back; False when there were none."""
+        everything = self._everything()
+        for ahead in everything:
+            ahead.region.free()
+        self._aheads.clear()
+        self._came_true.clear()
+        return bool(everything)
