@@ -217,10 +217,6 @@ class Ahead:
             branch.entries, branch.drafting.drawn = fed, after
             self.outcomes = [o for o in self.outcomes if (o.accepted, o.rank) != (k, 0)]
 
-    def trunk_of(self, limb: Limb) -> Branch:
-        """The entries of a branch that came true, without those beyond its round."""
-        return limb.entries.cut(limb.entries.length - len(self.heir(limb)))
-
     def heir(self, limb: Limb) -> list[Drawn]:
         """What was drawn beyond a branch, one token for each of its newest entries."""
         return [] if limb.beyond is None else limb.beyond.drawn[self.depth :]

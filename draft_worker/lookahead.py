@@ -56,7 +56,7 @@ class Lookahead:
         self._clock = clock
         self._aheads: dict[str, Ahead] = {}
         self._came_true: dict[str, tuple[Ahead, Limb]] = {}
-        """Branches that are a round's proposal now, with what was drawn beyond them."""
+        """Branches that are a round's proposal now, for as long as it takes to look ahead of that."""
         self._fan_out = FanOut()
         self._stop = Stop()
         self.rounds = 0
@@ -72,10 +72,7 @@ class Lookahead:
     @property
     def tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""
-        return [table for ahead in self._everything() for table in ahead.region.tables]
-
-    def _everything(self) -> list[Ahead]:
-        return [*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())]
+        return [table for ahead in self._aheads.values() for table in ahead.region.tables]
 
     def interrupt(self) -> None:
         """A command waits: what is in progress ends with its step. May be called from any thread."""
@@ -178,6 +175,7 @@ class Lookahead:
             return []
         limb = self._foresaw(ahead, held)
         drawn = [] if limb is None else self._adopted(ahead, limb, command, held)
+        # Beyond a proposal that is cut short, or not finished, nothing drawn is of use.
         if limb is not None and ahead.heir(limb) and len(drawn) == ahead.depth == command.num_draft_tokens:
             self._came_true[command.sequence_id] = ahead, limb
         else:
@@ -199,7 +197,7 @@ class Lookahead:
     ) -> list[Drawn]:
         tokens = held.session.tokens
         try:
-            self._runner.adopt(ahead.trunk_of(limb))
+            self._runner.adopt(limb.entries)
         except ResourceExhaustedError:
             held.cut_to(held.table.length)
             return []
@@ -212,16 +210,13 @@ class Lookahead:
     def leave(self, sequence_id: str) -> None:
         """Give up the branches of a sequence."""
         ahead = self._aheads.pop(sequence_id, None)
-        before, _ = self._came_true.pop(sequence_id, (None, None))
-        for left in (ahead, before):
-            if left is not None:
-                left.region.free()
+        if ahead is not None:
+            ahead.region.free()
 
     def free(self) -> bool:
         """Give the blocks of all branches back; False when there were none."""
-        everything = self._everything()
-        for ahead in everything:
+        found = bool(self._aheads)
+        for ahead in self._aheads.values():
             ahead.region.free()
         self._aheads.clear()
-        self._came_true.clear()
-        return bool(everything)
+        return found

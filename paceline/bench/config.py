@@ -39,6 +39,8 @@ class BenchConfig:
     target_pass_seconds: float = 0.0
     """A pass of our target takes at least so long, asleep for the rest: what a slower device, and one of its
     own, would give. Peers are not slowed."""
+    draft_pass_seconds: float = 0.0
+    """The same for a pass of our draft, which then draws no chains by itself: every pass takes its time."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -59,7 +61,8 @@ class BenchConfig:
             _check_list(name, getattr(self, name))
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
-        _check(self.target_pass_seconds >= 0, "target_pass_seconds", "must not be negative")
+        for name in ("target_pass_seconds", "draft_pass_seconds"):
+            _check(getattr(self, name) >= 0, name, "must not be negative")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
         for k in self.k:

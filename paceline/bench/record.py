@@ -66,12 +66,13 @@ class Record:
                 f"draft, target, coordinator and client share {self.machine.cores} cores; "
                 f"{self.config.threads} thread(s) a model"
             )
-        if self.config.target_pass_seconds:
-            least = f"{1e3 * self.config.target_pass_seconds:g} ms"
-            notes.append(
-                f"synthetic: a pass of our target takes {least} or more, "
-                "asleep for the rest, as on a slower device of its own; peers are not slowed"
-            )
+        slowed = {"target": self.config.target_pass_seconds, "draft": self.config.draft_pass_seconds}
+        notes += [
+            f"synthetic: a pass of our {role} takes {1e3 * least:g} ms or more, "
+            "asleep for the rest, as on a slower device of its own; peers are not slowed"
+            for role, least in slowed.items()
+            if least
+        ]
         notes.append(
             f"the target's weights are {self.target.weight_bytes / 2**20:.1f} MiB; last-level cache "
             f"{self.machine.last_level_cache or 'unknown'}: weights that stay in a cache can be read faster "

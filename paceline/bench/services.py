@@ -55,7 +55,11 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         block_size=_BLOCK_SIZE,
         start_timeout=config.start_timeout,
         target={"max_sequences": room, "least_pass_seconds": config.target_pass_seconds},
-        draft={"max_sequences": room, "lookahead_branches": LOOKAHEAD_BRANCHES},
+        draft={
+            "max_sequences": room,
+            "lookahead_branches": LOOKAHEAD_BRANCHES,
+            "least_pass_seconds": config.draft_pass_seconds,
+        },
         coordinator={"max_running": room},
     )
     with serve_stack(stack_config, sink=sink) as stack:

@@ -48,6 +48,9 @@ def bench(
         float | None,
         _option("target_pass_seconds", "What a pass of our target takes at least, asleep for the rest."),
     ] = None,
+    draft_pass_seconds: Annotated[
+        float | None, _option("draft_pass_seconds", "The same for a pass of our draft.")
+    ] = None,
     temperature: Annotated[
         list[float] | None,
         _option("temperature", "May be repeated; the headline ratios are of the first."),
@@ -83,6 +86,7 @@ def bench(
         "dtype": dtype,
         "threads": threads,
         "target_pass_seconds": target_pass_seconds,
+        "draft_pass_seconds": draft_pass_seconds,
         "temperature": temperature,
         "acceptance": acceptance,
         "concurrency": concurrency,

@@ -161,9 +161,12 @@ class ModelRunner:
                 )
         for item in inputs:
             item.table.commit(len(item.token_ids))
+        self._take_time(begun)
+        return logits
+
+    def _take_time(self, begun: float) -> None:
         if (left := begun + self.least_seconds - monotonic()) > 0:
             time.sleep(left)
-        return logits
 
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
         """Feed every branch one token in one pass; returns float32 [len(inputs), vocab_size].
@@ -171,6 +174,7 @@ class ModelRunner:
         Branches of one sequence must stand together. Every branch has one entry more afterwards, unless an
         error is raised: ResourceExhaustedError when a region is full.
         """
+        begun = monotonic()
         for item in inputs:
             item.branch.reserve(1)
         if self._compiled is not None:
@@ -182,11 +186,14 @@ class ModelRunner:
             )
         for item in inputs:
             item.branch.commit(1)
+        self._take_time(begun)
         return logits
 
     @property
     def chain_skills(self) -> ChainSkills | None:
-        """What `forward_chains` does here; None where it does nothing."""
+        """What `forward_chains` does here; None where it does nothing, and where every pass is to take its time."""
+        if self.least_seconds:
+            return None
         if self._compiled is not None:
             return ChainSkills(supports=True, max_feed=MAX_FEED)
         if self.captured is not None and self.captured.usable:

@@ -30,6 +30,7 @@ from paceline.core.errors import InvalidArgumentError
         ("dtype", "int4"),
         ("threads", 0),
         ("target_pass_seconds", -0.01),
+        ("draft_pass_seconds", -0.01),
         ("repeats", 0),
         ("prompts", len(PROMPTS) + 1),
         ("max_tokens", 0),

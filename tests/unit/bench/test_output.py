@@ -73,9 +73,10 @@ def test_draft_and_target_on_one_gpu_are_labelled(record: Record) -> None:
     assert any("share one device (A GPU)" in note for note in shared.notes)
 
 
-def test_a_slowed_target_is_called_synthetic(record: Record) -> None:
-    slowed = replace(record, config=replace(record.config, target_pass_seconds=0.02))
-    assert any("synthetic: a pass of our target takes 20 ms" in note for note in slowed.notes)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_slowed_model_is_called_synthetic(record: Record, role: str) -> None:
+    slowed = replace(record, config=replace(record.config, **{f"{role}_pass_seconds": 0.02}))
+    assert any(f"synthetic: a pass of our {role} takes 20 ms" in note for note in slowed.notes)
     assert not any("synthetic" in note for note in record.notes)
 
 

@@ -152,17 +152,17 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("skills", [ON_CPU, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
-@pytest.mark.parametrize("k", [2, 3, 5])
+@pytest.mark.parametrize("k", [2, 3])
 def test_so_it_does_where_branches_are_chains(
     sampling: str, mode: AcceptanceMode, skills: ChainSkills, stopped: bool, k: int
 ) -> None:
     """However many calls there were, and wherever they ended because a command waited."""
     hits = 0
-    for steps in (1, 2, 5, None):
+    for steps in (1, 3, None):
         worker = Worker(8, skills=skills)
         worker.runner.stops = lambda stop: bool(stop.flag[0]) or stopped
         hits += check_every_outcome(sampling, mode, steps, k, worker)
-    assert hits > 8
+    assert hits > 6
 
 
 def drafts_for(sampling: SamplingParams, verdicts: list[tuple[int, ...]]) -> list[Proposal]:
@@ -180,7 +180,7 @@ def drafts_for(sampling: SamplingParams, verdicts: list[tuple[int, ...]]) -> lis
 @pytest.mark.parametrize("sampling", [GREEDY, PLAIN], ids=["greedy", "plain"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
 def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
-    sampling: SamplingParams, stopped: bool
+    sampling: SamplingParams, stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
     worker, base = Worker(8, skills=ON_CPU), 3
@@ -197,10 +197,10 @@ def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
         verdicts.append((*followed[-1].token_ids, bonus))
         base += K + 1
         assert worker.follow(number, base, verdicts[-1]) == [], "no answer is wanted"
-        before = len(worker.runner.passes)
-        (first,) = worker.run(1)
-        assert pushed([first]), "without a pass"
-        assert len(worker.runner.passes) == before
+        with monkeypatch.context() as patched:
+            patched.setattr(worker.runner, "forward_chains", None)
+            (first,) = worker.run(1)
+        assert pushed([first]), "before anything more is drawn"
         followed.append(proposal)
         told = [first, *worker.run()]
         worker.runner.pool.check_integrity()
