@@ -191,7 +191,7 @@ class ModelRunner:
 
     @property
     def chain_skills(self) -> ChainSkills | None:
-        """What `forward_chains` does here; None where it does nothing, as where passes are to take their time."""
+        """What `forward_chains` does here; None where it does nothing, or where each pass takes its time."""
         if self.least_seconds:
             return None
         if self._compiled is not None:
