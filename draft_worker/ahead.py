@@ -72,6 +72,8 @@ class Ahead:
     """Without a branch yet, likeliest first."""
     chained: bool
     """The model draws its chains by itself."""
+    max_len: int
+    """Entries that any of it may have."""
     region: Branching = field(init=False)
     base_length: int = field(init=False)
     last_entry: Limb | None = field(init=False)
@@ -100,7 +102,8 @@ class Ahead:
         ranks = {outcome.rank: outcome.likelihood for outcome in self.outcomes if outcome.accepted == k}
         # Draws of a round belong to its place: those of the next round are not the ones after these.
         self._goes_on = self.chained and self.tape.uniforms is None and 0 in ranks
-        if self._goes_on and self.depth == k and ranks[0] ** 2 >= WORTH_DRAFTING:
+        fits = self.base_length + k + 2 * self.depth + 2 <= self.max_len
+        if self._goes_on and self.depth == k and fits and ranks[0] ** 2 >= WORTH_DRAFTING:
             self.further = ranks[0] ** 2
         steps = k + 1 + (self.depth if self._goes_on else 0)
         drafting = Drafting(
@@ -271,13 +274,3 @@ class Ahead:
             self.base_length,
             {outcome: Proposal(tuple(drafting.token_ids)) for outcome, drafting in new.items()},
         )
-
-
-@dataclass(slots=True)
-class LookaheadCounts:
-    """How often the verdict was foreseen."""
-
-    rounds: int = 0
-    """Rounds that followed a verdict a branch could have foreseen."""
-    hits: int = 0
-    """Those for which a branch was there, finished or not."""

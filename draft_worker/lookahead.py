@@ -88,7 +88,8 @@ class Lookahead:
             tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._noise)
             chained = can_chain(drafting, self._runner.chain_skills, self._eos_token_ids)
             with contextlib.suppress(ResourceExhaustedError):
-                ahead = Ahead(held, command.round, drafting.drawn, depth, tape, outcomes, chained)
+                of_round = held, command.round, drafting.drawn, depth, tape
+                ahead = Ahead(*of_round, outcomes, chained, self._max_model_len)
                 self._aheads[command.sequence_id] = ahead
                 if before is not None:
                     self._hand_over(*before, ahead)
@@ -107,10 +108,10 @@ class Lookahead:
 
     def step(self) -> list[DraftEvent]:
         """Draft on branches, no longer than a round that arrives can wait for."""
-        width, aheads = self._branches_each(), list(self._aheads.values())
         if inherited := self._continuations():
             return inherited
-        work = [(ahead, limb) for ahead in aheads for limb in ahead.next_limbs(width)]
+        width = self._branches_each()
+        work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
         if not work:
             return []
         try:
@@ -139,6 +140,7 @@ class Lookahead:
             for _, limb in chained
         ]
         begun = self._clock()
+        # A command that came this very moment is overlooked: it waits for one chain.
         self._stop.forget()
         chains = self._runner.forward_chains(inputs, self._stop)
         self._ran(sum(len(chain.token_ids) for chain in chains), chained, begun)

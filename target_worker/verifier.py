@@ -45,6 +45,9 @@ from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
 
+MAX_OVERHEARD = 4096
+"""Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
+
 
 @dataclass(slots=True)
 class _Round:
@@ -115,7 +118,7 @@ class Verifier:
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, _Round] = {}
-        self._overheard: deque[VerifyAhead] = deque()
+        self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
         """What arrived since the last pass; the only thing here that another thread touches."""
         self._noise = NoiseMemo(vocabulary_size)
 

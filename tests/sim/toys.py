@@ -76,6 +76,8 @@ class ToyRunner:
         """True for prefixes whose logits are to be NaN."""
         self.chain_skills: ChainSkills | None = None
         """What it can do when it draws several tokens by itself."""
+        self.longest_branch = 0
+        """Entries of the longest branch so far."""
         self.stops: Callable[[Stop], bool] = lambda stop: bool(stop.flag[0])
         """Whether a chain ends before its next step."""
 
@@ -93,6 +95,7 @@ class ToyRunner:
     def _append(self, branch: Branch, token: int) -> np.ndarray:
         branch.reserve(1)
         branch.commit(1)
+        self.longest_branch = max(self.longest_branch, branch.length)
         self.memory[branch.own_slots()[-1]] = token
         prefix = [self.memory[slot] for slot in branch.slots()]
         row = self.model.rows(prefix, 1).copy()

@@ -369,6 +369,18 @@ def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
     assert not worker.it.lookahead.tables
 
 
+@pytest.mark.parametrize("length", range(3 + 2 * K, 3 + 4 * K + 4))
+def test_no_branch_is_longer_than_the_model_allows(length: int) -> None:
+    worker = Worker(8, skills=ON_CPU, max_model_len=length)
+    for _ in range(200):
+        worker.it.lookahead._fan_out.observe(K, K, 0)
+    worker.open()
+    worker.first_round()
+    worker.run()
+    assert worker.runner.longest_branch <= length
+    assert (worker.runner.longest_branch > 3 + 2 * K) == (length >= 3 + 3 * K + 2), "where it fits it grows"
+
+
 def test_no_branch_reaches_beyond_the_models_length() -> None:
     worker = Worker(8, max_model_len=3 + 2 * K)
     worker.open()
