@@ -162,7 +162,7 @@ class DraftRound(_message.Message):
     num_lookahead_tokens: _builtins.int
     """Draft tokens of each continuation of this round; 0: as many as `num_draft_tokens`."""
     proposal_known: _builtins.bool
-    """The sender has the proposal already, from a continuation: the worker is to go on from it without an answer."""
+    """The sender has the proposal, from a continuation: the worker goes on from it without an answer."""
     @_builtins.property
     def committed_tail(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ledger's last tokens, as many as the sender believes the worker lacks."""
