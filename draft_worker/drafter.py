@@ -175,9 +175,14 @@ class Drafter:
     def _chain(self) -> list[DraftEvent]:
         """Draw what nobody has to look at; all else goes on step by step, also what fails here."""
         skills = self._runner.chain_skills
-        rounds = [r for r in self._rounds.values() if can_chain(r.drafting, skills, self._eos_token_ids)]
         most = 0 if skills is None else skills.max_feed
-        rounds = [r for r in rounds if not r.job.begins and r.job.remaining <= most]
+        rounds = [
+            r
+            for r in self._rounds.values()
+            if r.job.remaining <= most
+            and not r.job.begins
+            and can_chain(r.drafting, skills, self._eos_token_ids)
+        ]
         if not rounds:
             return []
         config, others = self._config, self._chooser.num_others

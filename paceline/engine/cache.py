@@ -100,9 +100,9 @@ class PagedCache:
         """Copy every layer's entries of single slots onto others; no slot may be on both sides."""
         if not sources:
             return
-        for raw in self._bytes:
-            raw[:, destinations] = raw[:, sources]
         if self._bytes:
+            for raw in self._bytes:
+                raw[:, destinations] = raw[:, sources]
             return
         read = torch.tensor(sources, dtype=torch.int64, device=self.device)
         write = torch.tensor(destinations, dtype=torch.int64, device=self.device)

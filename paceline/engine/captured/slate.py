@@ -70,12 +70,7 @@ class Slate:
 
     def write_branches(self, inputs: Sequence[BranchInput]) -> None:
         """Take up branches with their reservations, each as a sequence of its own that has one new row."""
-        self._begin()
-        for row, item in enumerate(inputs):
-            self._rows(row, [item.token_id], item.branch.length)
-            self._address_row(row, item.branch.slots(1))
-        self._wanted[:] = np.arange(self._wanted.size)
-        self._send(len(inputs))
+        self.write_chains([ChainInput(item.branch, [item.token_id], 1) for item in inputs])
 
     def write_chains(self, inputs: Sequence[ChainInput]) -> None:
         """Take up chains, all of as many steps as the bucket has, and all on branches or none."""

@@ -289,7 +289,7 @@ def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
 def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> None:
-    """Proposals, and what else each token could have been, are those of single steps."""
+    """Proposals, branches and what they begin with are those of single steps."""
     made = []
     for skills in (None, ChainSkills(supports=False, max_feed=1), ChainSkills(supports=True, max_feed=16)):
         worker = Worker(lookahead_branches=4)
@@ -301,7 +301,11 @@ def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> Non
             first = worker.it.step()
         drawn = [(d.token_id, d.others) for d in worker.it.lookahead._aheads["s"].drawn]
         assert all(others for _, others in drawn)
-        made.append((first[0].proposal, drawn))
+        branches: dict[tuple[int, int], Any] = {}
+        for event in worker.run():
+            branches.update(event.proposals)
+        assert branches
+        made.append((first[0].proposal, drawn, branches))
     assert made[0] == made[1] == made[2]
 
 

@@ -267,6 +267,9 @@ def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
     first = order(K)
     assert first[0] == (K, 0), "the bonus, as the draft foresees it, at the acceptance of a middling pair"
     assert [outcome for outcome in first if outcome[0] == 0] == [(0, 0), (0, 1)]
+    for accepted in range(K + 1):
+        ranks = [rank for a, rank in first if a == accepted]
+        assert ranks == list(range(len(ranks))), "a likelier guess before the next one"
     for _ in range(200):
         fan_out.observe(4, 4, 0)
     assert fan_out.acceptance > 0.95
