@@ -28,11 +28,14 @@ class Acceptance:
     """Without a prior: what a position is like of which nothing is known."""
     reached: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
+    observed: int = 0
+    """Grows whenever something is learned."""
 
     def observe(self, num_draft: int, num_accepted: int) -> None:
         """Take in one verdict. Tokens after the first rejected one were not looked at."""
         for counts in (self.reached, self.accepted):
             counts.extend([0.0] * (num_draft - len(counts)))
+        self.observed += 1
         keep = 1 - 1 / self.memory
         for i in range(min(num_accepted + 1, num_draft)):
             self.reached[i] = self.reached[i] * keep + 1
@@ -40,6 +43,7 @@ class Acceptance:
 
     def fade(self, weight: float) -> None:
         """Let what was known count for at most `weight` tokens a position: it is long ago."""
+        self.observed += 1
         self.prior_weight = min(self.prior_weight, weight)
         for i, reached in enumerate(self.reached):
             if reached > weight:

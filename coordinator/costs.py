@@ -29,6 +29,12 @@ SHORTEST = 1e-6
 """Seconds that no round is faster than."""
 FADED = 4.0
 """Measurements that all the old ones count for when new ones are on their way."""
+PACE = 1 / 16
+"""Share of a measurement in how fast everything is now."""
+KNOWN = 4.0
+"""Measurements from which on a mean can tell that everything became slower or faster."""
+STRAY = 3.0
+"""A time this many times the usual one says no more than that of how fast everything is."""
 
 
 @dataclass(slots=True)
@@ -58,6 +64,10 @@ class Line:
         """Seconds."""
         return self.intercept + self.slope * tokens
 
+    def times(self, factor: float) -> Line:
+        """So many times as long."""
+        return Line(factor * self.intercept, factor * self.slope)
+
 
 @dataclass(slots=True)
 class Curve:
@@ -71,10 +81,15 @@ class Curve:
 
     def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
         """Take in one measurement; `weight` below 1 where several tell of the same pass."""
-        cell = self.cells.setdefault(0 if tokens < ALMOST_NONE else max(1, round(tokens)), Cell())
+        cell = self.cells.setdefault(_place(tokens), Cell())
         if cell.weight >= 1 and cell.seconds > 0:
             seconds = min(seconds, self.outlier * cell.seconds)
         cell.observe(tokens, seconds, weight)
+
+    def usual(self, tokens: float) -> float | None:
+        """Mean around so many draft tokens; None while that is not known."""
+        cell = self.cells.get(_place(tokens))
+        return cell.seconds if cell is not None and cell.weight >= KNOWN and cell.seconds > 0 else None
 
     def fade(self, tokens: int) -> None:
         """Let what is known of so many draft tokens count for little: it is about to be measured again."""
@@ -119,6 +134,11 @@ class Curve:
         return rising(result)
 
 
+def _place(tokens: float) -> int:
+    """The cell of so many draft tokens."""
+    return 0 if tokens < ALMOST_NONE else max(1, round(tokens))
+
+
 def rising(values: Sequence[float]) -> list[float]:
     """The nearest values (least squares) that never fall: drafting more never takes less time."""
     pools: list[tuple[float, int]] = []
@@ -139,6 +159,38 @@ class Load:
     """From VerifyRound to verdict, over the draft tokens that all sequences have on average."""
     drafting: Curve = field(default_factory=lambda: Curve(growth=1.0, outlier=math.inf))
     """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing."""
+    pace: float = 1.0
+    """How slow everything is now, over what it was for both curves.
+
+    A machine that others use too, or that is hot, slows down and recovers within seconds. What is done
+    shows it, and what was last done a while ago would have slowed down as much.
+    """
+
+    def judged(self, tokens: float, seconds: float, weight: float = 1.0, *, trial: bool = False) -> None:
+        """Take in the time to a verdict. On trial it is the draft tokens that make the difference."""
+        if not trial:
+            usual = self.verdict.usual(tokens)
+            if usual is not None:
+                ratio = min(max(seconds / (usual * self.pace), 1 / STRAY), STRAY)
+                self.pace *= 1 + PACE * weight * (ratio - 1)
+        self.verdict.observe(tokens, seconds / self.pace, weight)
+
+    def proposed(self, num_draft: int, seconds: float, weight: float = 1.0) -> None:
+        """Take in the time that a proposal was waited for."""
+        self.drafting.observe(num_draft, seconds / self.pace, weight)
+
+    def line(self, curve: Curve, like: Line | None) -> Line | None:
+        """Of one of the two, as things are now; `like` is of another load."""
+        line = curve.line(self._before(like))
+        return line.times(self.pace) if line is not None else None
+
+    def seconds(self, curve: Curve, most: int, like: Line | None) -> list[float] | None:
+        """The same for 0 to `most` draft tokens."""
+        seconds = curve.seconds(most, self._before(like))
+        return [self.pace * x for x in seconds] if seconds is not None else None
+
+    def _before(self, like: Line | None) -> Line | None:
+        return like.times(1 / self.pace) if like is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +201,13 @@ class RoundSeconds:
     """From VerifyRound to verdict: all of it where nobody waits for a draft."""
     whole: list[float]
     """With the drafting that is waited for."""
+    beside: float
+    """Of a round without draft tokens while others draft. It shares their passes, or waits for them."""
+
+    @property
+    def beside_drafts(self) -> list[float]:
+        """`whole`, of a sequence among others that draft."""
+        return [self.beside, *self.whole[1:]]
 
 
 @dataclass(slots=True)
@@ -165,7 +224,10 @@ class Costs:
 
     def at(self, sequences: int) -> Load:
         """The costs of this load, to add to."""
-        return self.loads.setdefault(bracket(sequences), Load())
+        here = bracket(sequences)
+        if here not in self.loads:
+            self.loads[here] = Load()
+        return self.loads[here]
 
     def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
         """Of rounds with 0 to `most` draft tokens; None when nothing is known.
@@ -177,15 +239,17 @@ class Costs:
         # From far to near, so that every load shapes what the nearer ones do not know.
         for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
             load = self.loads[there]
-            verdict, drafting = load.verdict.line(verdict), load.drafting.line(drafting)
+            verdict, drafting = load.line(load.verdict, verdict), load.line(load.drafting, drafting)
         own = self.loads.get(here, Load())
-        verify = own.verdict.seconds(most, verdict)
-        draft = own.drafting.seconds(most, drafting)
+        verify = own.seconds(own.verdict, most, verdict)
+        draft = own.seconds(own.drafting, most, drafting)
         if verify is None:
             return None
         waits = [0.0, *draft[1:]] if draft is not None else [0.0] * len(verify)
         whole = [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
-        return RoundSeconds([max(v, SHORTEST) for v in verify], whole)
+        # All that not drafting saves there is the time that one draft token more takes.
+        beside = max(whole[0], 2 * whole[1] - whole[2]) if most > 1 else whole[0]
+        return RoundSeconds([max(v, SHORTEST) for v in verify], whole, beside)
 
     def draft_share(self, sequences: int, num_draft: int) -> float:
         """Of a round with so many draft tokens, the share that is waited for the draft; 0 when not known."""
@@ -206,3 +270,8 @@ def bracket(sequences: int) -> int:
 def weight(sequences: int) -> float:
     """Of one measurement where so many share a pass: they tell nearly the same, and not quite."""
     return 1 / math.sqrt(max(sequences, 1))
+
+
+def sampling(sequences: int) -> int:
+    """Verdicts of which one is timed: more tell hardly more of the same pass, and take time themselves."""
+    return 1 + sequences // 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.acceptance import Habits, Kind, expected_tokens
-from coordinator.costs import weight
+from coordinator.agreement import Ballot
+from coordinator.costs import sampling, weight
 from coordinator.pair import Pair
 from paceline.core.types import Timings
 
@@ -49,11 +50,14 @@ class Member:
     kind: Kind = ("", 0)
     habits: Habits = field(init=False)
     _joined: bool = False
+    _ballot: Ballot | None = None
     _in_flight: int = 0
     _yield: float = 0.0
     _catching_up: bool = False
     _mean_draft: float = 0.0
     """Of all sequences, when the round was sent."""
+    _settled: bool = False
+    """Times were worth measuring when it was sent; the same when the proposal was asked for."""
 
     def __post_init__(self) -> None:
         """A new sequence is expected to be like those of its kind before it."""
@@ -62,34 +66,47 @@ class Member:
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
         pair = self.pair
-        drafting = pair.costs.at(pair.sequences).drafting
+        load = pair.costs.at(pair.sequences)
         if num_draft == 0:
             return
         if lacking > CATCH_UP:
-            usual = drafting.seconds(num_draft)
+            usual = load.seconds(load.drafting, num_draft, None)
             pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)) / lacking)
-        elif pair.settled:
-            drafting.observe(num_draft, seconds, weight(pair.sequences))
+        elif self._settled and pair.settled:
+            load.proposed(num_draft, seconds, weight(pair.sequences))
 
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
-        self._share(True, num_draft, expected_tokens(self.habits.of(match).rates(num_draft))[-1])
-        self._mean_draft = self.pair.mean_draft
+        self._share(True, num_draft, self._expected(num_draft, match))
+        self._mean_draft, self._settled = self.pair.mean_draft, self.pair.settled
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """Learn what a verification takes, and what is accepted."""
         pair = self.pair
         self._is_catching_up(False)
         pair.verdicts += 1
-        mean = (self._mean_draft + pair.mean_draft) / 2
-        # While everybody changes K nobody knows what was in the pass.
-        steady = pair.settled and abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
-        if timing is not None and steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
-            pair.costs.at(pair.sequences).verdict.observe(mean, timing.seconds, weight(timing.sequences))
+        if timing is not None and pair.verdicts % sampling(pair.sequences) == 0:
+            self._time(timing)
         if num_draft:
             for habits in (self.habits, pair.habits_of(self.kind), pair.habits):
                 habits.of(match).observe(num_draft, num_accepted)
+
+    def _time(self, timing: Verification) -> None:
+        """Learn what a verification takes."""
+        pair = self.pair
+        mean = (self._mean_draft + pair.mean_draft) / 2
+        # While everybody changes K nobody knows what was in the pass.
+        steady = self._settled and pair.settled and abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
+        if steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
+            share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
+            pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
+
+    def _expected(self, num_draft: int, match: int) -> float:
+        """Tokens of a round with so many draft tokens."""
+        if self._ballot is not None and not match and num_draft < len(self._ballot.expected):
+            return self._ballot.expected[num_draft]
+        return expected_tokens(self.habits.of(match).rates(num_draft))[-1]
 
     def _tries_copy(self, match: int) -> bool:
         """Copying does not seem worth it: is it tried all the same, and what comes of it believed?"""
@@ -102,10 +119,16 @@ class Member:
         """Give the share back."""
         self._is_catching_up(False)
         self._share(False, 0, 0.0)
+        self._vote(None)
+
+    def _vote(self, ballot: Ballot | None) -> None:
+        self.pair.vote(self._ballot, ballot)
+        self._ballot = ballot
 
     def _asking(self, num_draft: int, lacking: int) -> int:
         """`num_draft`, after noting what asking for it means for the draft worker."""
         self._is_catching_up(num_draft > 0 and lacking > CATCH_UP)
+        self._settled = self.pair.settled
         return num_draft
 
     def _is_catching_up(self, now: bool) -> None:
@@ -114,7 +137,8 @@ class Member:
 
     def _share(self, present: bool, in_flight: int, expected: float) -> None:
         pair = self.pair
-        pair.sequences += present - self._joined
+        if present is not self._joined:
+            pair.counts(present - self._joined)
         pair.drafting += in_flight - self._in_flight
         pair.yields += expected - self._yield
         self._joined, self._in_flight, self._yield = present, in_flight, expected

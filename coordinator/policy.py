@@ -21,13 +21,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.acceptance import expected_tokens
+from coordinator.agreement import ADVANTAGE, Ballot, interpolated
+from coordinator.costs import RoundSeconds
 from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
 from coordinator.pair import PROBE_FIRST
 
 HYSTERESIS = 0.02
 """Share of a round's tokens by which another K must be better than the last one."""
-ADVANTAGE = 0.02
-"""Tokens of a round by which drafting must be better than plain decoding, which nothing can go wrong with."""
+ALONE = 0.05
+"""Share by which it must be better than the K of all others: proposals that differ do not come together."""
+CROWD = 8
+"""Sequences from which on each thinks again about K less often than every round."""
+RECONSIDER = 16
+"""Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
 HORIZON = 64.0
 """Rounds in which catching up must pay for itself, if the sequence does not end before."""
 TRIAL_CATCH_UP = 4
@@ -86,7 +92,10 @@ class Fixed(Member):
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K, or what is of use of it."""
-        self.pair.count_round()
+        pair, k = self.pair, min(self.num_speculative_tokens, self.pair.max_draft)
+        pair.count_round()
+        if self._ballot is None:
+            self._vote(Ballot(expected_tokens(self.habits.drafts.rates(k)), k, fixed=True))
         return self._asking(min(self.num_speculative_tokens, most), lacking)
 
     def copy(self, match: int, most: int, drafting: int) -> int:
@@ -105,36 +114,42 @@ class Fixed(Member):
 class Goodput(Member):
     """The K that makes the most tokens per second, up to `num_speculative_tokens`."""
 
-    _last: int = -1
-    """K by its merits, without trials, probes and the sequence's end; -1 before the first."""
+    _seen: int = 0
+    """Verdicts that the ballot knows of."""
     _off: int = 0
     """Rounds since it last drafted by its merits."""
     _probe_after: int = PROBE_FIRST
     _probe_left: int | None = None
     """Rounds still to come of the probe in progress."""
-    _trial: int = -1
-    """The trial it is part of, by its end."""
     _measures: bool = False
     """This round's K is not chosen by its merits."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """Weigh what drafting is expected to give against what it costs everybody."""
-        table = self.pair.begin_round()
+        pair = self.pair
+        table = pair.begin_round()
         self._measures = False
         if table is None:
             return 0
-        self.pair.schedule(table.whole)
-        expected = expected_tokens(self.habits.drafts.rates(self.num_speculative_tokens))
-        seconds = table.whole[: len(expected)]
-        price = self._price(_best_rate(expected, seconds), seconds)
-        k = self._last = self._by_merit(expected, seconds, price, lacking, remaining)
+        # Among many a verdict of one changes little, and thinking takes time from all of them.
+        drafts = self.habits.drafts
+        news = drafts.observed - self._seen
+        much = min(pair.sequences // CROWD, self._seen)
+        if self._ballot is None or news > much or (not news and self._off % RECONSIDER == 0):
+            self._seen = drafts.observed
+            expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
+            self._vote(Ballot(expected, self._wish(expected, table.beside_drafts)))
+        pair.schedule()
+        k = self._ballot.num_draft if self._ballot is not None and pair.agreement.drafts else 0
+        if k and lacking > CATCH_UP and not self._repays(k, table, lacking, remaining):
+            k = 0
         if self._probe_left is not None and (k or not self._probe_left):
             self._end_probe(useful=k > 0)
         self._off = 0 if k else self._off + 1
-        trial = self._join_trial(lacking, seconds)
+        trial = self._join_trial(lacking, table.whole[0])
         self._measures = trial is not None
         if trial is None:
-            trial = k or self._probe(lacking, seconds, price)
+            trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
         return self._asking(min(trial, most), lacking)
 
@@ -162,21 +177,26 @@ class Goodput(Member):
             self._end_probe(useful=False)
         Member.leave(self)
 
-    def _by_merit(
-        self, expected: Sequence[float], seconds: Sequence[float], price: float, lacking: int, remaining: int
-    ) -> int:
-        if not self.pair.knows_drafting:
-            return 0
-        scores = [e - price * t for e, t in zip(expected, seconds, strict=True)]
-        scores[0] += ADVANTAGE
+    def _wish(self, expected: Sequence[float], seconds: Sequence[float]) -> int:
+        """K beside others that draft."""
+        agreement, before = self.pair.agreement, self._ballot
+        others = agreement.size - (before is not None)
+        price = (others * agreement.rate + _best_rate(expected, seconds)) / (others + 1)
+        scores = [e - price * t for e, t in zip(expected, seconds, strict=False)]
         k = max(range(len(scores)), key=scores.__getitem__)
-        if self._last >= 0 and scores[k] - scores[self._last] < HYSTERESIS * expected[self._last]:
-            k = self._last
-        if k and lacking > CATCH_UP:
-            rounds = min(HORIZON, remaining / expected[k])
-            if (scores[k] - scores[0]) * rounds < price * self.pair.catch_up * lacking:
-                return 0
+        usual = min(agreement.num_draft, len(scores) - 1)
+        if others and usual and scores[k] - scores[usual] < ALONE * expected[usual]:
+            return usual
+        if before is not None and scores[k] - scores[before.num_draft] < HYSTERESIS * expected[k]:
+            return before.num_draft
         return k
+
+    def _repays(self, k: int, table: RoundSeconds, lacking: int, remaining: int) -> bool:
+        """Does drafting make up for the time of catching up, before the sequence ends?"""
+        assert self._ballot is not None
+        expected, seconds, price = self._ballot.expected, table.beside_drafts, self.pair.agreement.rate
+        gain = expected[k] - 1 - price * (seconds[k] - seconds[0])
+        return gain * min(HORIZON, remaining / expected[k]) >= price * self.pair.catch_up * lacking
 
     def _price(self, own: float, seconds: Sequence[float]) -> float:
         """Tokens that a second makes for a sequence: the others as they are, this one at its best, `own`."""
@@ -185,30 +205,25 @@ class Goodput(Member):
         if others <= 0:
             return own
         made = (pair.yields - self._yield) / others
-        present = _interpolated(seconds, (pair.drafting - self._in_flight) / others)
+        present = interpolated(seconds, (pair.drafting - self._in_flight) / others)
         return (others * made / present + own) / (others + 1)
 
-    def _join_trial(self, lacking: int, seconds: Sequence[float]) -> int | None:
-        """K of the trial in progress; None without one, or without this sequence."""
+    def _join_trial(self, lacking: int, plain: float) -> int | None:
+        """K of the trial in progress; None without one, or where catching up for it would take too long."""
         trial, pair = self.pair.trial, self.pair
-        if trial is None or trial.num_draft == 0:
-            return None if trial is None else 0
-        if self._trial != trial.until:
-            if not trial.places:
-                return None
-            if lacking > CATCH_UP and pair.catch_up * lacking > TRIAL_CATCH_UP * seconds[0]:
-                return None
-            trial.places -= 1
-            self._trial = trial.until
+        if trial is None:
+            return None
+        if trial.num_draft and lacking > CATCH_UP and pair.catch_up * lacking > TRIAL_CATCH_UP * plain:
+            return None
         return min(trial.num_draft, self.num_speculative_tokens)
 
     # ---- probes ------------------------------------------------------------------------------------
 
-    def _probe(self, lacking: int, seconds: Sequence[float], price: float) -> int:
+    def _probe(self, lacking: int, seconds: Sequence[float]) -> int:
         """K of a probe; 0 while none is due."""
         most = min(PROBE_DRAFT, self.num_speculative_tokens)
         if self._probe_left is None:
-            if not self._probe_is_due(most, lacking, seconds, price):
+            if not self._probe_is_due(most, lacking, seconds):
                 return 0
             self.pair.probing()
             self.habits.drafts.fade(PROBE_EVIDENCE)
@@ -216,13 +231,14 @@ class Goodput(Member):
         self._probe_left -= 1
         return most
 
-    def _probe_is_due(self, most: int, lacking: int, seconds: Sequence[float], price: float) -> bool:
+    def _probe_is_due(self, most: int, lacking: int, seconds: Sequence[float]) -> bool:
         pair = self.pair
         if self._off < self._probe_after or not pair.may_probe:
             return False
         if lacking > CATCH_UP and pair.catch_up * lacking > PROBE_SHARE * self._off * seconds[0]:
             return False
         # With many sequences the best draft may be of no use: then nothing can be found.
+        price = self._price(1 / seconds[0], seconds)
         hoped = expected_tokens([HOPE] * most)
         return any(hoped[k] - 1 > price * (seconds[k] - seconds[0]) for k in range(1, most + 1))
 
@@ -235,11 +251,3 @@ class Goodput(Member):
 def _best_rate(expected: Sequence[float], seconds: Sequence[float]) -> float:
     """The most tokens per second; `seconds` may go on."""
     return max(e / t for e, t in zip(expected, seconds, strict=False))
-
-
-def _interpolated(values: Sequence[float], at: float) -> float:
-    """Between the two entries next to `at`; beyond the last one, on their line."""
-    if len(values) == 1:
-        return values[0]
-    below = min(int(at), len(values) - 2)
-    return values[below] + (at - below) * (values[below + 1] - values[below])

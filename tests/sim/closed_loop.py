@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,8 +37,21 @@ class Machine:
     contention: float = 1.0
     """How much longer a pass of either worker takes while the other one is busy."""
     noise: float = 0.1
+    drift: float = 0.0
+    """By how much it is slower, and faster, than that for seconds at a time."""
     hit_rate: float = 0.0
     """Share of verdicts that the draft foresaw, with few sequences."""
+
+
+def constant(acceptance: float) -> Callable[[int, float], Callable[[int], float]]:
+    """The same for every token."""
+    return lambda number, now: lambda generated: acceptance
+
+
+def text_of_all_kinds(number: int, now: float) -> Callable[[int], float]:
+    """Easy and hard stretches of a dozen tokens, as in code."""
+    kinds = random.Random(number).choices([0.1, 0.35, 0.6, 0.75, 0.9, 0.97], k=20)
+    return lambda generated: kinds[generated // 12 % 20]
 
 
 @dataclass(eq=False)
@@ -52,6 +66,9 @@ class Job:
     drafted_to: int = 0
     num_draft: int = 0
     lacking: int = 0
+    """When it was asked for a proposal."""
+    unread: int = 0
+    """Of these, what the draft still has to read."""
     sent_at: float = 0.0
     first: bool = True
     steps_left: int = 0
@@ -127,7 +144,7 @@ class ClosedLoop:
         if k == 0:
             self.verify(job)
             return
-        job.lacking = job.length - job.drafted_to
+        job.lacking = job.unread = job.length - job.drafted_to
         job.drafted_to = job.length
         idle = self.concurrency <= 4 and job.lacking <= MAX_K + 1
         if idle and self.rng.random() < self.machine.hit_rate:
@@ -144,6 +161,7 @@ class ClosedLoop:
 
     def noisy(self, seconds: float, other_busy: bool) -> float:
         slower = self.machine.contention if other_busy else 1.0
+        slower *= (1 + self.machine.drift) ** math.sin(self.now)
         return seconds * slower * self.rng.lognormvariate(0, self.machine.noise)
 
     def draft_arrives(self, job: Job) -> None:
@@ -155,9 +173,9 @@ class ClosedLoop:
         m, batch = self.machine, list(self.drafting)
         if not batch:
             return
-        fed = sum(max(job.lacking - MAX_K - 1, 0) for job in batch)
+        fed = sum(max(job.unread - MAX_K - 1, 0) for job in batch)
         for job in batch:
-            job.lacking = min(job.lacking, MAX_K + 1)
+            job.unread = 0
         seconds = m.draft_step + m.draft_sequence * len(batch) + m.draft_token * fed
         self.draft_busy = True
         self.after(self.noisy(seconds, self.target_busy), self.draft_done, batch)
@@ -172,7 +190,6 @@ class ClosedLoop:
         self.draft_pass()
 
     def proposal(self, job: Job) -> None:
-        # What it lacked when it was asked: the draft has everything by now.
         job.policy.proposed(job.num_draft, self.now - job.sent_at, job.lacking)
         self.verify(job)
 

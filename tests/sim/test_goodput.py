@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Sequence
 from statistics import mean
 
@@ -12,7 +11,7 @@ import pytest
 from coordinator.acceptance import Acceptance, expected_tokens
 from coordinator.pair import Pair
 from coordinator.policy import Goodput
-from tests.sim.closed_loop import MAX_K, ClosedLoop, Machine
+from tests.sim.closed_loop import MAX_K, ClosedLoop, Machine, constant, text_of_all_kinds
 
 CORES = Machine()
 SHARED = Machine(contention=1.6, message=1.5e-4)
@@ -28,10 +27,6 @@ SEEDS = {1: 3, 4: 3, 16: 2, 64: 1}
 OVER_PLAIN, OVER_FIXED = 0.98, 0.95
 NOISE = 0.03
 """What is left of it: where K hardly matters, two means of the same K differ by that much."""
-
-
-def constant(acceptance: float) -> Callable[[int, float], Callable[[int], float]]:
-    return lambda number, now: lambda generated: acceptance
 
 
 def seconds(machine: Machine, concurrency: int) -> float:
@@ -106,12 +101,6 @@ QUICK = Machine(
 """Steps are short, messages are not, and a draft token costs others a lot: hope is expensive."""
 
 
-def text_of_all_kinds(number: int, now: float) -> Callable[[int], float]:
-    """Easy and hard stretches of a dozen tokens, as in code."""
-    kinds = random.Random(number).choices([0.1, 0.35, 0.6, 0.75, 0.9, 0.97], k=20)
-    return lambda generated: kinds[generated // 12 % 20]
-
-
 def of_the_best(concurrency: int) -> float:
     """Tokens per second of the policy over the best fixed K where acceptance goes up and down."""
 
@@ -141,7 +130,7 @@ def test_hopes_that_are_handed_on_from_position_to_position_are_noticed(
 
     plain = Acceptance.rates
     monkeypatch.setattr(Acceptance, "rates", rates)
-    assert of_the_best(4) < OVER_FIXED - 1.5 * NOISE
+    assert of_the_best(16) < OVER_FIXED - 1.5 * NOISE
 
 
 def drafted_late(make: type[Goodput], *, concurrency: int = 1) -> float:
@@ -165,10 +154,10 @@ def test_a_draft_that_recovers_is_used_again(concurrency: int) -> None:
 
 def test_without_probes_it_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     class Never(Goodput):
-        def _probe(self, lacking: int, seconds: Sequence[float], price: float) -> int:
+        def _probe(self, lacking: int, seconds: Sequence[float]) -> int:
             return 0
 
-    monkeypatch.setattr("coordinator.pair.WORTH", 2.0)  # nor trials
+    monkeypatch.setattr("coordinator.trials.WORTH", 2.0)  # nor trials
     assert drafted_late(Never) < 0.1
 
 
@@ -189,16 +178,17 @@ def test_a_policy_that_forgets_the_wire_is_noticed() -> None:
 
 def test_a_policy_that_does_not_see_the_load_is_noticed() -> None:
     class Greedy(Goodput):
-        def _by_merit(self, expected: Sequence[float], *_: object) -> int:
+        def _wish(self, expected: Sequence[float], seconds: Sequence[float]) -> int:
+            self.pair.agreement.drafts = True
             return max(range(len(expected)), key=expected.__getitem__)
 
     assert shares(CORES, 64, 0.5, Greedy)[0] < 0.9
 
 
 def test_a_policy_that_always_tries_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.pair.TRIAL_AGAIN", 6)
-    monkeypatch.setattr("coordinator.pair.TRIAL_LAST", 6)
-    monkeypatch.setattr("coordinator.pair.WORTH", 0.0)
+    monkeypatch.setattr("coordinator.trials.TRIAL_AGAIN", 6)
+    monkeypatch.setattr("coordinator.trials.TRIAL_LAST", 6)
+    monkeypatch.setattr("coordinator.trials.WORTH", 0.0)
     assert shares(CORES, 1, 0.8)[1] < OVER_FIXED - 2 * NOISE
 
 

@@ -153,6 +153,65 @@ def test_a_load_that_was_not_measured_is_like_the_nearest() -> None:
     assert seconds[4] / seconds[0] == pytest.approx(3.0, rel=0.05)
 
 
+def paced(speed: float, *, trial: bool = False) -> Costs:
+    """Rounds of 10 s, and of 20 s with 4 draft tokens, 5 s of them waited for; then plain ones, slower."""
+    costs = Costs()
+    load = costs.at(1)
+    for _ in range(50):
+        load.judged(0, 10.0)
+    for _ in range(50):
+        load.judged(4, 15.0, trial=True)
+        load.proposed(4, 5.0)
+    for _ in range(100):
+        load.judged(0, 10.0 * speed, trial=trial)
+    return costs
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 1.7])
+def test_what_makes_everything_slower_makes_slower_what_is_not_done(speed: float) -> None:
+    table = paced(speed).round_seconds(1, 4)
+    assert table is not None
+    assert table.whole[0] == pytest.approx(10 * speed, rel=0.03)
+    # A leap like that is partly taken for the price of plain rounds.
+    assert table.whole[4] == pytest.approx(20 * speed, rel=0.16)
+    assert table.verify[4] == pytest.approx(15 * speed, rel=0.16)
+
+
+def test_on_trial_the_draft_tokens_make_the_difference() -> None:
+    table = paced(1.7, trial=True).round_seconds(1, 4)
+    assert table is not None
+    assert table.whole[0] > 15
+    assert table.whole[4] == pytest.approx(20, rel=0.15)
+
+
+def test_one_stall_says_little_of_how_fast_everything_is() -> None:
+    costs = paced(1.0)
+    costs.at(1).judged(0, 10_000.0)
+    assert 1.0 < costs.at(1).pace < 1.2
+
+
+def test_a_load_that_was_not_measured_is_like_the_nearest_as_it_is_now() -> None:
+    table = paced(2.0).round_seconds(2, 4)
+    assert table is not None
+    assert table.whole[0] == pytest.approx(20, rel=0.03)
+    assert table.whole[4] == pytest.approx(40, rel=0.16)
+
+
+def test_who_does_not_draft_beside_others_saves_no_more_than_a_token() -> None:
+    costs = Costs()
+    for k, seconds in ((0, 10.0), (1, 30.0), (2, 32.0), (3, 34.0), (4, 36.0)):
+        for _ in range(80):
+            costs.at(1).verdict.observe(k, seconds)
+    table = costs.round_seconds(1, 4)
+    assert table is not None
+    assert table.whole[0] < 15
+    assert table.beside == pytest.approx(28, rel=0.1)
+    assert table.beside_drafts == [table.beside, *table.whole[1:]]
+    alone = costs.round_seconds(1, 1)
+    assert alone is not None
+    assert alone.beside == alone.whole[0], "with one draft token nothing is known of another"
+
+
 def test_drafting_is_known_here_or_next_door() -> None:
     costs = Costs()
     costs.at(1).drafting.observe(2, 0.1)

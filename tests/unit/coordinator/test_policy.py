@@ -8,9 +8,11 @@ from itertools import pairwise, product
 import pytest
 
 from coordinator.acceptance import expected_tokens, kind_of
+from coordinator.agreement import ADVANTAGE, Agreement
 from coordinator.member import CATCH_UP, Verification
-from coordinator.pair import COPY_AGAIN, FIRST_TRIAL, PROBE_FIRST, TRIAL_AGAIN, TRIAL_PLAIN, Pair
-from coordinator.policy import ADVANTAGE, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
+from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from coordinator.trials import FIRST_TRIAL, TRIAL_AGAIN, TRIAL_COST, TRIAL_PLAIN, TRIAL_WAITS, Trials
 from paceline.core.types import Timings
 
 MOST = 8
@@ -147,6 +149,7 @@ def test_the_time_of_catching_up_is_not_that_of_drafting() -> None:
     one = Fixed(pair, 2)
     one.choose(MOST, 0, 100)
     pair._settled_at = 0
+    one.choose(MOST, 0, 100)
     for _ in range(50):
         one.proposed(2, 0.5, 3)
     one.proposed(2, 10.5, 1000)
@@ -183,15 +186,15 @@ def test_a_worker_that_says_nothing_of_its_pass_is_not_timed() -> None:
 # ---- trials ----------------------------------------------------------------------------------------
 
 
-def rounds(one: Goodput, count: int, verdict: float = 1.0) -> list[int]:
-    """K of so many rounds, all of whose draft tokens are rejected."""
+def rounds(one: Goodput, count: int, wait: float = 0.5) -> list[int]:
+    """K of so many rounds, all of whose draft tokens are rejected, and which are waited for so long."""
     chosen = []
     for _ in range(count):
         k = one.choose(MOST, 0, 1000)
         if k:
-            one.proposed(k, 0.1, 0)
+            one.proposed(k, wait, 0)
         one.verifying(k, prefills=False)
-        one.judged(k, 0, Verification(verdict, k + 1, 1))
+        one.judged(k, 0, Verification(1.0, k + 1, 1))
         chosen.append(k)
     return chosen
 
@@ -222,6 +225,55 @@ def test_trials_become_rare() -> None:
     assert drafted[0] < 1000 * 0.12
     assert drafted[-1] < 1000 * 0.02
     assert TRIAL_AGAIN < 1000
+
+
+def test_trials_of_what_is_close_cost_little() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    rounds(one, 100, wait=0.1)
+    drafted = sum(k > 0 for k in rounds(one, 4000, wait=0.1))
+    lost = drafted * 0.1 / 1.1
+    assert 0 < lost < 1.2 * TRIAL_COST * 4000
+
+
+def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
+    agreement, trials = Agreement(MOST), Trials.of(1)
+    agreement.drafts, agreement.num_draft = True, 4
+    agreement.plain_rate, agreement.rate = 0.3, 1.0
+    agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
+    trials.number = 2
+    tried = []
+    for _ in range(20_000):
+        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+            tried.append(trials.trial.num_draft)
+    assert set(tried) == {3}, "not 5, of which little is expected, and not 0"
+    agreement.rates[5] = 0.95
+    for _ in range(20_000):
+        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+            tried.append(trials.trial.num_draft)
+    assert set(tried) == {3, 5}
+
+
+@pytest.mark.parametrize("size", [1, 4, 40])
+def test_a_trial_waits_for_drafts_that_read_but_not_for_ever(size: int) -> None:
+    agreement, trials = Agreement(MOST), Trials.of(size)
+
+    def length(reading: int) -> int:
+        """Rounds of each until it is over, if drafts read for so many."""
+        while not trials.step(agreement, size, known=False, reading=False):
+            pass
+        count = 0
+        while trials.trial is not None:
+            trials.step(agreement, size, known=False, reading=count < reading * size)
+            count += 1
+        return count // size
+
+    alone = length(0)
+    trials.number = 0
+    assert length(3) == alone + 3
+    trials.number = 0
+    assert length(10**6) == alone + TRIAL_WAITS
 
 
 # ---- probes ----------------------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""When a pair is put on trial: a few rounds of what seems worse, for what is not done is not measured. Pure.
+
+Plain decoding is tried where drafting seems better, and drafting where it does not; where plain decoding
+is far behind, one draft token more or less. That happens at growing intervals, and not where nothing could
+be gained. All sequences take part: where only some draft, their passes show what the mixture costs
+(agreement.py). Rounds are the clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.agreement import Agreement
+
+FIRST_TRIAL = 6
+"""Rounds of each sequence before the first trial at a load."""
+FEW = 3
+"""Sequences by which a trial is longer than its sequences need: where few share a pass it tells less."""
+TRIAL_PLAIN, TRIAL_DRAFTING = 5, 6
+"""Rounds of each sequence that a trial lasts."""
+CROWD, CROWD_ROUNDS = 16, 4
+"""So many sequences or more tell as much in so many rounds of each, before the first trial and in any."""
+TRIAL_WAITS = 12
+"""Rounds of each sequence by which a trial of drafting is longer, at most, while drafts catch up for it."""
+TRIAL_AGAIN, TRIAL_GROWTH, TRIAL_LAST = 64, 4, 1024
+"""Rounds of each sequence between two trials: at first, how they grow, and at most."""
+TRIAL_DRAFT = 2
+"""Draft tokens of the first trials, at least: it is not known yet what would be better."""
+WORTH_FIRST, WORTH = 0.5, 0.75
+"""What is expected to make less than this share of the best is not tried: at first, and again."""
+TRIAL_DOUBT = 32
+"""Rounds of each sequence after which it is asked whether something else became better without a trial,
+and until there is one if so."""
+CLOSE = 0.9
+"""What makes this share of the best may soon be the better one: trials do not become rarer than they cost."""
+TRIAL_COST = 0.01
+"""Share of all tokens that trials of what is close may cost."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A few rounds at another K than the best known one."""
+
+    num_draft: int
+    until: int
+    """Round of its load."""
+    waits: int = 0
+    """Rounds that it may still be longer."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """Of one load."""
+
+    next: int
+    """Round of the next one."""
+    rounds: int = 0
+    interval: int = TRIAL_AGAIN
+    number: int = 0
+    drafted: bool = False
+    """Drafting was best when the last trial began or ended, or when it changed its mind since."""
+    trial: Trial | None = None
+    """The one in progress."""
+
+    @classmethod
+    def of(cls, size: int) -> Trials:
+        """Of a load that has just been met."""
+        return cls(next=size * (CROWD_ROUNDS if size >= CROWD else FIRST_TRIAL))
+
+    def step(self, agreement: Agreement, size: int, *, known: bool, reading: bool) -> bool:
+        """Count a round; True if a trial ended or began with it.
+
+        Args:
+            agreement: what seems best.
+            size: sequences.
+            known: drafting was measured at about this load.
+            reading: drafts are catching up.
+        """
+        self.rounds += 1
+        trial, ended = self.trial, False
+        if trial is not None:
+            if reading and trial.waits:
+                trial.waits -= 1
+                trial.until += 1
+            if self.rounds < trial.until:
+                return False
+            ended = True
+            self._end(agreement, size, known=known)
+        elif self.rounds % (TRIAL_DOUBT * size) == 0 and agreement.drafts is not self.drafted:
+            # It has changed its mind without a trial: was that right?
+            self.drafted = agreement.drafts
+            self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
+        return (self.rounds >= self.next and self._begin(agreement, size, known=known)) or ended
+
+    def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
+        share, self.trial = _share(agreement, known), None
+        if self.number < 2:
+            self.interval = FIRST_TRIAL
+        elif share >= CLOSE:
+            self.interval = max(
+                TRIAL_AGAIN, int(TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) / TRIAL_COST)
+            )
+        elif self.number == 2 or agreement.drafts is not self.drafted:
+            self.interval = TRIAL_AGAIN
+        else:
+            self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
+        self.next = self.rounds + self.interval * size
+        self.drafted = agreement.drafts
+
+    def _begin(self, agreement: Agreement, size: int, *, known: bool) -> bool:
+        first, self.number = self.number < 2, self.number + 1
+        rival = self._rival(agreement, first=first, known=known)
+        if rival is None:
+            self.next = self.rounds + self.interval * size
+            return False
+        self.drafted = agreement.drafts
+        each = CROWD_ROUNDS if size >= CROWD else TRIAL_DRAFTING if rival else TRIAL_PLAIN
+        until = self.rounds + each * (size if first else size + FEW)
+        self.trial = Trial(rival, until, TRIAL_WAITS * size if rival else 0)
+        return True
+
+    def _rival(self, agreement: Agreement, *, first: bool, known: bool) -> int | None:
+        """K that might be better than what is done; None if none is worth it."""
+        best = agreement.num_draft
+        least = min(TRIAL_DRAFT, agreement.max_draft) if first else 1
+        other = 0 if agreement.drafts else max(best, least)
+        share = _share(agreement, known)
+        worth = not known or share >= (WORTH_FIRST if first else WORTH) or (first and agreement.drafts)
+        if agreement.drafts and not worth:
+            # In turn: what those take that were not tried is only known from afar.
+            near = best + (1 if self.number % 2 else -1)
+            if 0 < near < len(agreement.rates) and agreement.rates[near] >= CLOSE * agreement.rates[best]:
+                return near
+        return other if worth else None
+
+
+def _share(agreement: Agreement, known: bool) -> float:
+    """Of what the better one makes, what the other one does: drafting or not."""
+    rates = agreement.plain_rate, agreement.rate
+    return min(rates) / max(rates) if known and max(rates) else 0.0
