@@ -33,6 +33,9 @@ TRIAL_DOUBT = 32
 and until there is one if so."""
 CLOSE = 0.9
 """What makes this share of the best may soon be the better one: trials do not become rarer than they cost."""
+SURELY = 4
+"""One in so many trials beside drafting is plain decoding, however far behind it seems: nothing can go wrong
+with it, and what it took is what is known longest."""
 TRIAL_COST = 0.01
 """Share of all tokens that trials of what is close may cost."""
 
@@ -127,6 +130,8 @@ class Trials:
         share = _share(agreement, known)
         worth = not known or share >= (WORTH_FIRST if first else WORTH) or (first and agreement.drafts)
         if agreement.drafts and not worth:
+            if self.number % SURELY == 0:
+                return 0
             # In turn: what those take that were not tried is only known from afar.
             near = best + (1 if self.number % 2 else -1)
             if 0 < near < len(agreement.rates) and agreement.rates[near] >= CLOSE * agreement.rates[best]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from paceline.bench import arms
 from paceline.bench.arms import Arm
@@ -19,21 +20,34 @@ _OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads
 _SEEDS_A_REPEAT = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Of the coordinators, named as in `Services`."""
+
+    lookahead: AsyncClient
+    without: AsyncClient
+    choosing: AsyncClient
+
+    def of(self, arm: Arm) -> AsyncClient:
+        """Whom an arm asks."""
+        if arm.k == AUTO:
+            return self.choosing
+        return self.lookahead if arm.lookahead else self.without
+
+
 class Bench:
     """All arms over all workloads. Arms take turns within a workload, each time another one first."""
 
     def __init__(
         self,
         config: BenchConfig,
-        ahead: AsyncClient,
-        without: AsyncClient,
+        clients: Clients,
         peers: Sequence[PeerArm],
         prompts: Sequence[Prompt],
         progress: Callable[[str], None],
     ) -> None:
         self._config = config
-        self._ahead = ahead
-        self._without = without
+        self._clients = clients
         self._peers = {Arm(peer.name): peer.generate for peer in peers}
         self._prompts = prompts
         self._progress = progress
@@ -97,7 +111,7 @@ class Bench:
     ) -> LoadResult:
         if arm.is_peer:
             return self._peer_once(arm, load, temperature, seed, max_tokens)
-        client = self._ahead if arm.lookahead else self._without
+        client = self._clients.of(arm)
         return await run_load(
             client, load, arm.speculation, temperature=temperature, max_tokens=max_tokens, seed=seed
         )

@@ -14,7 +14,7 @@ from paceline import assets
 from paceline.bench import bandwidth, prompts
 from paceline.bench.config import BenchConfig
 from paceline.bench.machine import Machine, Model
-from paceline.bench.measuring import Bench
+from paceline.bench.measuring import Bench, Clients
 from paceline.bench.peers import PeerArm, PeerSetup, PeerState, join
 from paceline.bench.record import Record
 from paceline.bench.services import Services, serve
@@ -48,7 +48,11 @@ async def _measure(
     progress: Progress,
     begun: float,
 ) -> Record:
-    async with AsyncClient(services.lookahead) as ahead, AsyncClient(services.without) as without:
+    async with (
+        AsyncClient(services.lookahead) as ahead,
+        AsyncClient(services.without) as without,
+        AsyncClient(services.choosing) as choosing,
+    ):
         info = {w.role: w.info for w in (await ahead.status()).workers if w.info is not None}
         progress("loading the peers")
         peer_arms, states = _peers(config, info, folder)
@@ -58,7 +62,8 @@ async def _measure(
         gc.collect()
         gc.freeze()
         try:
-            cells = await Bench(config, ahead, without, peer_arms, prompt_ids, progress).run()
+            clients = Clients(ahead, without, choosing)
+            cells = await Bench(config, clients, peer_arms, prompt_ids, progress).run()
         finally:
             gc.unfreeze()
     return Record(

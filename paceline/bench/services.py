@@ -1,11 +1,12 @@
 """The processes under measurement: one target, and two drafts that differ in lookahead alone.
 
-    coordinator ───────┐                    ┌── draft, drafts ahead
-                       ├── one target ──────┤
-    other coordinator ─┘                    └── draft, waits for the verdict
+    coordinator ────────┐                    ┌── draft, drafts ahead
+                        ├── one target ──────┤
+    two coordinators ───┘                    └── draft, waits for the verdict
 
-Each coordinator has one of the drafts. Both ways share the target, so nothing else differs between them,
-and whoever is not asked sleeps.
+All ways share the target, so nothing else differs between them, and whoever is not asked sleeps. The
+service that chooses K has a coordinator of its own, with the draft that `paceline serve` would give it on
+this machine: it knows of rounds what it finds out itself.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ _BLOCKS_OF_A_BRANCH = 4  # its own ones: the ledger's blocks are shared
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Addresses of the two coordinators."""
+    """Addresses of the coordinators."""
 
     lookahead: str
     without: str
+    choosing: str
+    """Asked by nobody who fixes K."""
 
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
@@ -40,7 +43,7 @@ def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
 
 @contextlib.contextmanager
 def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterator[Services]:
-    """Run all five processes for as long as the block lasts. Raises as `serve_stack`."""
+    """Run all six processes for as long as the block lasts. Raises as `serve_stack`."""
     room = max(*config.concurrency, _DEFAULT_ROOM)
     stack_config = StackConfig(
         target_model=config.target_model,
@@ -67,4 +70,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         draft = stack.add("draft without lookahead", "draft-worker", waiting)
         other = stack.config.coordinator_config((stack.address_of("target"),), (draft.address,))
         coordinator = stack.add("coordinator without lookahead", "coordinator", other)
-        yield Services(lookahead=stack.address, without=coordinator.address)
+        drafts = stack.address_of("draft") if config.drafts_ahead else draft.address
+        own = stack.config.coordinator_config((stack.address_of("target"),), (drafts,))
+        choosing = stack.add("coordinator that chooses K", "coordinator", own)
+        yield Services(stack.address, coordinator.address, choosing.address)

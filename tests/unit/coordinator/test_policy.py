@@ -247,12 +247,13 @@ def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
     for _ in range(20_000):
         if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
             tried.append(trials.trial.num_draft)
-    assert set(tried) == {3}, "not 5, of which little is expected, and not 0"
+    assert set(tried) == {0, 3}, "not 5, of which little is expected"
+    assert tried.count(0) <= len(tried) // 2 + 1
     agreement.rates[5] = 0.95
     for _ in range(20_000):
         if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
             tried.append(trials.trial.num_draft)
-    assert set(tried) == {3, 5}
+    assert set(tried) == {0, 3, 5}
 
 
 @pytest.mark.parametrize("size", [1, 4, 40])
