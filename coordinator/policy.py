@@ -213,8 +213,11 @@ class Goodput(Member):
         trial, pair = self.pair.trial, self.pair
         if trial is None:
             return None
-        if trial.num_draft and lacking > CATCH_UP and pair.catch_up * lacking > TRIAL_CATCH_UP * plain:
-            return None
+        if trial.num_draft and lacking > CATCH_UP:
+            reading = pair.catch_up * lacking / plain
+            if reading > TRIAL_CATCH_UP:
+                return None
+            trial.reading += reading
         return min(trial.num_draft, self.num_speculative_tokens)
 
     # ---- probes ------------------------------------------------------------------------------------

@@ -32,12 +32,12 @@ TRIAL_DOUBT = 32
 """Rounds of each sequence after which it is asked whether something else became better without a trial,
 and until there is one if so."""
 CLOSE = 0.9
-"""What makes this share of the best may soon be the better one: trials do not become rarer than they cost."""
+"""What makes this share of the best may soon be the better one: trials do not become rarer by themselves."""
 SURELY = 4
 """One in so many trials beside drafting is plain decoding, however far behind it seems: nothing can go wrong
 with it, and what it took is what is known longest."""
-TRIAL_COST = 0.01
-"""Share of all tokens that trials of what is close may cost."""
+EARLY, TRIAL_COST = 4, 0.02
+"""Trials that come early, and the share of all rounds that later ones may cost, drafts' reading included."""
 
 
 @dataclass(slots=True)
@@ -49,6 +49,8 @@ class Trial:
     """Round of its load."""
     waits: int = 0
     """Rounds that it may still be longer."""
+    reading: float = 0.0
+    """Rounds of plain decoding that its sequences spent on drafts that caught up for it, in all."""
 
 
 @dataclass(slots=True)
@@ -96,17 +98,18 @@ class Trials:
         return (self.rounds >= self.next and self._begin(agreement, size, known=known)) or ended
 
     def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
-        share, self.trial = _share(agreement, known), None
+        assert self.trial is not None
+        share = _share(agreement, known)
         if self.number < 2:
             self.interval = FIRST_TRIAL
-        elif share >= CLOSE:
-            self.interval = max(
-                TRIAL_AGAIN, int(TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) / TRIAL_COST)
-            )
-        elif self.number == 2 or agreement.drafts is not self.drafted:
+        elif self.number == 2 or share >= CLOSE or agreement.drafts is not self.drafted:
             self.interval = TRIAL_AGAIN
         else:
             self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
+        if self.number >= EARLY:
+            cost = TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) + self.trial.reading / size
+            self.interval = max(self.interval, min(int(cost / TRIAL_COST), TRIAL_LAST))
+        self.trial = None
         self.next = self.rounds + self.interval * size
         self.drafted = agreement.drafts
 

@@ -11,7 +11,7 @@ import pytest
 from coordinator.acceptance import Acceptance, expected_tokens
 from coordinator.pair import Pair
 from coordinator.policy import Goodput
-from tests.sim.closed_loop import MAX_K, ClosedLoop, Machine, constant, text_of_all_kinds
+from tests.sim.closed_loop import MAX_K, QUICK, ClosedLoop, Machine, constant, text_of_all_kinds
 
 CORES = Machine()
 SHARED = Machine(contention=1.6, message=1.5e-4)
@@ -86,19 +86,6 @@ def test_sequences_that_differ_get_what_suits_each() -> None:
         return ClosedLoop(CORES, 16, mixed, k, tokens=300).run(10.0)
 
     assert rate(None) > 1.05 * max(rate(k) for k in (0, 1, 2, 4, MAX_K))
-
-
-QUICK = Machine(
-    target_step=1.7e-3,
-    target_sequence=6.5e-4,
-    target_row=3.5e-4,
-    draft_step=3e-4,
-    draft_sequence=8e-5,
-    wire=5e-4,
-    message=1.5e-4,
-    contention=1.3,
-)
-"""Steps are short, messages are not, and a draft token costs others a lot: hope is expensive."""
 
 
 def of_the_best(concurrency: int) -> float:
