@@ -10,8 +10,11 @@ That maximises the tokens per second of all of them together (Dinkelbach 1967; t
 2024, "Optimizing speculative decoding for serving large language models using goodput"). Where all
 sequences are alike it is the K with the highest E(K) / T(K). K = 0 is a legal answer.
 
+Passes are shared only where sequences do the same, so they decide together whether any of them drafts, and
+K differs from that of the others for a good reason only: agreement.py.
+
 E is estimated in acceptance.py and T in costs.py; member.py feeds them, and pair.py holds what sequences
-share. docs/decisions/0017-k-by-measured-rounds.md says why it is done so.
+share. docs/decisions/0017-k-by-measured-rounds.md and 0031-one-k-for-all-or-none.md say why it is done so.
 """
 
 from __future__ import annotations
