@@ -33,7 +33,8 @@ from paceline.kv import BlockTable
 
 VOCAB = 97
 MAX_LEN = 128
-TOLERANCE = 1e-5
+TOLERANCE = 2e-5
+"""Of float32 logits of about 1: sums of another order differ by 1.2e-5 on some processors."""
 
 COMMON = {
     "vocab_size": VOCAB,
