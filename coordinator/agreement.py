@@ -76,25 +76,19 @@ class Agreement:
         """Decide again, by what rounds take."""
         if not self.size:
             return
-        n = self.size
-        rates = [tokens / n / t for tokens, t in zip(self._tokens, seconds.whole, strict=True)]
-        self.rates = rates
+        size = self.size
+        self.rates = [tokens / size / t for tokens, t in zip(self._tokens, seconds.whole, strict=True)]
+        rates = self.rates
         best = max(range(1, len(rates)), key=rates.__getitem__, default=0)
         if not self.num_draft or rates[best] > (1 + STEADY) * rates[self.num_draft]:
             self.num_draft = best
-        plain = self.size - self._fixed + self._fixed_made
-        self.plain_rate = plain / self._seconds(seconds, self._fixed_drafted)
+        plain = size - self._fixed + self._fixed_made
+        self.plain_rate = plain / size / _round(seconds, self._fixed_drafted / size)
         self.rate = rates[self.num_draft]
-        if self._drafted >= ALMOST_NONE * self.size:
-            self.rate = max(self.rate, self._made / self._seconds(seconds, self._drafted, drafting=True))
+        mean = self._drafted / size
+        if mean >= ALMOST_NONE:
+            self.rate = max(self.rate, self._made / size / _round(seconds, mean))
         self.drafts = self.rate > self.plain_rate * (1 if self.drafts else 1 + ADVANTAGE)
-
-    def _seconds(self, seconds: RoundSeconds, num_draft: int, *, drafting: bool = False) -> float:
-        """That all rounds together take of one, with so many draft tokens in all."""
-        mean = num_draft / self.size
-        if mean < ALMOST_NONE and not drafting:
-            return self.size * seconds.whole[0]
-        return self.size * interpolated(seconds.beside_drafts, mean)
 
     def _count(self, ballot: Ballot, sign: int) -> None:
         expected, tokens = ballot.expected, self._tokens
@@ -113,6 +107,13 @@ class Agreement:
             # What many additions leave behind ends here.
             self._made = self._fixed_made = 0.0
             self._tokens = [0.0] * len(tokens)
+
+
+def _round(seconds: RoundSeconds, mean_draft: float) -> float:
+    """Seconds of a round with so many draft tokens a sequence, which not all of them have alike."""
+    if mean_draft < ALMOST_NONE:
+        return seconds.whole[0]
+    return interpolated(seconds.beside_drafts, mean_draft)
 
 
 def interpolated(values: Sequence[float], at: float) -> float:

@@ -66,9 +66,9 @@ class Member:
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
         pair = self.pair
-        load = pair.costs.at(pair.sequences)
         if num_draft == 0:
             return
+        load = pair.costs.at(pair.sequences)
         if lacking > CATCH_UP:
             usual = load.seconds(load.drafting, num_draft, None)
             pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)) / lacking)

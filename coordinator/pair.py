@@ -68,11 +68,12 @@ class Pair:
     _seconds: RoundSeconds | None = None
     _knows_drafting: bool = False
     """Proposals were timed at this load or one next to it."""
-    _stale: int = 0
-    """Verdicts after which the table is old."""
     _votes: int = 0
     """Since it was last agreed."""
-    _known_at: tuple[int, int] = (-1, -1)
+    _known_load: int = -1
+    """That `_seconds` are of."""
+    _old_at: int = 0
+    """Verdicts from which on they are old."""
 
     def __post_init__(self) -> None:
         """Nobody is there yet."""
@@ -119,11 +120,10 @@ class Pair:
     def round_seconds(self) -> RoundSeconds | None:
         """What a round takes as things are; None while nothing is known of the target."""
         # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
-        since = self.verdicts - self._known_at[1]
-        if since >= self._stale or self.load != self._known_at[0] or self._seconds is None:
+        if self.verdicts >= self._old_at or self.load != self._known_load or self._seconds is None:
             self._seconds = self.costs.round_seconds(self.sequences, self.max_draft)
-            self._known_at = self.load, self.verdicts
-            self._stale = self._holds()
+            self._known_load = self.load
+            self._old_at = self.verdicts + self._holds()
             self._knows_drafting = self.costs.knows_drafting(self.sequences)
             self._agree()
         return self._seconds
@@ -168,7 +168,7 @@ class Pair:
         trials = self._trials[self.load]
         if trials.step(self.agreement, self.size, known=self._knows_drafting, reading=self._reading):
             self._settle()
-            self._stale = 0
+            self._old_at = 0
             if trials.trial is not None:
                 self.costs.at(self.sequences).verdict.fade(trials.trial.num_draft)
 

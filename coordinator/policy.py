@@ -135,16 +135,17 @@ class Goodput(Member):
         if table is None:
             return 0
         # Among many a verdict of one changes little, and thinking takes time from all of them.
-        drafts = self.habits.drafts
+        drafts, ballot = self.habits.drafts, self._ballot
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
-        if self._ballot is None or news > much or (not news and self._off % RECONSIDER == 0):
+        if ballot is None or news > much or (not news and self._off % RECONSIDER == 0):
             self._seen = drafts.observed
             expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
-            self._vote(Ballot(expected, self._wish(expected, table.beside_drafts)))
+            ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
+            self._vote(ballot)
         pair.schedule()
-        k = self._ballot.num_draft if self._ballot is not None and pair.agreement.drafts else 0
-        if k and lacking > CATCH_UP and not self._repays(k, table, lacking, remaining):
+        k = ballot.num_draft if pair.agreement.drafts else 0
+        if k and lacking > CATCH_UP and not self._repays(ballot, table, lacking, remaining):
             k = 0
         if self._probe_left is not None and (k or not self._probe_left):
             self._end_probe(useful=k > 0)
@@ -194,10 +195,10 @@ class Goodput(Member):
             return before.num_draft
         return k
 
-    def _repays(self, k: int, table: RoundSeconds, lacking: int, remaining: int) -> bool:
+    def _repays(self, ballot: Ballot, table: RoundSeconds, lacking: int, remaining: int) -> bool:
         """Does drafting make up for the time of catching up, before the sequence ends?"""
-        assert self._ballot is not None
-        expected, seconds, price = self._ballot.expected, table.beside_drafts, self.pair.agreement.rate
+        k, expected = ballot.num_draft, ballot.expected
+        seconds, price = table.beside_drafts, self.pair.agreement.rate
         gain = expected[k] - 1 - price * (seconds[k] - seconds[0])
         return gain * min(HORIZON, remaining / expected[k]) >= price * self.pair.catch_up * lacking
 

@@ -67,10 +67,16 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
     )
     with serve_stack(stack_config, sink=sink) as stack:
         waiting = replace(stack.config.worker_config("draft"), lookahead_branches=0)
-        draft = stack.add("draft without lookahead", "draft-worker", waiting)
-        other = stack.config.coordinator_config((stack.address_of("target"),), (draft.address,))
-        coordinator = stack.add("coordinator without lookahead", "coordinator", other)
-        drafts = stack.address_of("draft") if config.drafts_ahead else draft.address
-        own = stack.config.coordinator_config((stack.address_of("target"),), (drafts,))
-        choosing = stack.add("coordinator that chooses K", "coordinator", own)
-        yield Services(stack.address, coordinator.address, choosing.address)
+        draft = stack.add("draft without lookahead", "draft-worker", waiting).address
+
+        def coordinator(role: str, draft: str) -> str:
+            other = stack.config.coordinator_config((stack.address_of("target"),), (draft,))
+            return stack.add(role, "coordinator", other).address
+
+        yield Services(
+            lookahead=stack.address,
+            without=coordinator("coordinator without lookahead", draft),
+            choosing=coordinator(
+                "coordinator that chooses K", stack.address_of("draft") if config.drafts_ahead else draft
+            ),
+        )

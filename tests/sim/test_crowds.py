@@ -18,16 +18,7 @@ from tests.sim.closed_loop import QUICK, ClosedLoop, Machine, constant, text_of_
 
 Acceptance = Callable[[int, float], Callable[[int], float]]
 
-CROWDED = Machine(
-    target_step=1.7e-3,
-    target_sequence=6e-4,
-    target_row=1e-4,
-    draft_step=3e-4,
-    draft_sequence=8e-5,
-    wire=4e-4,
-    message=1.5e-4,
-    contention=2.5,
-)
+CROWDED = dataclasses.replace(QUICK, target_sequence=6e-4, target_row=1e-4, wire=4e-4, contention=2.5)
 """Fitted to two cores (docs/benchmarks.md): one of the two kinds of sequences waits while others draft."""
 ROOMIER = dataclasses.replace(CROWDED, contention=2.0)
 DRIFTING = dataclasses.replace(QUICK, drift=0.5)

@@ -244,15 +244,17 @@ def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
     agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
     trials.number = 2
     tried = []
-    for _ in range(20_000):
-        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
-            tried.append(trials.trial.num_draft)
+
+    def go_on() -> None:
+        for _ in range(20_000):
+            if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+                tried.append(trials.trial.num_draft)
+
+    go_on()
     assert set(tried) == {0, 3}, "not 5, of which little is expected"
     assert tried.count(0) <= len(tried) // 2 + 1
     agreement.rates[5] = 0.95
-    for _ in range(20_000):
-        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
-            tried.append(trials.trial.num_draft)
+    go_on()
     assert set(tried) == {0, 3, 5}
 
 
