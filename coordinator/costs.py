@@ -29,7 +29,7 @@ SHORTEST = 1e-6
 """Seconds that no round is faster than."""
 FADED = 4.0
 """Measurements that all the old ones count for when new ones are on their way."""
-PACE = 1 / 16
+PACE = 1 / 32
 """Share of a measurement in how fast everything is now."""
 KNOWN = 4.0
 """Measurements from which on a mean can tell that everything became slower or faster."""
@@ -228,6 +228,11 @@ class Costs:
         if here not in self.loads:
             self.loads[here] = Load()
         return self.loads[here]
+
+    def as_usual(self) -> None:
+        """After a while without a round nobody knows how fast everything is now."""
+        for load in self.loads.values():
+            load.pace = 1.0
 
     def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
         """Of rounds with 0 to `most` draft tokens; None when nothing is known.

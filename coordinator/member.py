@@ -19,8 +19,8 @@ PROBE_EVIDENCE = 3.0
 CATCH_UP = 16
 """A draft that lacks more tokens than this is catching up: the time says little of drafting."""
 STEADY = 0.1
-"""Share by which the rows of all sequences may change during a round that is measured."""
-PREFILL = 5.0
+"""Share by which the sequences, and the rows of all of them, may change during a round that is measured."""
+PREFILL = 2.0
 """A pass of this many times the rows that verification needs was most of all somebody's prefill."""
 
 
@@ -55,7 +55,8 @@ class Member:
     _yield: float = 0.0
     _catching_up: bool = False
     _mean_draft: float = 0.0
-    """Of all sequences, when the round was sent."""
+    _sequences: int = 0
+    """Draft tokens a sequence and sequences, when the round was sent."""
     _settled: bool = False
     """Times were worth measuring when it was sent; the same when the proposal was asked for."""
 
@@ -79,7 +80,8 @@ class Member:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
         self._share(True, num_draft, self._expected(num_draft, match))
-        self._mean_draft, self._settled = self.pair.mean_draft, self.pair.settled
+        pair = self.pair
+        self._mean_draft, self._sequences, self._settled = pair.mean_draft, pair.sequences, pair.settled
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """Learn what a verification takes, and what is accepted."""
@@ -96,9 +98,16 @@ class Member:
         """Learn what a verification takes."""
         pair = self.pair
         mean = (self._mean_draft + pair.mean_draft) / 2
-        # While everybody changes K nobody knows what was in the pass.
-        steady = self._settled and pair.settled and abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
-        if steady and timing.rows <= PREFILL * timing.sequences * (1 + mean):
+        # While everybody changes K, comes or goes, nobody knows what was in the pass.
+        alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
+        stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
+        if (
+            self._settled
+            and pair.settled
+            and alike
+            and stay
+            and timing.rows <= PREFILL * timing.sequences * (1 + mean)
+        ):
             share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
             pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
 

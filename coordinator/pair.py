@@ -111,6 +111,17 @@ class Pair:
             self._trials[self.load] = Trials.of(self.size)
             self._settle()
 
+    def rests(self) -> bool:
+        """Count a round for which nothing is to be decided: nobody drafts, and no trial is due.
+
+        False, and not counted, where something might be.
+        """
+        trials = self._trials.get(self.load)
+        if trials is None or self.agreement.drafts or not trials.rest():
+            return False
+        self._rounds += 1
+        return True
+
     def begin_round(self) -> RoundSeconds | None:
         """Count it; what it takes with 0 to `max_draft` draft tokens, None while nothing is known of the
         target."""
@@ -152,6 +163,8 @@ class Pair:
 
     def counts(self, change: int) -> None:
         """Sequences come or go."""
+        if not self.sequences:
+            self.costs.as_usual()
         self.sequences += change
         self.load = bracket(self.sequences)
 

@@ -20,10 +20,10 @@ share. docs/decisions/0017-k-by-measured-rounds.md and 0031-one-k-for-all-or-non
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from coordinator.acceptance import expected_tokens
+from coordinator.acceptance import COPIES, expected_tokens
 from coordinator.agreement import ADVANTAGE, Ballot, interpolated
 from coordinator.costs import RoundSeconds
 from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
@@ -35,6 +35,9 @@ ALONE = 0.05
 """Share by which it must be better than the K of all others: proposals that differ do not come together."""
 CROWD = 8
 """Sequences from which on each thinks again about K less often than every round."""
+REST = 3
+"""Rounds for which a sequence does not think at all while nobody drafts, and matches of a kind that was not
+worth copying: where cores are full, thinking costs."""
 RECONSIDER = 16
 """Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
 HORIZON = 64.0
@@ -121,25 +124,35 @@ class Goodput(Member):
     """Verdicts that the ballot knows of."""
     _off: int = 0
     """Rounds since it last drafted by its merits."""
+    _reconsiders: int = 0
+    """That many of these, and it thinks again without news."""
+    _rest: int = 0
+    """Rounds still to come without thinking."""
     _probe_after: int = PROBE_FIRST
     _probe_left: int | None = None
     """Rounds still to come of the probe in progress."""
     _measures: bool = False
     """This round's K is not chosen by its merits."""
+    _copies_rest: list[int] = field(default_factory=lambda: [0] * len(COPIES))
+    """By the kind of a match, how many more are left alone without thinking: they were not worth it."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """Weigh what drafting is expected to give against what it costs everybody."""
         pair = self.pair
-        table = pair.begin_round()
         self._measures = False
+        if self._rest and pair.rests():
+            self._rest -= 1
+            self._off += 1
+            return 0
+        table = pair.begin_round()
         if table is None:
             return 0
         # Among many a verdict of one changes little, and thinking takes time from all of them.
         drafts, ballot = self.habits.drafts, self._ballot
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
-        if ballot is None or news > much or (not news and self._off % RECONSIDER == 0):
-            self._seen = drafts.observed
+        if ballot is None or news > much or (not news and self._off >= self._reconsiders):
+            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER
             expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
             self._vote(ballot)
@@ -155,6 +168,7 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
+        self._rest = 0 if trial or self._measures else REST
         return self._asking(min(trial, most), lacking)
 
     def copy(self, match: int, most: int, drafting: int) -> int:
@@ -163,17 +177,25 @@ class Goodput(Member):
         table = self.pair.round_seconds()
         if measures or table is None:
             return 0
-        rates = self.habits.of(match).rates(min(self.num_speculative_tokens, most))
-        expected = expected_tokens(rates)
+        kind, most = self.habits.copies.kind(match), min(self.num_speculative_tokens, most)
+        if self._copies_rest[kind]:
+            self._copies_rest[kind] -= 1
+        elif k := self._worth_copying(match, most, drafting, table):
+            return k
+        else:
+            self._copies_rest[kind] = REST
+        return min(PROBE_DRAFT, most) if self._tries_copy(match) else 0
+
+    def _worth_copying(self, match: int, most: int, drafting: int, table: RoundSeconds) -> int:
+        """Tokens to copy; 0 where what was chosen for this round is better."""
+        expected = expected_tokens(self.habits.of(match).rates(most))
         drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
         own = max(_best_rate(expected, table.verify), drafted / table.whole[drafting])
         price = self._price(own, table.whole)
         scores = [e - price * t for e, t in zip(expected, table.verify, strict=False)]
         k = max(range(len(scores)), key=scores.__getitem__)
         other = drafted - price * table.whole[drafting] if drafting else scores[0] + ADVANTAGE
-        if k and scores[k] > other:
-            return k
-        return min(PROBE_DRAFT, len(rates)) if self._tries_copy(match) else 0
+        return k if scores[k] > other else 0
 
     def leave(self) -> None:
         """A probe that did not come to its end has found nothing."""

@@ -36,7 +36,7 @@ CLOSE = 0.9
 SURELY = 4
 """One in so many trials beside drafting is plain decoding, however far behind it seems: nothing can go wrong
 with it, and what it took is what is known longest."""
-EARLY, TRIAL_COST = 4, 0.02
+EARLY, TRIAL_COST = 4, 0.01
 """Trials that come early, and the share of all rounds that later ones may cost, drafts' reading included."""
 
 
@@ -72,6 +72,13 @@ class Trials:
         """Of a load that has just been met."""
         return cls(next=size * (CROWD_ROUNDS if size >= CROWD else FIRST_TRIAL))
 
+    def rest(self) -> bool:
+        """Count a round where nobody drafts, and nobody did; False, and not counted, if a trial is due."""
+        if self.trial is not None or self.drafted or self.rounds + 1 >= self.next:
+            return False
+        self.rounds += 1
+        return True
+
     def step(self, agreement: Agreement, size: int, *, known: bool, reading: bool) -> bool:
         """Count a round; True if a trial ended or began with it.
 
@@ -95,7 +102,9 @@ class Trials:
             # It has changed its mind without a trial: was that right?
             self.drafted = agreement.drafts
             self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
-        return (self.rounds >= self.next and self._begin(agreement, size, known=known)) or ended
+        # Beside prompts that are read it would say little.
+        due = self.rounds >= self.next and not reading
+        return (due and self._begin(agreement, size, known=known)) or ended
 
     def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
         assert self.trial is not None

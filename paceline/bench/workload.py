@@ -11,7 +11,7 @@ from paceline.client import AsyncClient, GenerationResult, SamplingParams, Specu
 
 Prompt = tuple[int, ...]
 
-_FEWEST_REQUESTS = 2  # of each client, where there are several
+_FEWEST_REQUESTS = 4  # of each client, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Workload:
 def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
     """One workload a prompt for a single client; else one in which all clients do equally many requests.
 
-    They are as many as it takes for every prompt to be used, and at least two: the first ones begin in
-    step, with all prompts at once.
+    They are as many as it takes for every prompt to be used, and at least four: the first ones begin in
+    step, with all prompts at once, and a window of a second says little.
     """
     if concurrency == 1:
         return [Workload(((prompt,),)) for prompt in prompts]

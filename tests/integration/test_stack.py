@@ -124,7 +124,9 @@ def test_the_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(6)), raising=False)
     both = StackConfig()
     assert (both.worker_config("target").threads, both.worker_config("draft").threads) == (3, 3)
-    assert StackConfig(draft_model=None).worker_config("target").threads == 6
+    alone = StackConfig(draft_model=None)
+    assert alone.worker_config("target").threads == 5, "the coordinator needs one besides"
     assert StackConfig(draft_threads=1).worker_config("draft").threads == 1
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
     assert StackConfig().worker_config("draft").threads == 1
+    assert alone.worker_config("target").threads == 1

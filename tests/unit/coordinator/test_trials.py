@@ -1,0 +1,171 @@
+"""When a pair is put on trial, and when nobody thinks."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.agreement import Agreement
+from coordinator.member import Verification
+from coordinator.pair import Pair
+from coordinator.policy import REST, Fixed, Goodput
+from coordinator.trials import FIRST_TRIAL, TRIAL_AGAIN, TRIAL_COST, TRIAL_PLAIN, TRIAL_WAITS, Trials
+from tests.unit.coordinator.pairs import MOST, known_pair, learned, rounds, settled
+
+
+def test_a_draft_that_was_never_tried_is_tried() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    ks = rounds(one, FIRST_TRIAL + 10)
+    assert ks[: FIRST_TRIAL - 1] == [0] * (FIRST_TRIAL - 1)
+    assert any(ks)
+
+
+def test_plain_decoding_is_tried_where_drafting_seemed_better() -> None:
+    pair = known_pair([1 + 0.3 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = learned(Goodput(pair, MOST), 0.8)
+    ks = [one.choose(MOST, 0, 1000) for _ in range(FIRST_TRIAL + TRIAL_PLAIN)]
+    assert 0 in ks
+    assert ks[0] > 0
+
+
+def test_trials_become_rare() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    ks = rounds(one, 4000)
+    drafted = [sum(k > 0 for k in ks[i : i + 1000]) for i in range(0, 4000, 1000)]
+    assert drafted[0] < 1000 * 0.12
+    assert drafted[-1] < 1000 * 0.02
+    assert TRIAL_AGAIN < 1000
+
+
+def test_trials_of_what_is_close_cost_little() -> None:
+    one = Goodput(Pair(MOST), MOST)
+    one.verifying(0, prefills=True)
+    one.judged(0, 0, None)
+    rounds(one, 100, wait=0.1)
+    drafted = sum(k > 0 for k in rounds(one, 4000, wait=0.1))
+    lost = drafted * 0.1 / 1.1
+    assert 0 < lost < 1.2 * TRIAL_COST * 4000
+
+
+def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
+    agreement, trials = Agreement(MOST), Trials.of(1)
+    agreement.drafts, agreement.num_draft = True, 4
+    agreement.plain_rate, agreement.rate = 0.3, 1.0
+    agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
+    trials.number = 2
+    tried = []
+
+    def go_on() -> None:
+        for _ in range(20_000):
+            if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+                tried.append(trials.trial.num_draft)
+
+    go_on()
+    assert set(tried) == {0, 3}, "not 5, of which little is expected"
+    assert tried.count(0) <= len(tried) // 2 + 1
+    agreement.rates[5] = 0.95
+    go_on()
+    assert set(tried) == {0, 3, 5}
+
+
+@pytest.mark.parametrize("size", [1, 4, 40])
+def test_a_trial_waits_for_drafts_that_read_but_not_for_ever(size: int) -> None:
+    agreement, trials = Agreement(MOST), Trials.of(size)
+
+    def length(reading: int) -> int:
+        """Rounds of each until it is over, if drafts read for so many."""
+        while not trials.step(agreement, size, known=False, reading=False):
+            pass
+        count = 0
+        while trials.trial is not None:
+            trials.step(agreement, size, known=False, reading=count < reading * size)
+            count += 1
+        return count // size
+
+    alone = length(0)
+    trials.number = 0
+    assert length(3) == alone + 3
+    trials.number = 0
+    assert length(10**6) == alone + TRIAL_WAITS
+
+
+def test_no_trial_begins_while_prompts_are_read() -> None:
+    agreement, trials = Agreement(MOST), Trials.of(1)
+    for _ in range(10 * FIRST_TRIAL):
+        assert not trials.step(agreement, 1, known=False, reading=True)
+    assert trials.step(agreement, 1, known=False, reading=False)
+    assert trials.trial is not None
+
+
+# ---- what is measured ------------------------------------------------------------------------------
+
+
+def test_nothing_is_measured_while_many_leave() -> None:
+    pair = Pair(MOST)
+    members = [Fixed(pair, 0) for _ in range(10)]
+    for one in members:
+        one.verifying(0, prefills=False)
+    for one in members[:3]:
+        one.leave()
+    members[-1].judged(0, 0, Verification(1.0, 8, 8))
+    members[-2].judged(0, 0, Verification(1.0, 8, 8))
+    assert not any(load.verdict.cells for load in pair.costs.loads.values())
+
+
+def test_how_fast_everything_was_is_forgotten_where_nobody_is_left() -> None:
+    pair = known_pair([1.0] * (MOST + 1), [0.1] * (MOST + 1))
+    one = Fixed(pair, 0)
+    for _ in range(20):
+        one.verifying(0, prefills=False)
+        one.judged(0, 0, Verification(2.0, 1, 1))
+    assert pair.costs.at(1).pace > 1.2
+    one.leave()
+    Fixed(pair, 0).verifying(0, prefills=False)
+    assert pair.costs.at(1).pace == 1.0
+
+
+# ---- thinking --------------------------------------------------------------------------------------
+
+
+def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    thought = 0
+    begin = Pair.begin_round
+
+    def counted(pair: Pair) -> object:
+        nonlocal thought
+        thought += 1
+        return begin(pair)
+
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.2)
+    monkeypatch.setattr(Pair, "begin_round", counted)
+    assert rounds(one, 40 * (REST + 1)) == [0] * 40 * (REST + 1)
+    assert 40 <= thought <= 42
+
+
+def test_rounds_without_thinking_are_rounds() -> None:
+    """The next trial begins when it is due, not when somebody happens to think."""
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.3)
+    assert one.choose(MOST, 0, 1000) == 0
+    trials = pair._trials[0]
+    trials.number, trials.next = 4, trials.rounds + 10
+    share = one.pair.agreement.rate / one.pair.agreement.plain_rate
+    assert share > 0.0
+    begun = 0
+    while trials.number == 4:
+        one.choose(MOST, 0, 1000)
+        begun += 1
+    assert begun == 10
+
+
+def test_a_trial_wakes_who_rests() -> None:
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.9)
+    assert rounds(one, 2) == [0, 0]
+    assert one._rest
+    pair._trials[0].next = 0
+    assert rounds(one, 1) != [0]
