@@ -229,11 +229,6 @@ class Costs:
             self.loads[here] = Load()
         return self.loads[here]
 
-    def as_usual(self) -> None:
-        """After a while without a round nobody knows how fast everything is now."""
-        for load in self.loads.values():
-            load.pace = 1.0
-
     def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
         """Of rounds with 0 to `most` draft tokens; None when nothing is known.
 

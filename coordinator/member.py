@@ -101,13 +101,8 @@ class Member:
         # While everybody changes K, comes or goes, nobody knows what was in the pass.
         alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
         stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
-        if (
-            self._settled
-            and pair.settled
-            and alike
-            and stay
-            and timing.rows <= PREFILL * timing.sequences * (1 + mean)
-        ):
+        prefill = timing.rows > PREFILL * timing.sequences * (1 + mean)
+        if self._settled and pair.settled and alike and stay and not prefill:
             share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
             pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
 

@@ -163,8 +163,6 @@ class Pair:
 
     def counts(self, change: int) -> None:
         """Sequences come or go."""
-        if not self.sequences:
-            self.costs.as_usual()
         self.sequences += change
         self.load = bracket(self.sequences)
 

@@ -115,18 +115,6 @@ def test_nothing_is_measured_while_many_leave() -> None:
     assert not any(load.verdict.cells for load in pair.costs.loads.values())
 
 
-def test_how_fast_everything_was_is_forgotten_where_nobody_is_left() -> None:
-    pair = known_pair([1.0] * (MOST + 1), [0.1] * (MOST + 1))
-    one = Fixed(pair, 0)
-    for _ in range(20):
-        one.verifying(0, prefills=False)
-        one.judged(0, 0, Verification(2.0, 1, 1))
-    assert pair.costs.at(1).pace > 1.2
-    one.leave()
-    Fixed(pair, 0).verifying(0, prefills=False)
-    assert pair.costs.at(1).pace == 1.0
-
-
 # ---- thinking --------------------------------------------------------------------------------------
 
 
