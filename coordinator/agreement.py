@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from coordinator.costs import ALMOST_NONE, RoundSeconds
 
 ADVANTAGE = 0.04
-"""Share by which drafting must be better than plain decoding to begin. Nothing can go wrong with plain rounds;
-drafting makes that much less than its usual rounds promise, of drafts that read prompts and of last rounds."""
+"""Share by which drafting must be better than plain decoding to begin. Nothing can go wrong with plain
+rounds, and drafting makes that much less than its usual rounds promise: drafts read prompts, and of the
+last rounds not all tokens are of use."""
 STEADY = 0.02
 """Share by which another K must be better than the one all have."""
 

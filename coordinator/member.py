@@ -72,7 +72,7 @@ class Member:
         load = pair.costs.at(pair.sequences)
         if lacking > CATCH_UP:
             usual = load.seconds(load.drafting, num_draft, None)
-            pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)) / lacking)
+            pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)), lacking)
         elif self._settled and pair.settled:
             load.proposed(num_draft, seconds, weight(pair.sequences))
 

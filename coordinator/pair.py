@@ -187,9 +187,11 @@ class Pair:
         """What is measured next still tells of what was before: passes queue."""
         self._settled_at = self._rounds + SETTLE * self.size
 
-    def caught_up(self, seconds: float) -> None:
-        """A draft has caught up, and took so many seconds for each token that it lacked."""
-        self.catch_up += (seconds - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
+    def caught_up(self, seconds: float, tokens: int) -> None:
+        """A draft has read so many tokens that it lacked, and was waited for so long."""
+        self.catch_up += (seconds / tokens - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
+        if self.trial is not None and self._seconds is not None:
+            self.trial.reading += seconds / self._seconds.whole[0]
 
     def tries_copy(self, match: int) -> bool:
         """A match is not expected to be of use; now and then it is tried, since text changes."""

@@ -50,7 +50,7 @@ class Trial:
     waits: int = 0
     """Rounds that it may still be longer."""
     reading: float = 0.0
-    """Rounds of plain decoding that its sequences spent on drafts that caught up for it, in all."""
+    """Rounds of plain decoding in whose time drafts caught up for it, of all its sequences."""
 
 
 @dataclass(slots=True)

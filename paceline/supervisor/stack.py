@@ -81,7 +81,7 @@ class StackConfig:
     target_dtype: str = "auto"
     draft_dtype: str = "auto"
     target_threads: int = 0
-    """CPU threads; 0 divides the cores by the number of workers."""
+    """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
     draft_threads: int = 0
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,

@@ -10,7 +10,7 @@ from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.agreement import ADVANTAGE
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
-from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from coordinator.policy import MANY, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
 from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
 from tests.unit.coordinator.pairs import MOST, known_pair, learned, settled, without_trials
@@ -95,7 +95,7 @@ def test_noise_does_not_flip_it() -> None:
 def test_catching_up_must_pay_for_itself() -> None:
     pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
     one = settled(pair, 0.8)
-    pair.caught_up(0.01)  # seconds a token
+    pair.caught_up(0.01, 1)
     assert one.choose(MOST, 100, 1000) > 0
     assert one.choose(MOST, 100, 2) == 0  # it ends before
     assert one.choose(MOST, 1_000_000, 10**6) == 0  # no number of rounds that is looked at makes it worth
@@ -218,7 +218,7 @@ def test_sequences_do_not_probe_together() -> None:
 def test_no_probe_for_which_the_draft_must_read_too_much() -> None:
     pair = known_pair(*CHEAP)
     one = off(pair)
-    pair.caught_up(0.01)
+    pair.caught_up(0.01, 1)
     for _ in range(600):
         assert one.choose(MOST, 100_000, 10**6) == 0
         without_trials(pair)
@@ -302,6 +302,23 @@ def test_alone_it_copies_where_that_makes_more_tokens_a_second(
         assert rates[chosen] == pytest.approx(max(rates), rel=0.05)
     elif best < 0.95 * other:
         assert chosen == 0
+
+
+@pytest.mark.parametrize(
+    ("sequences", "useful", "copies"), [(MANY - 1, 0.5, 1), (MANY, 0.5, 0), (MANY, 1, 1)]
+)
+def test_among_many_a_row_that_few_add_is_dear(sequences: int, useful: float, copies: int) -> None:
+    """What all of them paid for draft tokens says little of what it costs."""
+    pair = known_pair([1 + 0.05 * k for k in range(MOST + 1)], [9.0] * (MOST + 1), sequences)
+    members = [Goodput(pair, MOST) for _ in range(sequences)]
+    one = members[0]
+    for i in range(300):
+        copies_well(one, 9, MOST if i % 2 or useful == 1 else 0, rounds=1)
+    for other in members:
+        other.verifying(0, prefills=False)
+    assert one.choose(MOST, 0, 1000) == 0
+    without_trials(pair)
+    assert one.copy(9, MOST, 0) == copies * MOST
 
 
 def test_a_copy_is_not_longer_than_what_can_be_used() -> None:
