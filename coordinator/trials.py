@@ -116,9 +116,9 @@ class Trials:
         else:
             self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
         if self.number >= EARLY:
-            tried, rates = self.trial.num_draft, agreement.rates
-            if agreement.drafts and 0 < tried < len(rates):
-                share = min(1.0, rates[tried] / agreement.rate)  # a neighbour
+            tried = self.trial.num_draft
+            if agreement.drafts and tried:
+                share = min(1.0, agreement.rates[tried] / agreement.rate)
             cost = TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) + self.trial.reading / size
             self.interval = max(self.interval, min(int(cost / TRIAL_COST), TRIAL_LAST))
         self.trial = None

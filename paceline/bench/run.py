@@ -31,7 +31,7 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
     begun = time.perf_counter()
     prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
-    progress("starting one target, two drafts and two coordinators")
+    progress("starting one target, two drafts and three coordinators")
     with (
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
         serve(config, prompt_ids, sink) as services,

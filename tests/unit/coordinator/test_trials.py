@@ -8,14 +8,39 @@ from coordinator.agreement import Agreement
 from coordinator.member import Verification
 from coordinator.pair import Pair
 from coordinator.policy import REST, Fixed, Goodput
-from coordinator.trials import FIRST_TRIAL, TRIAL_AGAIN, TRIAL_COST, TRIAL_PLAIN, TRIAL_WAITS, Trials
+from coordinator.trials import (
+    EARLY,
+    FIRST_TRIAL,
+    TRIAL_AGAIN,
+    TRIAL_COST,
+    TRIAL_LAST,
+    TRIAL_PLAIN,
+    TRIAL_WAITS,
+    Trial,
+    Trials,
+)
 from tests.unit.coordinator.pairs import MOST, known_pair, learned, rounds, settled
 
 
-def test_a_draft_that_was_never_tried_is_tried() -> None:
+def newcomer() -> Goodput:
+    """The first sequence of a pair, its prompt read."""
     one = Goodput(Pair(MOST), MOST)
     one.verifying(0, prefills=True)
     one.judged(0, 0, None)
+    return one
+
+
+def plain_is_far_behind() -> Agreement:
+    """Four draft tokens are best, three are close."""
+    agreement = Agreement(MOST)
+    agreement.drafts, agreement.num_draft = True, 4
+    agreement.plain_rate, agreement.rate = 0.3, 1.0
+    agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
+    return agreement
+
+
+def test_a_draft_that_was_never_tried_is_tried() -> None:
+    one = newcomer()
     ks = rounds(one, FIRST_TRIAL + 10)
     assert ks[: FIRST_TRIAL - 1] == [0] * (FIRST_TRIAL - 1)
     assert any(ks)
@@ -30,9 +55,7 @@ def test_plain_decoding_is_tried_where_drafting_seemed_better() -> None:
 
 
 def test_trials_become_rare() -> None:
-    one = Goodput(Pair(MOST), MOST)
-    one.verifying(0, prefills=True)
-    one.judged(0, 0, None)
+    one = newcomer()
     ks = rounds(one, 4000)
     drafted = [sum(k > 0 for k in ks[i : i + 1000]) for i in range(0, 4000, 1000)]
     assert drafted[0] < 1000 * 0.12
@@ -41,9 +64,7 @@ def test_trials_become_rare() -> None:
 
 
 def test_trials_of_what_is_close_cost_little() -> None:
-    one = Goodput(Pair(MOST), MOST)
-    one.verifying(0, prefills=True)
-    one.judged(0, 0, None)
+    one = newcomer()
     rounds(one, 100, wait=0.1)
     drafted = sum(k > 0 for k in rounds(one, 4000, wait=0.1))
     lost = drafted * 0.1 / 1.1
@@ -51,10 +72,7 @@ def test_trials_of_what_is_close_cost_little() -> None:
 
 
 def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
-    agreement, trials = Agreement(MOST), Trials.of(1)
-    agreement.drafts, agreement.num_draft = True, 4
-    agreement.plain_rate, agreement.rate = 0.3, 1.0
-    agreement.rates = [0.3, 0.5, 0.6, 0.95, 1.0, 0.85, 0.8, 0.7, 0.6]
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
     trials.number = 2
     tried = []
 
@@ -69,6 +87,15 @@ def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
     agreement.rates[5] = 0.95
     go_on()
     assert set(tried) == {0, 3, 5}
+
+
+@pytest.mark.parametrize(("tried", "rare"), [(3, False), (0, True)])
+def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
+    """One draft token less costs little, however far behind plain decoding is."""
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    trials.number, trials.drafted, trials.trial = EARLY, True, Trial(tried, until=1)
+    assert trials.step(agreement, 1, known=True, reading=False)
+    assert (trials.interval == TRIAL_LAST) is rare
 
 
 @pytest.mark.parametrize("size", [1, 4, 40])
