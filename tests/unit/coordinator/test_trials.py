@@ -89,11 +89,35 @@ def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
     assert set(tried) == {0, 3, 5}
 
 
+def test_a_draft_s_other_lengths_are_tried_also_where_plain_decoding_is_close() -> None:
+    """Drafting 6 was measured once, when all was slower: nobody would ever know."""
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    agreement.plain_rate = agreement.rates[0] = 0.9
+    agreement.rates[6] = 0.91
+    tried: list[int] = []
+    while len(tried) < 40:
+        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+            tried.append(trials.trial.num_draft)
+    assert set(tried) == {0, 3, 6}
+    assert 18 <= tried.count(0) <= 22
+
+
+@pytest.mark.parametrize(("best", "interval"), [(4, TRIAL_LAST), (5, TRIAL_AGAIN)])
+def test_after_a_trial_that_found_another_k_the_next_one_comes_soon(best: int, interval: int) -> None:
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    trials.number, trials.drafted, trials.best = EARLY - 1, True, 4
+    trials.interval, trials.trial = TRIAL_LAST, Trial(5, until=1)
+    agreement.num_draft = best
+    assert trials.step(agreement, 1, known=True, reading=False)
+    assert trials.interval == interval
+
+
 @pytest.mark.parametrize(("tried", "rare"), [(3, False), (0, True)])
 def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
     """One draft token less costs little, however far behind plain decoding is."""
     agreement, trials = plain_is_far_behind(), Trials.of(1)
-    trials.number, trials.drafted, trials.trial = EARLY, True, Trial(tried, until=1)
+    trials.number, trials.trial = EARLY, Trial(tried, until=1)
+    trials.drafted, trials.best = True, 4
     assert trials.step(agreement, 1, known=True, reading=False)
     assert (trials.interval == TRIAL_LAST) is rare
 
