@@ -17,30 +17,16 @@ import numpy as np
 from numba import njit
 
 from paceline.engine.compiled.tiles import (
+    FEW_ROWS,
     LANES,
     MOST_ROWS,
-    add_1,
-    add_2,
-    add_3,
-    add_4,
-    add_5,
-    add_6,
+    add,
     address_of,
     exp,
     fetch,
     largest_of_tiles,
-    mix_1,
-    mix_2,
-    mix_3,
-    mix_4,
-    mix_5,
-    mix_6,
-    tile_1,
-    tile_2,
-    tile_3,
-    tile_4,
-    tile_5,
-    tile_6,
+    mix,
+    tile,
     turn,
 )
 
@@ -55,43 +41,21 @@ OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastma
 # ---- the parts of a layer --------------------------------------------------------------------------
 
 
-def _by_rows(of_1, of_2, of_3, of_4, of_5, of_6):
-    """A product of any number of rows, from those of 1 to 6 rows, which share one read of what they read."""
-
-    @njit(**OPTIONS)
-    def product(x, ldx, w, n, out, to, ldo, rows, *where):
-        r = 0
-        while rows - r >= MOST_ROWS:
-            of_6(address_of(x, r * ldx), ldx, w, n, address_of(out, to + r * ldo), ldo, *where)
-            r += MOST_ROWS
-        left = rows - r
-        if left == 0:
-            return
-        a, o = address_of(x, r * ldx), address_of(out, to + r * ldo)
-        if left == 1:
-            of_1(a, ldx, w, n, o, ldo, *where)
-        elif left == 2:
-            of_2(a, ldx, w, n, o, ldo, *where)
-        elif left == 3:
-            of_3(a, ldx, w, n, o, ldo, *where)
-        elif left == 4:
-            of_4(a, ldx, w, n, o, ldo, *where)
-        else:
-            of_5(a, ldx, w, n, o, ldo, *where)
-
-    return product
-
-
-_add = _by_rows(add_1, add_2, add_3, add_4, add_5, add_6)
-_tile = _by_rows(tile_1, tile_2, tile_3, tile_4, tile_5, tile_6)
-_mix = _by_rows(mix_1, mix_2, mix_3, mix_4, mix_5, mix_6)
-
-
 @njit(**OPTIONS)
 def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles."""
-    for first in range(0, n_out, LANES):
-        _add(x, ldx, address_of(weights, offset + first * n_in), n_in, out, first, ldo, rows)
+    apart = n_in * LANES
+    # More rows than share a read meet a tile while it is in the nearest cache.
+    at_once = n_out if rows <= MOST_ROWS else LANES
+    shares = (rows + MOST_ROWS - 1) // MOST_ROWS
+    for first in range(0, n_out, at_once):
+        w = address_of(weights, offset + first * n_in)
+        r = 0
+        for left in range(shares, 0, -1):
+            some = (rows - r + left - 1) // left
+            o = address_of(out, first + r * ldo)
+            add(address_of(x, r * ldx), ldx, w, n_in, o, ldo, some, at_once // LANES, apart)
+            r += some
 
 
 @njit(**OPTIONS)
@@ -176,7 +140,9 @@ def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, 
                 following = keys[first + i] * width
                 for d in range(0, width, LANES):
                     fetch(address_of(entries, following + d))
-        _tile(queries, dim, address_of(turned, 0), dim, scores, block, span, many)
+        for m in range(0, many, FEW_ROWS):
+            q, s = address_of(queries, m * dim), address_of(scores, m * span + block)
+            tile(q, dim, address_of(turned, 0), dim, s, span, min(many - m, FEW_ROWS), 1, 0)
 
 
 @njit(**OPTIONS)
@@ -213,9 +179,10 @@ def _attended(
             low = max(sees - window, 0) - begin if window else 0
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
         slots, values = address_of(keys, first), (kv_heads + h) * dim
-        for d in range(0, dim, LANES):
-            v = address_of(entries, values + d)
-            _mix(scores, span, v, count, mixed, d, dim, many, slots, width)
+        v = address_of(entries, values)
+        for m in range(0, many, FEW_ROWS):
+            s, o, some = address_of(scores, m * span), address_of(mixed, m * dim), min(many - m, FEW_ROWS)
+            mix(s, span, v, count, o, dim, some, dim // LANES, LANES, slots, width)
         for m in range(many):
             to = ((at + m // group) * heads + h * group + m % group) * dim
             for d in range(dim):

@@ -11,16 +11,20 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES: Final = 16
 """Outputs of a tile: two AVX registers, one AVX-512 register, four of NEON."""
-MOST_ROWS: Final = 6
-"""Rows that share one read of a tile: with two accumulators each they fill the registers of AVX."""
+MOST_ROWS: Final = 24 if get_host_cpu_features().get("avx512f") else 6
+"""Rows that share one read of a long tile: their sums, one AVX-512 register or two of AVX each, leave room
+among 32 or 16 registers for the weights and an input."""
+FEW_ROWS: Final = 6
+"""The same for tiles that stay in the nearest cache, which costs little to read again."""
 
-_AHEAD: Final = 1024
+_AHEAD: Final = 3072
 """Weights are fetched so many numbers ahead: a processor's own prefetching stops at every page."""
 
 _F32 = ir.FloatType()
@@ -101,77 +105,98 @@ def _spread(b: Any, scalar: Any) -> Any:
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
 
 
-def _sum_of_products(rows: int, *, indexed: bool = False, adds: bool = False) -> Any:
-    """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers.
+def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, indexed: bool, adds: bool) -> None:
+    """The sums of so many rows; `after` comes then. What `_sum_of_products` says."""
+    x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
+    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+    fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
+    inputs = [b.gep(x, [b.mul(ldx, ir.Constant(_I64, r))]) for r in range(rows)]
+    zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+    before, begin = b.basic_block, b.append_basic_block("tile")
+    loop, done = b.append_basic_block("sum"), b.append_basic_block("summed")
+    b.branch(begin)
+
+    b.position_at_end(begin)
+    t = b.phi(_I64)
+    weights_at = b.gep(w, [b.mul(t, apart)])
+    first = b.gep(out, [b.mul(t, ir.Constant(_I64, LANES))])
+    outputs = [b.gep(first, [b.mul(ldo, ir.Constant(_I64, r))]) for r in range(rows)]
+    starts = [_load(b, pointer) if adds else ir.Constant(_VECTOR, None) for pointer in outputs]
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    i = b.phi(_I64)
+    sums = [b.phi(_VECTOR) for _ in range(rows)]
+    place = b.mul(i, ir.Constant(_I64, LANES))
+    if indexed:
+        place = b.mul(b.load(b.gep(args[9], [i])), args[10])
+    weights = _load(b, b.gep(weights_at, [place]))
+    if adds:
+        _prefetch(b, b.gep(weights_at, [b.add(place, ir.Constant(_I64, _AHEAD))]), 3)
+    grown = [
+        b.call(fma, [_spread(b, b.load(b.gep(row, [i]))), weights, total])
+        for row, total in zip(inputs, sums, strict=True)
+    ]
+    following = b.add(i, one)
+    for phi, start, value in zip([i, *sums], [zero, *starts], [following, *grown], strict=True):
+        phi.add_incoming(start, begin)
+        phi.add_incoming(value, loop)
+    b.cbranch(b.icmp_signed("<", following, n), loop, done)
+
+    b.position_at_end(done)
+    for total, pointer in zip(grown, outputs, strict=True):
+        _store(b, total, pointer)
+    next_tile = b.add(t, one)
+    t.add_incoming(zero, before)
+    t.add_incoming(next_tile, done)
+    b.cbranch(b.icmp_signed("<", next_tile, tiles), begin, after)
+
+
+def _sum_of_products(most: int, *, indexed: bool = False, adds: bool = False) -> Any:
+    """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers, r < rows.
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
     w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
-    ahead. n is positive.
+    ahead. n is positive, and rows is 1 to `most`. And so for each of `tiles` outputs of 16: w of the next
+    one begins `apart` after that of the one before.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, ldx, w, n, out, ldo = args[:6]
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
-        inputs = [b.gep(x, [b.mul(ldx, ir.Constant(_I64, r))]) for r in range(rows)]
-        outputs = [b.gep(out, [b.mul(ldo, ir.Constant(_I64, r))]) for r in range(rows)]
-        nothing = ir.Constant(_VECTOR, None)
-        starts = [_load(b, pointer) if adds else nothing for pointer in outputs]
-        before, loop, done = b.basic_block, b.append_basic_block("sum"), b.append_basic_block("summed")
-        b.branch(loop)
-
-        b.position_at_end(loop)
-        i = b.phi(_I64)
-        sums = [b.phi(_VECTOR) for _ in range(rows)]
-        place = b.mul(i, ir.Constant(_I64, LANES))
-        if indexed:
-            place = b.mul(b.load(b.gep(args[6], [i])), args[7])
-        weights = _load(b, b.gep(w, [place]))
-        if adds:
-            _prefetch(b, b.gep(w, [b.add(place, ir.Constant(_I64, _AHEAD))]), 3)
-        grown = [
-            b.call(fma, [_spread(b, b.load(b.gep(row, [i]))), weights, total])
-            for row, total in zip(inputs, sums, strict=True)
-        ]
-        following = b.add(i, ir.Constant(_I64, 1))
-        for phi, start, value in zip(
-            [i, *sums], [ir.Constant(_I64, 0), *starts], [following, *grown], strict=True
-        ):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, loop)
-        b.cbranch(b.icmp_signed("<", following, n), loop, done)
-
-        b.position_at_end(done)
-        for total, pointer in zip(grown, outputs, strict=True):
-            _store(b, total, pointer)
+        after = b.append_basic_block("all_summed")
+        cases = b.switch(args[6], after)
+        for rows in range(1, most + 1):
+            these = b.append_basic_block(f"rows_{rows}")
+            cases.add_case(ir.Constant(_I64, rows), these)
+            b.position_at_end(these)
+            _sum_rows(b, args, rows, after, indexed=indexed, adds=adds)
+        b.position_at_end(after)
         return context.get_dummy_value()
 
-    size, index = types.int64, types.CPointer(types.int64)
-    plain = (_POINTER, size, _POINTER, size, _POINTER, size)
+    size = types.int64
+    plain = (_POINTER, size, _POINTER, size, _POINTER, *[size] * 4)
     if indexed:
 
         @intrinsic
         def gathered(
-            typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, at: Any, by: Any
-        ) -> Any:
-            return types.void(*plain, index, size), generate
+            typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
+            apart: Any, index: Any, stride: Any,
+        ) -> Any:  # fmt: skip
+            return types.void(*plain, types.CPointer(size), size), generate
 
         return gathered
 
     @intrinsic
-    def tiled(typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any) -> Any:
+    def tiled(
+        typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any, apart: Any
+    ) -> Any:
         return types.void(*plain), generate
 
     return tiled
 
 
-add_1, add_2, add_3, add_4, add_5, add_6 = (
-    _sum_of_products(rows, adds=True) for rows in range(1, MOST_ROWS + 1)
-)
-tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (_sum_of_products(rows) for rows in range(1, MOST_ROWS + 1))
-mix_1, mix_2, mix_3, mix_4, mix_5, mix_6 = (
-    _sum_of_products(rows, indexed=True) for rows in range(1, MOST_ROWS + 1)
-)
+add = _sum_of_products(MOST_ROWS, adds=True)
+tile = _sum_of_products(FEW_ROWS)
+mix = _sum_of_products(FEW_ROWS, indexed=True)
 
 _EIGHT = ir.VectorType(_F32, 8)
 

@@ -120,9 +120,9 @@ def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
     """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
     runner = compiled(name)
     rng = random.Random(7)
-    tokens = [rng.randrange(97) for _ in range(40)]
+    tokens = [rng.randrange(97) for _ in range(60)]
     table = runner.new_table()
-    together = runner.forward([SequenceInput(table, tokens, 40)])
+    together = runner.forward([SequenceInput(table, tokens, 60)])
     table.truncate_to(0)
     alone = torch.cat([runner.forward([SequenceInput(table, [t], 1)]) for t in tokens])
     assert torch.equal(together, alone)
@@ -131,8 +131,8 @@ def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
     for mate in mates:
         runner.forward([SequenceInput(mate, [rng.randrange(97) for _ in range(rng.randint(1, 9))], 0)])
     at = 0
-    while at < 40:
-        count = min(rng.choice([1, 2, 3, 5, 6, 7, 13]), 40 - at)
+    while at < 60:
+        count = min(rng.choice([1, 2, 3, 5, 6, 7, 13, 23]), 60 - at)
         inputs = [SequenceInput(mate, [rng.randrange(97)] * rng.randint(1, 3), 1) for mate in mates]
         place = rng.randrange(5)
         inputs.insert(place, SequenceInput(table, tokens[at : at + count], count))
@@ -243,6 +243,34 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
     assert edges[0] == edges[1] == 1
     assert (edges[2:4] < 1e-37).all()
     assert np.isnan(edges[4])
+
+
+@pytest.mark.parametrize("most", [6, 24])
+def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int) -> None:
+    """As many as processors with AVX-512 and without take together, each number of them."""
+    add, n, width = tiles._sum_of_products(most, adds=True), 37, 3 * tiles.LANES
+
+    @njit
+    def product(x: Any, w: Any, out: Any, first: int, rows: int) -> None:
+        inputs, outputs = tiles.address_of(x, first * n), tiles.address_of(out, first * width)
+        weights = tiles.address_of(w, 0)
+        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, n * tiles.LANES)
+
+    rng = np.random.default_rng(3)
+    x, w, before = (
+        rng.standard_normal(size, dtype=np.float32)
+        for size in ((most, n), (3, n, tiles.LANES), (most, width))
+    )
+    alone = before.copy()
+    for r in range(most):
+        product(x.ravel(), w.ravel(), alone.reshape(-1), r, 1)
+    exact = before + x.astype(np.float64) @ w.transpose(1, 0, 2).reshape(n, width)
+    np.testing.assert_allclose(alone, exact, rtol=0, atol=1e-5)
+    for rows in range(1, most + 1):
+        out = before.copy()
+        product(x.ravel(), w.ravel(), out.reshape(-1), 0, rows)
+        assert np.array_equal(out[:rows], alone[:rows])
+        assert np.array_equal(out[rows:], before[rows:])
 
 
 # ---- chains --------------------------------------------------------------------------------------------
