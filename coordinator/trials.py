@@ -69,6 +69,10 @@ class Trials:
     """The best K then."""
     trial: Trial | None = None
     """The one in progress."""
+    ended: int = 0
+    """Round in which the last one ended."""
+    reading: float = 0.0
+    """Of the last one."""
 
     @classmethod
     def of(cls, size: int) -> Trials:
@@ -101,16 +105,31 @@ class Trials:
                 return False
             ended = True
             self._end(agreement, size, known=known)
-        elif self.rounds % (TRIAL_DOUBT * size) == 0 and agreement.drafts is not self.drafted:
-            # It has changed its mind without a trial: was that right?
-            self.drafted = agreement.drafts
-            self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
+        elif self.rounds % (TRIAL_DOUBT * size) == 0:
+            self._doubt(agreement, size, known=known)
         # Beside prompts that are read it would say little.
         due = self.rounds >= self.next and not reading
         return (due and self._begin(agreement, size, known=known)) or ended
 
+    def _doubt(self, agreement: Agreement, size: int, *, known: bool) -> None:
+        """Bring the next trial forward if things are not any more as they were at the last one."""
+        if agreement.drafts is not self.drafted:
+            # It has changed its mind without a trial: was that right?
+            self.drafted = agreement.drafts
+            self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
+        elif self.number >= EARLY and (share := _share(agreement, known)) >= CLOSE:
+            # Other requests came: what was far behind is close.
+            wait = max(TRIAL_AGAIN, self._affordable(share, size))
+            self.next = min(self.next, max(self.ended + wait * size, self.rounds))
+
+    def _affordable(self, share: float, size: int) -> int:
+        """Rounds of each sequence to the next trial, if it tries what makes this share of the best."""
+        cost = TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) + self.reading / size
+        return min(int(cost / TRIAL_COST), TRIAL_LAST)
+
     def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
         assert self.trial is not None
+        self.ended, self.reading = self.rounds, self.trial.reading
         share = _share(agreement, known)
         if self.number < 2:
             self.interval = FIRST_TRIAL
@@ -122,8 +141,7 @@ class Trials:
             tried = self.trial.num_draft
             if agreement.drafts and tried:
                 share = min(1.0, agreement.rates[tried] / agreement.rate)
-            cost = TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) + self.trial.reading / size
-            self.interval = max(self.interval, min(int(cost / TRIAL_COST), TRIAL_LAST))
+            self.interval = max(self.interval, self._affordable(share, size))
         self.trial = None
         self.next = self.rounds + self.interval * size
         self._remember(agreement)

@@ -83,12 +83,12 @@ def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch
         honest(self, dataclasses.replace(seconds, beside=seconds.whole[0]))
         self.drafts = self.rate > 0
 
+    together = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]
     honest = Agreement.revise
     monkeypatch.setattr("coordinator.policy.ALONE", 0.0)
     monkeypatch.setattr(Agreement, "revise", revise)
-    shares = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]
-    assert max(shares) < LEAST
-    assert min(shares) < LEAST - 0.03
+    alone = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]
+    assert max(a - t for a, t in zip(alone, together, strict=True)) < -0.05
 
 
 def test_old_times_beside_new_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

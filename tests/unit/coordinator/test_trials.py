@@ -112,6 +112,18 @@ def test_after_a_trial_that_found_another_k_the_next_one_comes_soon(best: int, i
     assert trials.interval == interval
 
 
+@pytest.mark.parametrize(("plain", "soon"), [(0.97, True), (0.3, False)])
+def test_what_comes_close_is_tried_though_it_was_far_behind(plain: float, soon: bool) -> None:
+    """Requests at another temperature came: the next trial was far away, since drafting was twice as good."""
+    agreement, trials = plain_is_far_behind(), Trials.of(4)
+    trials.number, trials.drafted, trials.best = EARLY, True, 4
+    trials.next = trials.rounds + 4 * TRIAL_LAST
+    agreement.plain_rate = agreement.rates[0] = plain
+    for _ in range(4 * 3 * TRIAL_AGAIN):
+        trials.step(agreement, 4, known=True, reading=False)
+    assert (trials.number > EARLY) is soon
+
+
 @pytest.mark.parametrize(("tried", "rare"), [(3, False), (0, True)])
 def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
     """One draft token less costs little, however far behind plain decoding is."""
