@@ -32,7 +32,8 @@ TRIAL_DOUBT = 32
 """Rounds of each sequence after which it is asked whether something else became better without a trial,
 and until there is one if so."""
 CLOSE = 0.9
-"""What makes this share of the best may soon be the better one: trials do not become rarer by themselves."""
+"""What makes this share of the best may be the better one: trials of it come soon, and do not become rarer
+by themselves."""
 OFTEN, SELDOM = 2, 4
 """One in so many trials is between drafting and not; the others are of another K that is close. Seldom, but
 sure, is plain decoding where it seems far behind: nothing can go wrong with it, and what it took is what is
@@ -66,7 +67,7 @@ class Trials:
     drafted: bool = False
     """Drafting was best when the last trial began or ended, or when it changed its mind since."""
     best: int = 0
-    """The best K then."""
+    """The best K when the last trial began or ended."""
     trial: Trial | None = None
     """The one in progress."""
     ended: int = 0
@@ -131,9 +132,10 @@ class Trials:
         assert self.trial is not None
         self.ended, self.reading = self.rounds, self.trial.reading
         share = _share(agreement, known)
+        found = (agreement.drafts, agreement.num_draft) != (self.drafted, self.best)
         if self.number < 2:
             self.interval = FIRST_TRIAL
-        elif self.number == 2 or share >= CLOSE or self._changed(agreement):
+        elif self.number == 2 or share >= CLOSE or found:
             self.interval = TRIAL_AGAIN
         else:
             self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
@@ -145,9 +147,6 @@ class Trials:
         self.trial = None
         self.next = self.rounds + self.interval * size
         self._remember(agreement)
-
-    def _changed(self, agreement: Agreement) -> bool:
-        return agreement.drafts is not self.drafted or agreement.num_draft != self.best
 
     def _remember(self, agreement: Agreement) -> None:
         self.drafted, self.best = agreement.drafts, agreement.num_draft

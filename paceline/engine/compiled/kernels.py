@@ -41,21 +41,33 @@ OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastma
 # ---- the parts of a layer --------------------------------------------------------------------------
 
 
+def _by_rows(of, most):
+    """A product of any number of rows, from one of at most so many, which share a read of what they read."""
+
+    @njit(**OPTIONS)
+    def product(x, ldx, w, n, out, to, ldo, rows, *tiles):
+        r = 0
+        for left in range((rows + most - 1) // most, 0, -1):
+            some = (rows - r + left - 1) // left
+            of(address_of(x, r * ldx), ldx, w, n, address_of(out, to + r * ldo), ldo, some, *tiles)
+            r += some
+
+    return product
+
+
+_add = _by_rows(add, MOST_ROWS)
+_tile = _by_rows(tile, FEW_ROWS)
+_mix = _by_rows(mix, FEW_ROWS)
+
+
 @njit(**OPTIONS)
 def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles."""
-    apart = n_in * LANES
     # More rows than share a read meet a tile while it is in the nearest cache.
-    at_once = n_out if rows <= MOST_ROWS else LANES
-    shares = (rows + MOST_ROWS - 1) // MOST_ROWS
-    for first in range(0, n_out, at_once):
+    width = n_out if rows <= MOST_ROWS else LANES
+    for first in range(0, n_out, width):
         w = address_of(weights, offset + first * n_in)
-        r = 0
-        for left in range(shares, 0, -1):
-            some = (rows - r + left - 1) // left
-            o = address_of(out, first + r * ldo)
-            add(address_of(x, r * ldx), ldx, w, n_in, o, ldo, some, at_once // LANES, apart)
-            r += some
+        _add(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, n_in * LANES)
 
 
 @njit(**OPTIONS)
@@ -140,9 +152,7 @@ def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, 
                 following = keys[first + i] * width
                 for d in range(0, width, LANES):
                     fetch(address_of(entries, following + d))
-        for m in range(0, many, FEW_ROWS):
-            q, s = address_of(queries, m * dim), address_of(scores, m * span + block)
-            tile(q, dim, address_of(turned, 0), dim, s, span, min(many - m, FEW_ROWS), 1, 0)
+        _tile(queries, dim, address_of(turned, 0), dim, scores, block, span, many, 1, 0)
 
 
 @njit(**OPTIONS)
@@ -180,9 +190,7 @@ def _attended(
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
         slots, values = address_of(keys, first), (kv_heads + h) * dim
         v = address_of(entries, values)
-        for m in range(0, many, FEW_ROWS):
-            s, o, some = address_of(scores, m * span), address_of(mixed, m * dim), min(many - m, FEW_ROWS)
-            mix(s, span, v, count, o, dim, some, dim // LANES, LANES, slots, width)
+        _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width)
         for m in range(many):
             to = ((at + m // group) * heads + h * group + m % group) * dim
             for d in range(dim):
