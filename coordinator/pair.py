@@ -21,8 +21,9 @@ CATCH_UP_SHARE = 0.2
 """Weight of the newest time for catching up."""
 CATCHING_UP = 8
 """Where more than one in so many sequences is being read, nothing is measured."""
-SETTLE = 2
-"""Rounds of each sequence after a change that still tell of the time before: passes queue."""
+SETTLE, SETTLE_PLAIN = 2, 5
+"""Rounds of each sequence after a change that still tell of the time before: passes queue, and sequences
+that come out of drafting need longer until they share passes again."""
 COPY_AGAIN = 64
 """Matches of one kind that are left unused, after which one is tried all the same."""
 FRESH, FRESH_PLAIN = 2, 16
@@ -184,8 +185,9 @@ class Pair:
                 self.costs.at(self.sequences).verdict.fade(trials.trial.num_draft)
 
     def _settle(self) -> None:
-        """What is measured next still tells of what was before: passes queue."""
-        self._settled_at = self._rounds + SETTLE * self.size
+        """What is measured next still tells of what was before."""
+        drafts = self.trial.num_draft > 0 if self.trial is not None else self.agreement.drafts
+        self._settled_at = self._rounds + (SETTLE if drafts else SETTLE_PLAIN) * self.size
 
     def caught_up(self, seconds: float, tokens: int) -> None:
         """A draft has read so many tokens that it lacked, and was waited for so long."""

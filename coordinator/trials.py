@@ -16,10 +16,8 @@ FIRST_TRIAL = 6
 """Rounds of each sequence before the first trial at a load."""
 FEW = 3
 """Sequences by which a trial is longer than its sequences need: where few share a pass it tells less."""
-TRIAL_PLAIN, TRIAL_DRAFTING = 5, 6
-"""Rounds of each sequence that a trial lasts."""
-CROWD, CROWD_ROUNDS = 16, 4
-"""So many sequences or more tell as much in so many rounds of each, before the first trial and in any."""
+TRIAL_PLAIN, TRIAL_DRAFTING = 9, 6
+"""Rounds of each sequence that a trial lasts, those in which it settles included."""
 TRIAL_WAITS = 12
 """Rounds of each sequence by which a trial of drafting is longer, at most, while drafts catch up for it."""
 TRIAL_AGAIN, TRIAL_GROWTH, TRIAL_LAST = 64, 4, 1024
@@ -78,7 +76,7 @@ class Trials:
     @classmethod
     def of(cls, size: int) -> Trials:
         """Of a load that has just been met."""
-        return cls(next=size * (CROWD_ROUNDS if size >= CROWD else FIRST_TRIAL))
+        return cls(next=size * FIRST_TRIAL)
 
     def rest(self) -> bool:
         """Count a round where nobody drafts, and nobody did; False, and not counted, if a trial is due."""
@@ -120,12 +118,14 @@ class Trials:
             self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
         elif self.number >= EARLY and (share := _share(agreement, known)) >= CLOSE:
             # Other requests came: what was far behind is close.
-            wait = max(TRIAL_AGAIN, self._affordable(share, size))
+            other = 0 if agreement.drafts else agreement.num_draft
+            wait = max(TRIAL_AGAIN, self._affordable(other, share, size))
             self.next = min(self.next, max(self.ended + wait * size, self.rounds))
 
-    def _affordable(self, share: float, size: int) -> int:
-        """Rounds of each sequence to the next trial, if it tries what makes this share of the best."""
-        cost = TRIAL_DRAFTING * (1 + FEW / size) * (1 - share) + self.reading / size
+    def _affordable(self, num_draft: int, share: float, size: int) -> int:
+        """Rounds of each sequence to the next trial, if it tries so many draft tokens, which make this share
+        of the best."""
+        cost = _rounds(num_draft) * (1 + FEW / size) * (1 - share) + self.reading / size
         return min(int(cost / TRIAL_COST), TRIAL_LAST)
 
     def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
@@ -143,7 +143,7 @@ class Trials:
             tried = self.trial.num_draft
             if agreement.drafts and tried:
                 share = min(1.0, agreement.rates[tried] / agreement.rate)
-            self.interval = max(self.interval, self._affordable(share, size))
+            self.interval = max(self.interval, self._affordable(tried, share, size))
         self.trial = None
         self.next = self.rounds + self.interval * size
         self._remember(agreement)
@@ -158,8 +158,7 @@ class Trials:
             self.next = self.rounds + self.interval * size
             return False
         self._remember(agreement)
-        each = CROWD_ROUNDS if size >= CROWD else TRIAL_DRAFTING if rival else TRIAL_PLAIN
-        until = self.rounds + each * (size if first else size + FEW)
+        until = self.rounds + _rounds(rival) * (size if first else size + FEW)
         self.trial = Trial(rival, until, TRIAL_WAITS * size if rival else 0)
         return True
 
@@ -183,6 +182,11 @@ class Trials:
         side = range(1, best) if self.number % SELDOM == SELDOM - 1 else range(best + 1, len(rates))
         near = max(side, key=rates.__getitem__, default=0)
         return near if near and rates[near] >= CLOSE * rates[best] else None
+
+
+def _rounds(num_draft: int) -> int:
+    """Of each sequence in a trial of so many draft tokens."""
+    return TRIAL_DRAFTING if num_draft else TRIAL_PLAIN
 
 
 def _share(agreement: Agreement, known: bool) -> float:

@@ -49,6 +49,11 @@ def plain(config: BenchConfig) -> Arm:
     return Arm("plain", 0, config.acceptance[0])
 
 
+def plain_again(config: BenchConfig) -> Arm:
+    """The same through another coordinator: by so much ratios of this run differ from 1 for no reason."""
+    return Arm("plain, again", 0, config.acceptance[0], lookahead=True)
+
+
 def speculative(k: DraftTokens, mode: AcceptanceMode, *, lookahead: bool) -> Arm:
     """Draft and verify; `lookahead` drafts ahead of the verdict."""
     wording = "lookahead" if lookahead else "speculative"
@@ -78,10 +83,13 @@ def served(config: BenchConfig) -> Arm:
 
 
 def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
-    """Paceline's arms. Acceptance modes other than the first are compared at one request only."""
+    """Paceline's arms. Acceptance modes other than the first are compared at one request only, plain
+    decoding with itself at more."""
     modes = config.acceptance if concurrency == 1 else config.acceptance[:1]
     compared = [speculative(config.k[0], m, lookahead=ahead) for m in modes for ahead in (False, True)]
-    return list(dict.fromkeys([plain(config), *compared, *fixed(config), automatic(config), served(config)]))
+    again = [plain_again(config)] if concurrency > 1 else []
+    choosing = [automatic(config), served(config)]
+    return list(dict.fromkeys([plain(config), *again, *compared, *fixed(config), *choosing]))
 
 
 def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:

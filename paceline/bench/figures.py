@@ -26,6 +26,7 @@ RATIOS = (
     "measured_over_theory",
     "worst_over_plain",
     "auto_over_best_fixed",
+    "worst_plain_over_itself",
     "served_over_plain",
     "served_over_generate",
     "served_over_prompt_lookup",
@@ -147,6 +148,10 @@ def ratios(
     def at_one(arm: Arm) -> Cell | None:
         return cells.find(arm, temperature, 1)
 
+    def each_over_plain(arm: Arm) -> Iterable[Ratio | None]:
+        for n in config.concurrency:
+            yield _between(cells.find(arm, temperature, n), cells.find(arms.plain(config), temperature, n))
+
     plain = at_one(arms.plain(config))
     without = at_one(arms.headline(config, lookahead=False))
     ahead = at_one(arms.headline(config))
@@ -157,18 +162,13 @@ def ratios(
         "over_generate": _between(ahead, _fastest(_named(cells, temperature, GENERATE))),
         "over_assisted_generation": _between(ahead, _fastest(_named(cells, temperature, ASSISTED))),
         "measured_over_theory": _over_theory(ahead, plain, predicted),
-        "worst_over_plain": _worst(_each_over_plain(cells, config, temperature)),
+        "worst_over_plain": _worst(each_over_plain(arms.served(config))),
         "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
+        "worst_plain_over_itself": _worst(each_over_plain(arms.plain_again(config))),
         "served_over_plain": _between(served, plain),
         "served_over_generate": _between(served, _fastest(_named(cells, temperature, GENERATE))),
         "served_over_prompt_lookup": _between(served, _fastest(_named(cells, temperature, PROMPT_LOOKUP))),
     }
-
-
-def _each_over_plain(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:
-    for n in config.concurrency:
-        served, plain = (cells.find(arm, temperature, n) for arm in (arms.served(config), arms.plain(config)))
-        yield _between(served, plain)
 
 
 def _each_auto_over_fixed(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:

@@ -114,7 +114,7 @@ def _line(panel: Axes, arm: Arm, spreads: Mapping[int, Spread], colour: str) -> 
         marker="o",
         markersize=4,
         capsize=2,
-        linestyle="-" if arm.k else "--",
+        linestyle="-" if arm.k else ":" if arm.lookahead else "--",
     )
 
 

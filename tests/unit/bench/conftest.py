@@ -20,6 +20,7 @@ PLAIN = 100.0
 """Tokens per second of plain decoding, one request at a time."""
 SPEEDS = {
     "plain": 1.0,
+    "plain, again": 1.0,
     "speculative, coupled, K=4": 1.5,
     "lookahead, coupled, K=4": 2.0,
     "lookahead, coupled, K=2": 1.6,
@@ -35,7 +36,9 @@ SPEEDS = {
 
 def rate(name: str, concurrency: int) -> float:
     speed = SPEEDS[name]
-    if concurrency > 1 and name != "plain":
+    if name == "plain, again":
+        speed = 1 - concurrency / 100
+    elif concurrency > 1 and name != "plain":
         speed = 1 + (speed - 1) / concurrency - 0.1
     return PLAIN * concurrency * speed
 
@@ -85,7 +88,8 @@ def all_cells(config: BenchConfig) -> list[Cell]:
     peers = [Arm(name) for name in SPEEDS if name.startswith("transformers")]
     cells = []
     for n in config.concurrency:
-        ours = [arms.plain(config), arms.headline(config, lookahead=False), *arms.fixed(config)[1:]]
+        again = [arms.plain_again(config)] if n > 1 else []
+        ours = [*again, arms.plain(config), arms.headline(config, lookahead=False), *arms.fixed(config)[1:]]
         for t in config.temperature:
             for arm in [*ours, arms.automatic(config), arms.served(config), *(peers if n == 1 else ())]:
                 cell = Cell(arm, t, n, client_cpu=[0.25])

@@ -57,6 +57,7 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
             "measured_over_theory": 2.0 / theory.speedup(0.75, 0.1, 4),
             "worst_over_plain": 1 + 1.4 / 4 - 0.1,
             "auto_over_best_fixed": 1.9 / 2.0,
+            "worst_plain_over_itself": 0.96,
             "served_over_plain": 2.4,
             "served_over_generate": 2.4 / 0.8,
             "served_over_prompt_lookup": 2.4 / 1.1,
@@ -106,7 +107,13 @@ def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all
         ),
         (
             "plain",
-            {"speculative_over_plain", "worst_over_plain", "measured_over_theory", "served_over_plain"},
+            {
+                "speculative_over_plain",
+                "worst_over_plain",
+                "worst_plain_over_itself",
+                "measured_over_theory",
+                "served_over_plain",
+            },
         ),
     ],
 )

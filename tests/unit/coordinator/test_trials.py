@@ -178,6 +178,23 @@ def test_nothing_is_measured_while_many_leave() -> None:
     assert not any(load.verdict.cells for load in pair.costs.loads.values())
 
 
+def test_plain_rounds_that_still_tell_of_drafting_are_not_measured() -> None:
+    """Sequences that come out of drafting share no passes yet: plain decoding seemed a fifth slower."""
+    pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    del pair.costs.at(1).verdict.cells[0]
+    one, since = learned(Goodput(pair, MOST), 0.8), 0
+    while pair.trial is None or pair.trial.num_draft:
+        one.choose(MOST, 0, 1000)
+    while pair.trial is not None:
+        one.verifying(0, prefills=False)
+        one.judged(0, 0, Verification(1.0 if since >= 4 else 1.5, 1, 1))
+        assert one.choose(MOST, 0, 1000) == 0 or pair.trial is None
+        since += 1
+    plain = pair.costs.at(1).verdict.cells[0]
+    assert plain.weight >= 4
+    assert plain.seconds == pytest.approx(1.0)
+
+
 # ---- thinking --------------------------------------------------------------------------------------
 
 
