@@ -27,6 +27,15 @@ def shortened(proposal: Proposal, most: int, vocabulary_size: int) -> Proposal |
     return cut if is_sensible(cut, most, vocabulary_size) else None
 
 
+def is_longer(proposal: Proposal, known: Proposal | None) -> bool:
+    """True for one that begins with what is known for the same outcome, and goes on.
+
+    The target may have begun with what it was told first: what says something else now comes too late.
+    """
+    before = () if known is None else known.token_ids
+    return len(proposal.token_ids) > len(before) and proposal.token_ids[: len(before)] == before
+
+
 def verdict_fits(verdict: Verdict, proposal: Proposal, base_length: int, vocabulary_size: int) -> bool:
     """True for a verdict on this proposal after a ledger of `base_length` tokens."""
     accepted = verdict.num_accepted

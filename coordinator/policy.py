@@ -40,9 +40,6 @@ REST = 3
 worth copying: where cores are full, thinking costs."""
 RECONSIDER = 16
 """Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
-MANY, SCATTERED = 16, 0.75
-"""Where so many share plain passes, a row that one of them adds costs this share of a sequence more:
-64 sequences of which a tenth copied two tokens took a fifth longer. Rows that all add are cheaper."""
 HORIZON = 64.0
 """Rounds in which catching up must pay for itself, if the sequence does not end before."""
 TRIAL_CATCH_UP = 4
@@ -193,10 +190,7 @@ class Goodput(Member):
         """Tokens to copy; 0 where what was chosen for this round is better."""
         expected = expected_tokens(self.habits.of(match).rates(most))
         drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
-        seconds: Sequence[float] = table.verify
-        if not drafting and self.pair.sequences >= MANY:
-            plain = seconds[0]
-            seconds = [max(t, plain * (1 + SCATTERED * k)) for k, t in enumerate(seconds)]
+        seconds = table.verify if drafting else table.beside_plain(self.pair.sequences)
         own = max(_best_rate(expected, seconds), drafted / table.whole[drafting])
         price = self._price(own, table.whole)
         scores = [e - price * t for e, t in zip(expected, seconds, strict=False)]

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.answers import is_sensible, shortened, verdict_fits, with_origins
+from coordinator.answers import is_longer, is_sensible, shortened, verdict_fits, with_origins
 from coordinator.events import (
     Action,
     Emit,
@@ -204,6 +204,7 @@ class RoundMachine(Sequence):
             (accepted, token): cut
             for (accepted, token), proposal in event.proposals.items()
             if (cut := self._shortened(proposal, accepted))
+            and is_longer(cut, self._foreseen.get((accepted, token)))
         }
         self._foreseen.update(usable)
         if not usable or self._client_behind:

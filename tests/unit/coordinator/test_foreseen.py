@@ -68,6 +68,17 @@ def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
     assert it.generated == [4, 7, 5, 6, 6, 2]
 
 
+@pytest.mark.parametrize("again", [(6, 6), (6,), (6, 9, 6), (9, 9, 9)])
+def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]) -> None:
+    """The target may have begun with what it was told first: its verdict would not fit."""
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6))})
+    assert foresee(it, {(1, 5): Proposal(again)}) == []
+    judged(it, 7, 5, went_on_with=2)
+    it.judge(6, 6, 2)
+    assert it.generated == [4, 7, 5, 6, 6, 2]
+
+
 def test_a_target_cannot_go_on_with_what_it_was_not_given() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {(1, 5): Proposal((6, 6, 6))})

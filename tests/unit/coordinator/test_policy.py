@@ -8,9 +8,10 @@ import pytest
 
 from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.agreement import ADVANTAGE
+from coordinator.costs import MANY
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
-from coordinator.policy import MANY, PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
 from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
 from tests.unit.coordinator.pairs import MOST, known_pair, learned, settled, without_trials
