@@ -12,15 +12,13 @@ of the parts would know: cores that draft and target share, passes that split, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MEMORY = 80.0
 """Measurements after which an old one has lost its say."""
 TRUST, TRUST_PLAIN = 16.0, 0.25
 """Measurements at one K, and without draft tokens, that count as much as the line through the others."""
-PLAIN_WEIGHT = 1.0
-"""Of plain decoding in the line: without the draft's work beside it a pass is a little faster."""
 LEAST_SPREAD = 0.02
 """Variance of the draft tokens below which nothing can be said of their cost."""
 ALMOST_NONE = 0.05
@@ -72,6 +70,28 @@ class Line:
         return Line(factor * self.intercept, factor * self.slope)
 
 
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Of all cells of a curve: means, and how the seconds go with the tokens."""
+
+    tokens: float
+    seconds: float
+    slope: float | None
+    """None where the tokens hardly differ."""
+
+    @classmethod
+    def of(cls, cells: Mapping[int, Cell]) -> Moments:
+        """Of at least one cell."""
+        measured = cells.values()
+        total = sum(c.weight for c in measured)
+        x = sum(c.weight * c.tokens for c in measured) / total
+        y = sum(c.weight * c.seconds for c in measured) / total
+        spread = sum(c.weight * (c.tokens - x) ** 2 for c in measured)
+        if spread <= LEAST_SPREAD * total:
+            return cls(x, y, None)
+        return cls(x, y, sum(c.weight * (c.tokens - x) * (c.seconds - y) for c in measured) / spread)
+
+
 @dataclass(slots=True)
 class Curve:
     """Seconds over draft tokens a sequence, from measurements and a line through them."""
@@ -81,6 +101,8 @@ class Curve:
     outlier: float
     """A time this many times the mean counts as that much: one stall says nothing of the next round."""
     cells: dict[int, Cell] = field(default_factory=dict)
+    _moments: Moments | None = None
+    """Of the cells as they are; None after a change."""
 
     def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
         """Take in one measurement; `weight` below 1 where several tell of the same pass."""
@@ -88,6 +110,7 @@ class Curve:
         if cell.weight >= 1 and cell.seconds > 0:
             seconds = min(seconds, self.outlier * cell.seconds)
         cell.observe(tokens, seconds, weight)
+        self._moments = None
 
     def usual(self, tokens: float) -> float | None:
         """Mean around so many draft tokens; None while that is not known."""
@@ -98,21 +121,21 @@ class Curve:
         """Let what is known of so many draft tokens count for little: it is about to be measured again."""
         if tokens in self.cells:
             self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
+            self._moments = None
 
     def line(self, like: Line | None = None) -> Line | None:
         """Least squares through the cells; `like` without any.
 
         With one cell the line has the shape of `like`, else of `growth`.
         """
-        cells = [(c.weight * (1.0 if k else PLAIN_WEIGHT), c) for k, c in self.cells.items()]
-        if not cells:
+        if not self.cells:
             return like
-        total = sum(w for w, _ in cells)
-        x = sum(w * c.tokens for w, c in cells) / total
-        y = sum(w * c.seconds for w, c in cells) / total
-        spread = sum(w * (c.tokens - x) ** 2 for w, c in cells)
-        if spread > LEAST_SPREAD * total:
-            slope = sum(w * (c.tokens - x) * (c.seconds - y) for w, c in cells) / spread
+        # Most loads change seldom, and all of them are asked every time.
+        if self._moments is None:
+            self._moments = Moments.of(self.cells)
+        x, y = self._moments.tokens, self._moments.seconds
+        if self._moments.slope is not None:
+            slope = self._moments.slope
         elif like is not None and like.at(x) > 0:
             slope = y * like.slope / like.at(x)
         else:
