@@ -22,7 +22,7 @@ from harness.stacks import Log, own_coordinator, stack_config
 from harness.waiting import HANG, until
 
 from paceline.cli import main
-from paceline.client import Client, WorkerState
+from paceline.client import Client, SpeculationParams, WorkerState
 from paceline.core.errors import (
     DeadlineExceededError,
     PacelineError,
@@ -120,7 +120,9 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def test_both_faces_serve_who_has_certificate_and_key(secure: Secure) -> None:
     with secure.client() as client, secure.openai() as web:
-        want = client.generate(PROMPT, SAMPLING, timeout=HANG)
+        # A service that is to choose K may well not draft in its first dozen rounds.
+        drafts = SpeculationParams(num_speculative_tokens=2, prompt_lookup=False)
+        want = client.generate(PROMPT, SAMPLING, speculation=drafts, timeout=HANG)
         workers = {worker.role: worker.state for worker in client.status().workers}
         (model,) = web.models.list().data
         got = web.completions.create(model=model.id, prompt=PROMPT, **SAMPLING)
