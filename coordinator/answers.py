@@ -19,21 +19,18 @@ def is_sensible(proposal: Proposal, most: int, vocabulary_size: int) -> bool:
     )
 
 
-def shortened(proposal: Proposal, most: int, vocabulary_size: int) -> Proposal | None:
-    """The first `most` tokens of a continuation; None where they are of no use."""
-    if proposal.distributions or proposal.parents or most <= 0 or not proposal.token_ids:
+def shortened(proposal: Proposal, most: int, vocabulary_size: int, known: Proposal) -> Proposal | None:
+    """The first `most` tokens of a continuation; None where they are of no use.
+
+    So they are unless they begin with all that is `known` for the same outcome, and go on: the target may
+    have begun with that, and what says something else now comes too late.
+    """
+    before = known.token_ids
+    if proposal.distributions or proposal.parents or most <= len(before):
         return None
     cut = Proposal(proposal.token_ids[:most])
-    return cut if is_sensible(cut, most, vocabulary_size) else None
-
-
-def is_longer(proposal: Proposal, known: Proposal | None) -> bool:
-    """True for one that begins with what is known for the same outcome, and goes on.
-
-    The target may have begun with what it was told first: what says something else now comes too late.
-    """
-    before = () if known is None else known.token_ids
-    return len(proposal.token_ids) > len(before) and proposal.token_ids[: len(before)] == before
+    longer = cut.num_draft_tokens > len(before) and cut.token_ids[: len(before)] == before
+    return cut if longer and is_sensible(cut, most, vocabulary_size) else None
 
 
 def verdict_fits(verdict: Verdict, proposal: Proposal, base_length: int, vocabulary_size: int) -> bool:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.answers import is_longer, is_sensible, shortened, verdict_fits, with_origins
+from coordinator.answers import is_sensible, shortened, verdict_fits, with_origins
 from coordinator.events import (
     Action,
     Emit,
@@ -201,19 +201,18 @@ class RoundMachine(Sequence):
         if self._planned is None:
             self._planned = self._choose(max(0, self._room(1)))
         usable = {
-            (accepted, token): cut
-            for (accepted, token), proposal in event.proposals.items()
-            if (cut := self._shortened(proposal, accepted))
-            and is_longer(cut, self._foreseen.get((accepted, token)))
+            outcome: cut
+            for outcome, proposal in event.proposals.items()
+            if (cut := self._shortened(proposal, outcome))
         }
         self._foreseen.update(usable)
         if not usable or self._client_behind:
             return []
         return [ToTarget(self._target.ahead(self.ledger, self.round, usable))]
 
-    def _shortened(self, proposal: Proposal, accepted: int) -> Proposal | None:
-        most = min(self._planned or 0, self._room(accepted + 1))
-        return shortened(proposal, most, self.vocabulary_size)
+    def _shortened(self, proposal: Proposal, outcome: tuple[int, int]) -> Proposal | None:
+        most = min(self._planned or 0, self._room(outcome[0] + 1))
+        return shortened(proposal, most, self.vocabulary_size, self._foreseen.get(outcome, Proposal()))
 
     def _go_on_with(self, proposal: Proposal, now: float) -> list[Action]:
         """A hit: the verification leaves at once, and the draft learns which branch is its trunk."""

@@ -20,7 +20,6 @@ PLAIN = 100.0
 """Tokens per second of plain decoding, one request at a time."""
 SPEEDS = {
     "plain": 1.0,
-    "plain, again": 1.0,
     "speculative, coupled, K=4": 1.5,
     "lookahead, coupled, K=4": 2.0,
     "lookahead, coupled, K=2": 1.6,
@@ -35,10 +34,10 @@ SPEEDS = {
 
 
 def rate(name: str, concurrency: int) -> float:
-    speed = SPEEDS[name]
     if name == "plain, again":
-        speed = 1 - concurrency / 100
-    elif concurrency > 1 and name != "plain":
+        return PLAIN * concurrency * (1 - concurrency / 100)
+    speed = SPEEDS[name]
+    if concurrency > 1 and name != "plain":
         speed = 1 + (speed - 1) / concurrency - 0.1
     return PLAIN * concurrency * speed
 
