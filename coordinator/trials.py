@@ -24,6 +24,9 @@ TRIAL_AGAIN, TRIAL_GROWTH, TRIAL_LAST = 64, 4, 1024
 """Rounds of each sequence between two trials: at first, how they grow, and at most."""
 TRIAL_DRAFT = 2
 """Draft tokens of the first trials, at least: it is not known yet what would be better."""
+SOON = 16
+"""The same for early trials where one drafts and plain decoding comes close: in a service's first seconds
+it seems slower than it turns out to be."""
 WORTH_FIRST, WORTH = 0.5, 0.75
 """What is expected to make less than this share of the best is not tried: at first, and again."""
 TRIAL_DOUBT = 32
@@ -36,7 +39,7 @@ OFTEN, SELDOM = 2, 4
 """One in so many trials is between drafting and not; the others are of another K that is close. Seldom, but
 sure, is plain decoding where it seems far behind: nothing can go wrong with it, and what it took is what is
 known longest."""
-EARLY, TRIAL_COST = 4, 0.01
+EARLY, TRIAL_COST = 5, 0.01
 """Trials that come early, and the share of all rounds that later ones may cost, drafts' reading included."""
 
 
@@ -135,7 +138,9 @@ class Trials:
         found = (agreement.drafts, agreement.num_draft) != (self.drafted, self.best)
         if self.number < 2:
             self.interval = FIRST_TRIAL
-        elif self.number == 2 or share >= CLOSE or found:
+        elif self._soon(agreement, share):
+            self.interval = SOON
+        elif self.interval < TRIAL_AGAIN or share >= CLOSE or found:
             self.interval = TRIAL_AGAIN
         else:
             self.interval = min(TRIAL_GROWTH * self.interval, TRIAL_LAST)
@@ -148,12 +153,17 @@ class Trials:
         self.next = self.rounds + self.interval * size
         self._remember(agreement)
 
+    def _soon(self, agreement: Agreement, share: float) -> bool:
+        """True while plain decoding is to be tried again soon."""
+        return agreement.drafts and self.number < EARLY and share >= CLOSE
+
     def _remember(self, agreement: Agreement) -> None:
         self.drafted, self.best = agreement.drafts, agreement.num_draft
 
     def _begin(self, agreement: Agreement, size: int, *, known: bool) -> bool:
-        first, self.number = self.number < 2, self.number + 1
-        rival = self._rival(agreement, first=first, known=known)
+        first, soon = self.number < 2, self._soon(agreement, _share(agreement, known))
+        self.number += 1
+        rival = self._rival(agreement, first=first or soon, known=known)
         if rival is None:
             self.next = self.rounds + self.interval * size
             return False

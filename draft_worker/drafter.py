@@ -102,6 +102,10 @@ class Drafter:
         """Commands wait: a round is worth more than what is drafted ahead. Called from any thread."""
         self.lookahead.interrupt()
 
+    def patience(self) -> float:
+        """Its steps are short, and verifications wait for them."""
+        return 0.0
+
     def prepare(self) -> bool:
         """Make a row of noise that the next rounds will ask for."""
         return self._noise.prepare()

@@ -44,6 +44,7 @@ from paceline.rpc.status import code_name
 from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
+from target_worker.gathering import Gathering
 
 MAX_OVERHEARD = 4096
 """Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
@@ -69,6 +70,11 @@ def _is_scored(params: SequenceParams, base_length: int) -> bool:
     """True when the round is to report the prompt's log-probabilities: the first one, and its repetitions."""
     wanted = params.sampling.prompt_logprobs is not None
     return wanted and 1 < base_length == params.prompt_length
+
+
+def _reads(jobs: Sequence[Job]) -> bool:
+    """True while one of them has rows to compute that are not judged: of a prompt, mostly."""
+    return any(job.remaining > job.rows for job in jobs)
 
 
 def _without(spoiled: set[str], result: PassResult) -> tuple[Sequence[Job], torch.Tensor]:
@@ -121,11 +127,17 @@ class Verifier:
         self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
         """What arrived since the last pass; the only thing here that another thread touches."""
         self._noise = NoiseMemo(vocabulary_size)
+        self._gathering = Gathering()
 
     @property
     def has_work(self) -> bool:
         """True while a round waits for its verdict."""
         return bool(self._rounds)
+
+    def patience(self) -> float:
+        """Seconds that the next pass may wait for rounds that are about to come; none to read a prompt."""
+        jobs = [r.job for r in self._rounds.values()]
+        return 0.0 if _reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
 
     def prepare(self) -> bool:
         """Make a row of noise that the next rounds will ask for."""
@@ -152,6 +164,7 @@ class Verifier:
                 case CloseSequence():
                     if self.holdings.close(command):
                         self._rounds.pop(command.sequence_id, None)
+                        self._gathering.gone(command.sequence_id)
         except PacelineError as error:
             round_number = command.round if isinstance(command, VerifyRound | VerifyAhead) else 0
             return [SequenceFailed(command.sequence_id, command.epoch, round_number, error)]
@@ -189,6 +202,7 @@ class Verifier:
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived, scored=scored)
         self._rounds[command.sequence_id] = _Round(command, job)
+        self._gathering.back(command.sequence_id, arrived)
         return []
 
     def _foresee(self, command: VerifyAhead) -> None:
@@ -239,7 +253,9 @@ class Verifier:
 
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
+        begun = self._clock()
         jobs = [r.job for r in self._rounds.values()]
+        reads = _reads(jobs)
         result = run_pass(
             jobs,
             self._runner,
@@ -260,6 +276,8 @@ class Verifier:
         if result.finished:
             events.extend(self._restrict(result.finished, spoiled))
             events.extend(self._judge(result, spoiled))
+            if not reads:
+                self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
         return events
 
     def _restrict(self, finished: Sequence[Job], spoiled: set[str]) -> list[TargetEvent]:
@@ -316,6 +334,7 @@ class Verifier:
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
         self._listen()
+        now = self._clock()
         events: list[TargetEvent] = []
         for r, judged, reported in zip(rounds, verdicts, logprobs, strict=True):
             r.job.compute += spent
@@ -327,8 +346,10 @@ class Verifier:
             verdict = self._settle(r, num_accepted, next_token, reported)
             following = r.foreseen.get((num_accepted, next_token))
             if following is not None:
-                self._begin(following, self._clock())
+                self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
+            else:
+                self._gathering.answered(r.command.sequence_id, r.job.rows, now)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
         return events
 
@@ -368,10 +389,11 @@ class Verifier:
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
         self._rounds.pop(sequence_id, None)
+        self._gathering.gone(sequence_id)
         self.holdings.drop(sequence_id)
 
     def expire(self) -> None:
         """Drop the sequences whose lease is over, except those being computed."""
         for sequence_id in self.holdings.expired():
             if sequence_id not in self._rounds:
-                self.holdings.drop(sequence_id)
+                self.drop(sequence_id)

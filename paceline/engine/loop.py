@@ -37,6 +37,9 @@ class Engine(Protocol[Command, Event]):
     def step(self) -> list[Event]:
         """Run one pass and return what it finished."""
 
+    def patience(self) -> float:
+        """Seconds that the step may still wait for commands that are about to come; 0 to begin it."""
+
     def prepare(self) -> bool:
         """Use a moment without work for a little of what will be needed; False when there is nothing."""
 
@@ -112,15 +115,16 @@ class EngineThread(Generic[Command, Event]):
             raise
 
     def _drain(self) -> bool:
-        """Take up all waiting commands; wait for one when there is no work. False to stop."""
+        """Take up all waiting commands, and those worth waiting for. False to stop."""
         while True:
             self._expire()
-            while self._inbox.empty() and not self._engine.has_work and self._engine.prepare():
-                pass
+            patience = self._patience()
+            while patience > 0 and self._inbox.empty() and self._engine.prepare():
+                patience = self._patience()
             try:
-                task = self._inbox.get(block=not self._engine.has_work, timeout=IDLE_SECONDS)
+                task = self._inbox.get(block=patience > 0, timeout=patience)
             except queue.Empty:
-                if self._engine.has_work:
+                if patience == 0:
                     return True
                 self._passed_at = self._clock()
                 continue
@@ -128,6 +132,9 @@ class EngineThread(Generic[Command, Event]):
                 return False
             task()
             self._flush()
+
+    def _patience(self) -> float:
+        return min(self._engine.patience(), IDLE_SECONDS) if self._engine.has_work else IDLE_SECONDS
 
     def _expire(self) -> None:
         """Look at the leases now and then, however busy the worker is."""

@@ -10,7 +10,9 @@ from coordinator.pair import Pair
 from coordinator.policy import REST, Fixed, Goodput
 from coordinator.trials import (
     EARLY,
+    FEW,
     FIRST_TRIAL,
+    SOON,
     TRIAL_AGAIN,
     TRIAL_COST,
     TRIAL_LAST,
@@ -92,6 +94,7 @@ def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
 def test_a_draft_s_other_lengths_are_tried_also_where_plain_decoding_is_close() -> None:
     """Drafting 6 was measured once, when all was slower: nobody would ever know."""
     agreement, trials = plain_is_far_behind(), Trials.of(1)
+    trials.number = EARLY
     agreement.plain_rate = agreement.rates[0] = 0.9
     agreement.rates[6] = 0.91
     tried: list[int] = []
@@ -100,6 +103,18 @@ def test_a_draft_s_other_lengths_are_tried_also_where_plain_decoding_is_close() 
             tried.append(trials.trial.num_draft)
     assert set(tried) == {0, 3, 6}
     assert 18 <= tried.count(0) <= 22
+
+
+@pytest.mark.parametrize(("plain", "tried"), [(0.95, [0] * 5), (0.8, [0, 0, 3])])
+def test_plain_decoding_that_comes_close_is_tried_again_soon(plain: float, tried: list[int]) -> None:
+    """In a service's first seconds it seems slower than it turns out to be."""
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    agreement.plain_rate = agreement.rates[0] = plain
+    seen: list[int] = []
+    for _ in range(EARLY * (SOON + (1 + FEW) * TRIAL_PLAIN)):
+        if trials.step(agreement, 1, known=True, reading=False) and trials.trial is not None:
+            seen.append(trials.trial.num_draft)
+    assert seen == tried
 
 
 @pytest.mark.parametrize(("best", "interval"), [(4, TRIAL_LAST), (5, TRIAL_AGAIN)])

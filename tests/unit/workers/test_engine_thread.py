@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ class FakeEngine:
         self.prepared: list[int] = []
         """What was to do when something was prepared."""
         self.announced: list[Any] = []
+        self.waits: Callable[[int], float] = lambda todo: 0.0
+        """How long, with so much to do."""
+        self.todo_at_steps: list[int] = []
         self.threads: set[int] = set()
         self.fails_on: str | None = None
 
@@ -64,10 +67,14 @@ class FakeEngine:
 
     def step(self) -> list[Any]:
         self.threads.add(threading.get_ident())
+        self.todo_at_steps.append(len(self.todo))
         name = self.todo.pop(0)
         if name == self.fails_on:
             raise RuntimeError("the engine is broken")
         return [Done(name)] if name in self.epochs else []
+
+    def patience(self) -> float:
+        return self.waits(len(self.todo))
 
     def prepare(self) -> bool:
         self.threads.add(threading.get_ident())
@@ -277,3 +284,44 @@ def test_what_will_be_needed_is_prepared_only_while_there_is_nothing_to_do() -> 
     assert stream.events == [Done("a"), Done("b")]
     assert set(case.engine.prepared) <= {0}
     assert len(case.engine.threads) == 1
+
+
+def test_a_step_waits_for_commands_that_are_about_to_come() -> None:
+    case, stream = Case(), Stream()
+    waiting, done = threading.Event(), threading.Event()
+
+    def waits(todo: int) -> float:
+        waiting.set()
+        return 60.0 if todo == 1 and not stream.events else 0.0
+
+    def route(events: Sequence[Any]) -> None:
+        stream(events)
+        if len(stream.events) == 2:
+            done.set()
+
+    case.engine.waits = waits
+    case.it.submit(route, [Work("a")])
+    case.it.start()
+    assert waiting.wait(60)
+    case.it.submit(route, [Work("b")])
+    assert done.wait(60)
+    case.it.stop()
+    assert case.engine.todo_at_steps == [2, 1]
+
+
+def test_a_step_begins_when_the_wait_is_over() -> None:
+    case, stream = Case(), Stream()
+    waits = [0.002, 0.001]
+    case.engine.waits = lambda todo: waits.pop(0) if waits else 0.0
+    done = threading.Event()
+
+    def route(events: Sequence[Any]) -> None:
+        stream(events)
+        done.set()
+
+    case.it.submit(route, [Work("a")])
+    case.it.start()
+    assert done.wait(60)
+    case.it.stop()
+    assert stream.events == [Done("a")]
+    assert not waits

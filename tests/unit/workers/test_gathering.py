@@ -1,0 +1,147 @@
+"""When the target's next pass begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from target_worker.gathering import LATE, MANY, STALL, Gathering, PassCost, Usual
+
+STEP, ROW = 20e-3, 0.1e-3
+
+
+def known(step: float = STEP, row: float = ROW) -> Gathering:
+    """Passes of several sizes have been seen."""
+    gathering = Gathering()
+    for rows in (1, 2, 4, 8):
+        gathering.cost.observe(rows, step + row * rows)
+    return gathering
+
+
+def returned(gathering: Gathering, seconds: Sequence[float], rounds: int = 3, rows: int = 1) -> float:
+    """Each of the sequences takes so long for several rounds, and is away again since the time returned."""
+    now = 0.0
+    for _ in range(rounds):
+        for i, usual in enumerate(seconds):
+            gathering.answered(f"s{i}", rows, now)
+            gathering.back(f"s{i}", now + usual)
+        now += 1.0
+    for i in range(len(seconds)):
+        gathering.answered(f"s{i}", rows, now)
+    return now
+
+
+def test_who_is_back_soon_is_waited_for_until_then() -> None:
+    gathering = known()
+    now = returned(gathering, [2e-3, 5e-3])
+    assert gathering.patience(1, now) == pytest.approx(5e-3)
+    assert gathering.patience(1, now + 1e-3) == pytest.approx(4e-3)
+
+
+def test_who_has_come_is_not_waited_for() -> None:
+    gathering = known()
+    now = returned(gathering, [2e-3, 5e-3])
+    gathering.back("s1", now + 1e-3)
+    assert gathering.patience(2, now + 1e-3) == pytest.approx(1e-3)
+    gathering.back("s0", now + 2e-3)
+    assert gathering.patience(3, now + 2e-3) == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
+    gathering = known()
+    now = returned(gathering, [2e-3])
+    if lost:
+        gathering.gone("s0")
+    assert gathering.patience(1, now + 2e-3) == 0
+    assert (gathering.patience(1, now + 1e-3) == 0) is lost
+
+
+@pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.59, True), (0.61, False), (3.0, False)])
+def test_only_who_takes_well_below_a_step_is_waited_for(usual: float, waited_for: bool) -> None:
+    """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
+    gathering = known(row=0.0)
+    now = returned(gathering, [usual * STEP])
+    assert (gathering.patience(1, now) > 0) is waited_for
+
+
+def test_however_little_is_left_of_a_long_return_it_is_not_waited_for() -> None:
+    """Once together all would leave and return at the same time, and the model would idle meanwhile."""
+    gathering = known()
+    now = returned(gathering, [STEP] * 4)
+    assert gathering.patience(4, now + 0.99 * STEP) == 0
+
+
+def test_where_rows_cost_more_than_steps_nobody_is_waited_for() -> None:
+    gathering = known(step=1e-3, row=1e-3)
+    now = returned(gathering, [0.3e-3] * 16, rows=5)
+    assert gathering.patience(80, now) == 0
+    assert gathering.patience(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
+
+
+def test_the_quick_are_waited_for_where_the_slow_are_not() -> None:
+    gathering = known()
+    now = returned(gathering, [50e-3, 2e-3, 40e-3])
+    assert gathering.patience(1, now) == pytest.approx(2e-3)
+
+
+def test_nobody_is_waited_for_while_nothing_is_known() -> None:
+    gathering = known()
+    gathering.answered("new", 1, 0.0)
+    assert gathering.patience(1, 0.0) == 0, "how long it takes"
+    gathering = Gathering()
+    now = returned(gathering, [1e-3])
+    assert gathering.patience(1, now) == 0, "what passes cost"
+    gathering.cost.observe(4, STEP)
+    assert gathering.patience(1, now) == 0, "what a step is of that"
+
+
+def test_times_that_vary_are_given_more() -> None:
+    gathering = known()
+    for i in range(40):
+        gathering.answered("s", 1, float(i))
+        gathering.back("s", i + (2e-3 if i % 2 else 4e-3))
+    gathering.answered("s", 1, 40.0)
+    assert gathering.patience(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
+
+
+def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
+    gathering = known()
+    now = returned(gathering, [2e-3], rounds=MANY)
+    gathering.back("s0", now + 60)
+    gathering.answered("s0", 1, now + 60)
+    usual = 2e-3 * (1 + (STALL - 1) / 8)
+    assert 0 < gathering.patience(1, now + 60) < usual + 2 * LATE * 1e-3
+
+
+def test_the_cost_of_a_pass_is_a_step_and_its_rows() -> None:
+    cost = PassCost()
+    assert cost.line() == (0.0, 0.0)
+    for rows in (1, 3, 9, 20, 40):
+        cost.observe(rows, STEP + ROW * rows)
+    assert cost.line() == pytest.approx((STEP, ROW))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [((3e-3, 1e-3), (2e-3, 0.0)), ((1e-3, 9e-3), (0.0, 10e-3 / 5))],
+    ids=["rows that save time", "a step of less than nothing"],
+)
+def test_costs_that_cannot_be_are_not_believed(
+    seconds: tuple[float, float], line: tuple[float, float]
+) -> None:
+    cost = PassCost()
+    cost.observe(1, seconds[0])
+    cost.observe(4, seconds[1])
+    assert cost.line() == pytest.approx(line)
+
+
+def test_what_is_usual_follows_what_is_seen() -> None:
+    usual = Usual(1.0)
+    usual.observe(2.0)
+    assert usual.mean == 1.5, "the first ones count alike"
+    for _ in range(100):
+        usual.observe(4.0)
+    assert usual.mean == pytest.approx(4.0, rel=0.01)
+    assert usual.deviation == pytest.approx(0, abs=0.05)
