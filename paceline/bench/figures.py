@@ -8,7 +8,7 @@ speed-ups that are set beside it leave the pass over the prompt out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ RATIOS = (
     "over_generate",
     "over_assisted_generation",
     "measured_over_theory",
+    "measured_over_theory_with_costs",
     "worst_over_plain",
     "auto_over_best_fixed",
     "worst_plain_over_itself",
@@ -74,6 +75,11 @@ class Figures:
     """1 - the draft time a round waits for with lookahead over the same without."""
     predicted: float | None
     """Speed-up by theorem 3.8 from alpha, c and K."""
+    predicted_with_rows: float | None
+    """The same if K + 1 rows cost what they cost without lookahead: the theorem takes them for one."""
+    predicted_with_costs: float | None
+    """The theorem for rounds that have all their costs: the drafting that lookahead does not hide, the
+    target's rows, queue, wire and coordinator. Plain rounds have the last three too."""
     measured: float | None
     """Speed-up of decoding with lookahead, from the first token on."""
     measured_without_lookahead: float | None
@@ -113,22 +119,43 @@ def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds
     c = _over(draft, step)
     c = None if c is None else max(0.0, c)  # a difference of two measurements
     hidden = _over(visible, draft)
+    rows = _over(verification, step)
+    known = alpha is not None and c is not None
     return Figures(
         k=k,
         alpha=alpha,
         c=c,
         hit_rate=ahead.counts.hit_rate if ahead else None,
         hidden_draft_share=None if hidden is None else 1 - hidden,
-        predicted=None if alpha is None or c is None else theory.speedup(alpha, c, k),
+        predicted=theory.speedup(alpha, c, k) if known else None,
+        predicted_with_rows=theory.speedup(alpha, c, k, row_cost=(rows - 1) / k) if known and rows else None,
+        predicted_with_costs=_with_costs(alpha, k, ahead, plain),
         measured=_decode_speedup(ahead, plain),
         measured_without_lookahead=_decode_speedup(without, plain),
         free_draft_bound=None if alpha is None else theory.expected_tokens(alpha, k),
-        verification_over_step=_over(verification, step),
+        verification_over_step=rows,
         target_step_seconds=step,
         bandwidth_floor_seconds=floor_seconds,
         target_step_over_floor=_over(step, floor_seconds),
         coordinator_and_wire_share=ahead.decoding.coordinator_and_wire_share if ahead else None,
     )
+
+
+def _with_costs(alpha: float | None, k: int, ahead: Cell | None, plain: Cell | None) -> float | None:
+    """Theorem 3.8 with every cost of a round in it, in steps of the target."""
+    if alpha is None or ahead is None or plain is None:
+        return None
+    parts, plain_parts = ahead.decoding.parts, plain.decoding.parts
+    step, visible = plain_parts["target"], ahead.decoding.draft_seconds_per_token
+    if not step or visible is None:
+        return None
+
+    def between(parts: Mapping[str, float]) -> float:
+        return sum(parts[name] for name in ("queue", "wire", "coordinator")) / step
+
+    row_cost = (parts["target"] / step - 1) / k
+    speedup = theory.speedup(alpha, visible / step, k, overhead=between(parts), row_cost=row_cost)
+    return speedup * (1 + between(plain_parts))
 
 
 def _decode_speedup(of: Cell | None, to: Cell | None) -> float | None:
@@ -141,7 +168,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 def ratios(
-    cells: Cells, config: BenchConfig, temperature: float, predicted: float | None
+    cells: Cells, config: BenchConfig, temperature: float, theory_says: Figures
 ) -> dict[str, Ratio | None]:
     """The ratios at one temperature, named as in RATIOS; None where an arm was not measured."""
 
@@ -161,7 +188,8 @@ def ratios(
         "lookahead_over_without": _between(ahead, without),
         "over_generate": _between(ahead, _fastest(_named(cells, temperature, GENERATE))),
         "over_assisted_generation": _between(ahead, _fastest(_named(cells, temperature, ASSISTED))),
-        "measured_over_theory": _over_theory(ahead, plain, predicted),
+        "measured_over_theory": _over_theory(ahead, plain, theory_says.predicted),
+        "measured_over_theory_with_costs": _over_theory(ahead, plain, theory_says.predicted_with_costs),
         "worst_over_plain": _worst(each_over_plain(arms.served(config))),
         "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
         "worst_plain_over_itself": _worst(each_over_plain(arms.plain_again(config))),

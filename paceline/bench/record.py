@@ -46,8 +46,7 @@ class Record:
 
     def ratios(self, temperature: float) -> Mapping[str, Ratio | None]:
         """All of RATIOS at one temperature."""
-        predicted = self.figures(temperature).predicted
-        return figures.ratios(self.cells, self.config, temperature, predicted)
+        return figures.ratios(self.cells, self.config, temperature, self.figures(temperature))
 
     @property
     def headline(self) -> dict[str, float | None]:

@@ -141,6 +141,8 @@ def figures_table(by_temperature: dict[float, Figures]) -> Table:
         ("hit rate of lookahead", [_percent(f.hit_rate) for f in found]),
         ("share of draft time hidden", [_percent(f.hidden_draft_share) for f in found]),
         ("speed-up by theorem 3.8", [_number(f.predicted) for f in found]),
+        ("... with what K+1 rows cost", [_number(f.predicted_with_rows) for f in found]),
+        ("... with queue, wire and coordinator, lookahead", [_number(f.predicted_with_costs) for f in found]),
         ("speed-up with free drafts, (1-α^(K+1))/(1-α)", [_number(f.free_draft_bound) for f in found]),
         (
             "speed-up of decoding measured, without lookahead",

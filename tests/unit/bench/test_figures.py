@@ -33,6 +33,9 @@ def test_figures_come_from_decoding_alone(record: Record) -> None:
 def test_theory_stands_beside_what_was_measured(record: Record) -> None:
     found = record.figures(1.0)
     assert found.predicted == pytest.approx(theory.speedup(0.75, 0.1, 4))
+    assert found.predicted_with_rows == pytest.approx(theory.expected_tokens(0.75, 4) / (1.5 + 4 * 0.1))
+    # A plain round takes 11 ms, one with lookahead 20: 1 of the draft, 15 of the target, 4 of the wire.
+    assert found.predicted_with_costs == pytest.approx(theory.expected_tokens(0.75, 4) * 11 / 20)
     assert found.free_draft_bound == pytest.approx((1 - 0.75**5) / 0.25)
     assert found.measured == pytest.approx(2.0)
     assert found.measured_without_lookahead == pytest.approx(1.5)
@@ -55,6 +58,7 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
             "over_generate": 2.0 / 0.8,
             "over_assisted_generation": 2.0 / 1.25,
             "measured_over_theory": 2.0 / theory.speedup(0.75, 0.1, 4),
+            "measured_over_theory_with_costs": 2.0 / (theory.expected_tokens(0.75, 4) * 11 / 20),
             "worst_over_plain": 1 + 1.4 / 4 - 0.1,
             "auto_over_best_fixed": 1.9 / 2.0,
             "worst_plain_over_itself": 0.96,
@@ -99,7 +103,10 @@ def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all
                 "served_over_prompt_lookup",
             },
         ),
-        ("speculative", {"lookahead_over_without", "measured_over_theory"}),
+        (
+            "speculative",
+            {"lookahead_over_without", "measured_over_theory", "measured_over_theory_with_costs"},
+        ),
         ("lookahead, coupled, K=auto", {"auto_over_best_fixed"}),
         (
             "as served",
@@ -112,6 +119,7 @@ def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all
                 "worst_over_plain",
                 "worst_plain_over_itself",
                 "measured_over_theory",
+                "measured_over_theory_with_costs",
                 "served_over_plain",
             },
         ),
