@@ -112,13 +112,13 @@ class Pair:
             self._trials[self.load] = Trials.of(self.size)
             self._settle()
 
-    def rests(self) -> bool:
-        """Count a round for which nothing is to be decided: nobody drafts, and no trial is due.
+    def rests(self, *, drafting: bool) -> bool:
+        """Count a round for which nothing is to be decided: all do as they did, and no trial is due.
 
         False, and not counted, where something might be.
         """
         trials = self._trials.get(self.load)
-        if trials is None or self.agreement.drafts or not trials.rest():
+        if trials is None or self.agreement.drafts is not drafting or not trials.rest(drafting):
             return False
         self._rounds += 1
         return True

@@ -36,8 +36,8 @@ ALONE = 0.05
 CROWD = 8
 """Sequences from which on each thinks again about K less often than every round."""
 REST = 3
-"""Rounds for which a sequence does not think at all while nobody drafts, and matches of a kind that was not
-worth copying: where cores are full, thinking costs."""
+"""Rounds for which a sequence does as before without thinking, and matches of a kind that was not worth
+copying: where cores are full, thinking costs, and a few verdicts hardly change what is known."""
 RECONSIDER = 16
 """Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
 HORIZON = 64.0
@@ -128,6 +128,8 @@ class Goodput(Member):
     """That many of these, and it thinks again without news."""
     _rest: int = 0
     """Rounds still to come without thinking."""
+    _kept: int = 0
+    """K of these."""
     _probe_after: int = PROBE_FIRST
     _probe_left: int | None = None
     """Rounds still to come of the probe in progress."""
@@ -140,10 +142,11 @@ class Goodput(Member):
         """Weigh what drafting is expected to give against what it costs everybody."""
         pair = self.pair
         self._measures = False
-        if self._rest and pair.rests():
+        kept = self._kept
+        if self._rest and (not kept or lacking <= CATCH_UP) and pair.rests(drafting=kept > 0):
             self._rest -= 1
-            self._off += 1
-            return 0
+            self._off = 0 if kept else self._off + 1
+            return self._asking(min(kept, most), lacking) if kept else 0
         table = pair.begin_round()
         if table is None:
             return 0
@@ -168,7 +171,7 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
-        self._rest = 0 if trial or self._measures else REST
+        self._kept, self._rest = trial, 0 if self._measures else REST
         return self._asking(min(trial, most), lacking)
 
     def copy(self, match: int, most: int, drafting: int) -> int:

@@ -62,6 +62,8 @@ class Trials:
 
     next: int
     """Round of the next one."""
+    doubts: int
+    """Round in which it is asked whether things are as they were."""
     rounds: int = 0
     interval: int = TRIAL_AGAIN
     number: int = 0
@@ -79,11 +81,13 @@ class Trials:
     @classmethod
     def of(cls, size: int) -> Trials:
         """Of a load that has just been met."""
-        return cls(next=size * FIRST_TRIAL)
+        return cls(size * FIRST_TRIAL, size * TRIAL_DOUBT)
 
-    def rest(self) -> bool:
-        """Count a round where nobody drafts, and nobody did; False, and not counted, if a trial is due."""
-        if self.trial is not None or self.drafted or self.rounds + 1 >= self.next:
+    def rest(self, drafting: bool) -> bool:
+        """Count a round where all draft as they did, or nobody does; False, and not counted, if something
+        is due."""
+        due = min(self.next, self.doubts)
+        if self.trial is not None or self.drafted is not drafting or self.rounds + 1 >= due:
             return False
         self.rounds += 1
         return True
@@ -107,7 +111,8 @@ class Trials:
                 return False
             ended = True
             self._end(agreement, size, known=known)
-        elif self.rounds % (TRIAL_DOUBT * size) == 0:
+        elif self.rounds >= self.doubts:
+            self.doubts = self.rounds + TRIAL_DOUBT * size
             self._doubt(agreement, size, known=known)
         # Beside prompts that are read it would say little.
         due = self.rounds >= self.next and not reading

@@ -120,15 +120,14 @@ def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds
     c = None if c is None else max(0.0, c)  # a difference of two measurements
     hidden = _over(visible, draft)
     rows = _over(verification, step)
-    known = alpha is not None and c is not None
     return Figures(
         k=k,
         alpha=alpha,
         c=c,
         hit_rate=ahead.counts.hit_rate if ahead else None,
         hidden_draft_share=None if hidden is None else 1 - hidden,
-        predicted=theory.speedup(alpha, c, k) if known else None,
-        predicted_with_rows=theory.speedup(alpha, c, k, row_cost=(rows - 1) / k) if known and rows else None,
+        predicted=_predicted(alpha, c, k),
+        predicted_with_rows=_predicted(alpha, c, k, rows) if rows else None,
         predicted_with_costs=_with_costs(alpha, k, ahead, plain),
         measured=_decode_speedup(ahead, plain),
         measured_without_lookahead=_decode_speedup(without, plain),
@@ -139,6 +138,13 @@ def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds
         target_step_over_floor=_over(step, floor_seconds),
         coordinator_and_wire_share=ahead.decoding.coordinator_and_wire_share if ahead else None,
     )
+
+
+def _predicted(alpha: float | None, c: float | None, k: int, rows: float = 1.0) -> float | None:
+    """Theorem 3.8; `rows` is the target's time for K + 1 of them over that for one."""
+    if alpha is None or c is None:
+        return None
+    return theory.speedup(alpha, c, k, row_cost=(rows - 1) / k)
 
 
 def _with_costs(alpha: float | None, k: int, ahead: Cell | None, plain: Cell | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -94,6 +94,8 @@ def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_old_times_beside_new_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafting and not are close, the one that was measured while all was slower seems worse."""
+    machine = dataclasses.replace(CROWDED, drift=DRIFTING.drift)
+    with_pace = of_the_best(machine, 16, "of all kinds")
     monkeypatch.setattr("coordinator.costs.PACE", 0.0)
-    shares: Sequence[float] = [of_the_best(DRIFTING, n, "of all kinds") for n in (2, 4, 16)]
-    assert min(shares) < LEAST
+    assert of_the_best(machine, 16, "of all kinds") < min(LEAST, with_pace - 0.04)

@@ -15,13 +15,14 @@ from coordinator.trials import (
     SOON,
     TRIAL_AGAIN,
     TRIAL_COST,
+    TRIAL_DOUBT,
     TRIAL_LAST,
     TRIAL_PLAIN,
     TRIAL_WAITS,
     Trial,
     Trials,
 )
-from tests.unit.coordinator.pairs import MOST, known_pair, learned, rounds, settled
+from tests.unit.coordinator.pairs import FAR, MOST, known_pair, learned, rounds, settled
 
 
 def newcomer() -> Goodput:
@@ -213,20 +214,90 @@ def test_plain_rounds_that_still_tell_of_drafting_are_not_measured() -> None:
 # ---- thinking --------------------------------------------------------------------------------------
 
 
-def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
-    thought = 0
+@pytest.fixture
+def thought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every round that was begun by thinking."""
+    times: list[int] = []
     begin = Pair.begin_round
 
     def counted(pair: Pair) -> object:
-        nonlocal thought
-        thought += 1
+        times.append(pair.verdicts)
         return begin(pair)
 
+    monkeypatch.setattr(Pair, "begin_round", counted)
+    return times
+
+
+def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(thought: list[int]) -> None:
     pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
     one = settled(pair, 0.2)
-    monkeypatch.setattr(Pair, "begin_round", counted)
+    thought.clear()
     assert rounds(one, 40 * (REST + 1)) == [0] * 40 * (REST + 1)
-    assert 40 <= thought <= 42
+    assert 40 <= len(thought) <= 42
+
+
+def drafts_steadily() -> Goodput:
+    """Drafting is much better, and no trial is near."""
+    pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    one = settled(pair, 0.9)
+    (trials,) = pair._trials.values()
+    trials.drafted, trials.doubts = True, FAR
+    assert all(accepted(one, 2 * (REST + 1)))
+    return one
+
+
+def accepted(one: Goodput, count: int) -> list[int]:
+    """K of so many rounds, all of whose draft tokens are accepted."""
+    chosen = []
+    for _ in range(count):
+        k = one.choose(MOST, 0, 1000)
+        one.proposed(k, 0.1, 0)
+        one.verifying(k, prefills=False)
+        one.judged(k, k, Verification(1 + 0.1 * k, k + 1, 1))
+        chosen.append(k)
+    return chosen
+
+
+def test_nor_is_there_much_to_think_about_while_all_draft(thought: list[int]) -> None:
+    one = drafts_steadily()
+    thought.clear()
+    assert all(accepted(one, 40 * (REST + 1)))
+    assert 40 <= len(thought) <= 44
+    assert one.choose(2, 0, 1000) <= 2, "what can be used is not exceeded"
+
+
+def test_who_drafts_thinks_where_it_would_have_to_catch_up(thought: list[int]) -> None:
+    one = drafts_steadily()
+    one.choose(MOST, 0, 1000)
+    for _ in range(4):
+        thought.clear()
+        one.choose(MOST, 100, 1000)
+        assert thought
+
+
+def test_who_drafts_stops_when_all_do(thought: list[int]) -> None:
+    one = drafts_steadily()
+    accepted(one, 1)
+    assert one._rest
+    one.pair.agreement.drafts = False
+    thought.clear()
+    one.choose(MOST, 0, 1000)
+    assert thought
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_whether_things_are_as_they_were_is_asked_when_it_is_due(drafting: bool) -> None:
+    """However many rounds were begun without thinking."""
+    trials = Trials.of(1)
+    trials.next, trials.drafted = 10**9, drafting
+    agreement = plain_is_far_behind()
+    agreement.drafts, asked = drafting, 0
+    for _ in range(10 * TRIAL_DOUBT):
+        if not trials.rest(drafting):
+            before = trials.doubts
+            trials.step(agreement, 1, known=True, reading=False)
+            asked += trials.doubts > before
+    assert asked == 10
 
 
 def test_rounds_without_thinking_are_rounds() -> None:
