@@ -30,8 +30,7 @@ it seems slower than it turns out to be."""
 WORTH_FIRST, WORTH = 0.5, 0.75
 """What is expected to make less than this share of the best is not tried: at first, and again."""
 TRIAL_DOUBT = 32
-"""Rounds of each sequence after which it is asked whether something else became better without a trial,
-and until there is one if so."""
+"""Rounds of each sequence after which it is asked whether something else became better without a trial."""
 CLOSE = 0.9
 """What makes this share of the best may be the better one: trials of it come soon, and do not become rarer
 by themselves."""
@@ -71,6 +70,8 @@ class Trials:
     """Drafting was best when the last trial began or ended, or when it changed its mind since."""
     best: int = 0
     """The best K when the last trial began or ended."""
+    unsure: bool = False
+    """It has changed its mind without a trial: the next one is between drafting and not."""
     trial: Trial | None = None
     """The one in progress."""
     ended: int = 0
@@ -122,8 +123,8 @@ class Trials:
         """Bring the next trial forward if things are not any more as they were at the last one."""
         if agreement.drafts is not self.drafted:
             # It has changed its mind without a trial: was that right?
-            self.drafted = agreement.drafts
-            self.next = min(self.next, self.rounds + TRIAL_DOUBT * size)
+            self.drafted, self.unsure = agreement.drafts, True
+            self.next = min(self.next, self.rounds + SOON * size)
         elif self.number >= EARLY and (share := _share(agreement, known)) >= CLOSE:
             # Other requests came: what was far behind is close.
             other = 0 if agreement.drafts else agreement.num_draft
@@ -166,9 +167,10 @@ class Trials:
         self.drafted, self.best = agreement.drafts, agreement.num_draft
 
     def _begin(self, agreement: Agreement, size: int, *, known: bool) -> bool:
-        first, soon = self.number < 2, self._soon(agreement, _share(agreement, known))
-        self.number += 1
-        rival = self._rival(agreement, first=first or soon, known=known)
+        first = self.number < 2
+        either = first or self.unsure or self._soon(agreement, _share(agreement, known))
+        self.number, self.unsure = self.number + 1, False
+        rival = self._rival(agreement, either=either, known=known)
         if rival is None:
             self.next = self.rounds + self.interval * size
             return False
@@ -177,16 +179,16 @@ class Trials:
         self.trial = Trial(rival, until, TRIAL_WAITS * size if rival else 0)
         return True
 
-    def _rival(self, agreement: Agreement, *, first: bool, known: bool) -> int | None:
-        """K that might be better than what is done; None if none is worth it."""
-        least = min(TRIAL_DRAFT, agreement.max_draft) if first else 1
+    def _rival(self, agreement: Agreement, *, either: bool, known: bool) -> int | None:
+        """K that might be better than what is done; None if none is worth it. `either`: drafting or not."""
+        least = min(TRIAL_DRAFT, agreement.max_draft) if either else 1
         other = 0 if agreement.drafts else max(agreement.num_draft, least)
         if not known:
             return other
-        worth = _share(agreement, known) >= (WORTH_FIRST if first else WORTH)
+        worth = _share(agreement, known) >= (WORTH_FIRST if either else WORTH)
         if not worth and not agreement.drafts:
             return None
-        if first or self.number % (OFTEN if worth else SELDOM) == 0:
+        if either or self.number % (OFTEN if worth else SELDOM) == 0:
             return other
         return self._near(agreement) or (other if worth else None)
 

@@ -26,7 +26,7 @@ def known_pair(verdict: Sequence[float], drafting: Sequence[float], sequences: i
 
 def without_trials(pair: Pair) -> None:
     for trials in pair._trials.values():
-        trials.next = FAR
+        trials.next = trials.doubts = FAR
 
 
 def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:

@@ -140,6 +140,20 @@ def test_what_comes_close_is_tried_though_it_was_far_behind(plain: float, soon: 
     assert (trials.number > EARLY) is soon
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_who_changes_its_mind_without_a_trial_tries_what_it_left(drafts: bool) -> None:
+    """Sixteen plain sequences seemed twice as slow in a service's first second: what followed were trials of
+    other K, since plain decoding was far behind."""
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    trials.number, trials.drafted, trials.next = 2, not drafts, 10**9
+    agreement.drafts = drafts
+    agreement.plain_rate = agreement.rates[0] = 0.62
+    for _ in range(TRIAL_DOUBT + SOON):
+        trials.step(agreement, 1, known=True, reading=False)
+    assert trials.trial is not None
+    assert trials.trial.num_draft == (0 if drafts else 4)
+
+
 @pytest.mark.parametrize(("tried", "rare"), [(3, False), (0, True)])
 def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
     """One draft token less costs little, however far behind plain decoding is."""
