@@ -25,8 +25,8 @@ TRIAL_AGAIN, TRIAL_GROWTH, TRIAL_LAST = 64, 4, 1024
 TRIAL_DRAFT = 2
 """Draft tokens of the first trials, at least: it is not known yet what would be better."""
 SOON = 16
-"""The same for early trials where one drafts and plain decoding comes close: in a service's first seconds
-it seems slower than it turns out to be."""
+"""The same for early trials where one drafts and plain decoding comes close, which in a service's first
+seconds seems slower than it turns out to be; and to the trial after a change of mind without one."""
 WORTH_FIRST, WORTH = 0.5, 0.75
 """What is expected to make less than this share of the best is not tried: at first, and again."""
 TRIAL_DOUBT = 32

@@ -39,7 +39,7 @@ class Usual:
         """Take in one more."""
         self.weight = min(self.weight + 1, MANY)
         share = max(SHARE, 1 / self.weight)
-        off = min(seconds, STALL * self.mean) - self.mean
+        off = (min(seconds, STALL * self.mean) if self.mean else seconds) - self.mean
         self.deviation += share * (abs(off) - self.deviation)
         self.mean += share * off
 

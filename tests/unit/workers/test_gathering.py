@@ -145,3 +145,9 @@ def test_what_is_usual_follows_what_is_seen() -> None:
         usual.observe(4.0)
     assert usual.mean == pytest.approx(4.0, rel=0.01)
     assert usual.deviation == pytest.approx(0, abs=0.05)
+
+
+def test_a_first_time_of_nothing_is_not_believed_for_ever() -> None:
+    usual = Usual(0.0)
+    usual.observe(2.0)
+    assert usual.mean == 1.0
