@@ -12,8 +12,10 @@ of the parts would know: cores that draft and target share, passes that split, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from paceline.core.lines import Line, Moments
 
 MEMORY = 80.0
 """Measurements after which an old one has lost its say."""
@@ -52,44 +54,6 @@ class Cell:
         share = weight / self.weight
         self.tokens += share * (tokens - self.tokens)
         self.seconds += share * (seconds - self.seconds)
-
-
-@dataclass(slots=True)
-class Line:
-    """seconds = intercept + slope * tokens."""
-
-    intercept: float
-    slope: float
-
-    def at(self, tokens: float) -> float:
-        """Seconds."""
-        return self.intercept + self.slope * tokens
-
-    def times(self, factor: float) -> Line:
-        """So many times as long."""
-        return Line(factor * self.intercept, factor * self.slope)
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """Of all cells of a curve: means, and how the seconds go with the tokens."""
-
-    tokens: float
-    seconds: float
-    slope: float | None
-    """None where the tokens hardly differ."""
-
-    @classmethod
-    def of(cls, cells: Mapping[int, Cell]) -> Moments:
-        """Of at least one cell."""
-        measured = cells.values()
-        total = sum(c.weight for c in measured)
-        x = sum(c.weight * c.tokens for c in measured) / total
-        y = sum(c.weight * c.seconds for c in measured) / total
-        spread = sum(c.weight * (c.tokens - x) ** 2 for c in measured)
-        if spread <= LEAST_SPREAD * total:
-            return cls(x, y, None)
-        return cls(x, y, sum(c.weight * (c.tokens - x) * (c.seconds - y) for c in measured) / spread)
 
 
 @dataclass(slots=True)
@@ -132,17 +96,16 @@ class Curve:
             return like
         # Most loads change seldom, and all of them are asked every time.
         if self._moments is None:
-            self._moments = Moments.of(self.cells)
-        x, y = self._moments.tokens, self._moments.seconds
+            points = [(c.weight, c.tokens, c.seconds) for c in self.cells.values()]
+            self._moments = Moments.of(points, LEAST_SPREAD)
+        x, y = self._moments.amount, self._moments.seconds
         if self._moments.slope is not None:
             slope = self._moments.slope
         elif like is not None and like.at(x) > 0:
             slope = y * like.slope / like.at(x)
         else:
             slope = y * self.growth / (1 + self.growth * x)
-        # More draft tokens never take less time, and no draft tokens take some.
-        slope = max(min(slope, y / x if x > 0 else slope), 0.0)
-        return Line(y - slope * x, slope)
+        return Line.through(x, y, slope)
 
     def seconds(self, most: int, like: Line | None = None) -> list[float] | None:
         """Seconds for 0 to `most` draft tokens; None when nothing is known."""

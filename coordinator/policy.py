@@ -146,7 +146,7 @@ class Goodput(Member):
         if self._rest and (not kept or lacking <= CATCH_UP) and pair.rests(drafting=kept > 0):
             self._rest -= 1
             self._off = 0 if kept else self._off + 1
-            return self._asking(min(kept, most), lacking) if kept else 0
+            return self._asking(min(kept, most), lacking)
         table = pair.begin_round()
         if table is None:
             return 0

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.core.lines import Line, Moments
+
 WORTH = 1.25
 """Times as long as together must a round take apart: times vary, and one that is late delays all others."""
 LATE = 2.0
@@ -70,17 +72,13 @@ class PassCost:
         return self._line
 
     def _fitted(self) -> tuple[float, float]:
-        points = [(x.mean, y.mean, y.weight) for x, y in self._sizes.values()]
-        total = sum(w for _, _, w in points)
+        points = [(rows.weight, rows.mean, seconds.mean) for rows, seconds in self._sizes.values()]
         if len(points) < 2:
             return 0.0, 0.0
-        mean_x = sum(w * x for x, _, w in points) / total
-        mean_y = sum(w * y for _, y, w in points) / total
-        spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
-        slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread
-        # A row takes no time off a pass, and a pass of none would take some.
-        slope = min(max(slope, 0.0), mean_y / mean_x)
-        return mean_y - slope * mean_x, slope
+        moments = Moments.of(points)
+        assert moments.slope is not None, "sizes differ"
+        line = Line.through(moments.amount, moments.seconds, moments.slope)
+        return line.intercept, line.slope
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ SEQUENCES = 4
 PASS_SECONDS = 0.06
 """Much more than the way to the coordinator and back takes, also on a busy machine."""
 ALWAYS = 3.4
-"""Of four. With nobody waited for, two groups take turns: 2.2."""
+"""Of four. With nobody waited for, two groups take turns: 2.0."""
 
 
 @pytest.fixture(scope="module")

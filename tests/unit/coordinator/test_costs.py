@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, Line, bracket, rising, weight
+from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, bracket, rising, weight
+from paceline.core.lines import Line
 
 
 def curve(*points: tuple[float, float], times: int = 50) -> Curve:
