@@ -92,6 +92,16 @@ def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
     return list(dict.fromkeys([plain(config), *again, *compared, *fixed(config), *choosing]))
 
 
+def spaced(config: BenchConfig, arms: Sequence[Arm]) -> list[Arm]:
+    """The order to run them in, as a ring: where plain decoding runs twice, half-way round from each other,
+    so that none of the others is far from both."""
+    again = plain_again(config)
+    if again not in arms:
+        return list(arms)
+    others = [arm for arm in arms if arm != again]
+    return [*others[: len(arms) // 2], again, *others[len(arms) // 2 :]]
+
+
 def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
     """The arms beginning with another one each time: none always runs after the same neighbour's start."""
     start = by % len(arms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.bench.arms import Arm
@@ -186,6 +186,14 @@ class Cell:
             ],
             **own,
         }
+
+
+def pooled(cells: Sequence[Cell]) -> Cell:
+    """Of arms that do the same: the first one's cell, with the mean rate of all of them at every place that
+    all were measured at. Its counts and times stay those of the first."""
+    first = cells[0]
+    places = [place for place in first.rates if all(place in cell.rates for cell in cells)]
+    return replace(first, rates={p: statistics.fmean(cell.rates[p] for cell in cells) for p in places})
 
 
 def ratio(of: Cell, to: Cell) -> Spread:

@@ -44,7 +44,8 @@ class BenchConfig:
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    k: tuple[int, ...] = (4, 2, 8)
+    k: tuple[int, ...] = (8, 4, 2)
+    """The first one is about what the service chooses for a single greedy request."""
     max_tokens: int = 128
     repeats: int = 2
     """Measured runs of every arm over every workload; what warms up is not among them."""
@@ -94,7 +95,7 @@ QUICK = replace(
     FULL,
     acceptance=(AcceptanceMode.COUPLED,),
     concurrency=(1,),
-    k=(4,),
+    k=(8,),
     max_tokens=48,
     repeats=1,
     prompts=3,

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.bench import arms
 from paceline.bench.arms import Arm
-from paceline.bench.cells import Cell, Cells, Spread, decode_ratio, ratio
+from paceline.bench.cells import Cell, Cells, Spread, decode_ratio, pooled, ratio
 from paceline.bench.config import BenchConfig
 from paceline.decoding import theory
 
@@ -183,7 +183,8 @@ def ratios(
 
     def each_over_plain(arm: Arm) -> Iterable[Ratio | None]:
         for n in config.concurrency:
-            yield _between(cells.find(arm, temperature, n), cells.find(arms.plain(config), temperature, n))
+            cell = cells.find(arm, temperature, n)
+            yield _between(cell, base_of(cell, cells, config) if cell else None)
 
     plain = at_one(arms.plain(config))
     without = at_one(arms.headline(config, lookahead=False))
@@ -205,10 +206,26 @@ def ratios(
     }
 
 
+def base_of(cell: Cell, cells: Cells, config: BenchConfig) -> Cell | None:
+    """Plain decoding as it stands beside a cell: of both plain arms where there are two, since one run of
+    many requests differs from the next by a tenth; of the first one beside the second."""
+    plain, again = (
+        cells.find(arm, cell.temperature, cell.concurrency)
+        for arm in (arms.plain(config), arms.plain_again(config))
+    )
+    if plain is None or again is None or cell.arm in (plain.arm, again.arm):
+        return plain
+    return pooled([plain, again])
+
+
 def _each_auto_over_fixed(cells: Cells, config: BenchConfig, temperature: float) -> Iterable[Ratio | None]:
     for n in config.concurrency:
-        fixed = [cell for arm in arms.fixed(config) if (cell := cells.find(arm, temperature, n))]
-        yield _between(cells.find(arms.automatic(config), temperature, n), _fastest(fixed))
+        auto = cells.find(arms.automatic(config), temperature, n)
+        if auto is None:
+            continue
+        drafting = [cells.find(arm, temperature, n) for arm in arms.fixed(config) if arm.k]
+        fixed = [base_of(auto, cells, config), *drafting]
+        yield _between(auto, _fastest([cell for cell in fixed if cell]))
 
 
 def _named(cells: Cells, temperature: float, prefix: str) -> list[Cell]:

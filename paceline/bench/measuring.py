@@ -64,6 +64,7 @@ class Bench:
         all_arms = [*arms.paceline_arms(config, concurrency), *(self._peers if concurrency == 1 else ())]
         loads = workloads(self._prompts, concurrency)
         cells = {(arm, t): Cell(arm, t, concurrency) for t in config.temperature for arm in all_arms}
+        ring = arms.spaced(config, all_arms)
         self._progress(f"{concurrency} at a time: warming up {len(all_arms)} arms")
         for arm, temperature in cells:
             await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
@@ -76,7 +77,7 @@ class Bench:
                 )
                 seed = (repeat * len(loads) + number) * _SEEDS_A_REPEAT
                 for temperature in config.temperature:
-                    for arm in arms.rotated(all_arms, by=repeat * len(loads) + number):
+                    for arm in arms.rotated(ring, by=repeat * len(loads) + number):
                         await self._measure(cells[arm, temperature], load, (repeat, number), seed)
         return list(cells.values())
 

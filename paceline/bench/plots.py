@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.bench import arms
 from paceline.bench.arms import Arm
 from paceline.bench.cells import PARTS, Cell, Spread, ratio
+from paceline.bench.figures import base_of
 from paceline.bench.record import Record
 from paceline.core.errors import FailedPreconditionError
 
@@ -99,8 +100,7 @@ def _throughput_panels(record: Record) -> tuple[Figure, list[Axes], list[Axes]]:
 
 
 def _over_plain(record: Record, cells: Sequence[Cell]) -> dict[int, Spread]:
-    plain = arms.plain(record.config)
-    bases = [(cell, record.cells.find(plain, cell.temperature, cell.concurrency)) for cell in cells]
+    bases = [(cell, base_of(cell, record.cells, record.config)) for cell in cells]
     return {cell.concurrency: ratio(cell, base) for cell, base in bases if base}
 
 

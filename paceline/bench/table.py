@@ -9,7 +9,7 @@ from rich.table import Table
 
 from paceline.bench import arms
 from paceline.bench.cells import PARTS, Cell, ratio
-from paceline.bench.figures import RATIOS, Figures, Ratio
+from paceline.bench.figures import RATIOS, Figures, Ratio, base_of
 from paceline.bench.record import Record
 
 _SHORT = {"coordinator": "coord"}
@@ -102,17 +102,13 @@ def concurrent(record: Record, temperature: float) -> Table:
         f"Requests at a time, temperature {temperature:g}: tokens/s of all together (over plain)",
         *(str(n) for n in levels),
     )
-    baseline = arms.plain(record.config)
     rows = dict.fromkeys(arm for n in levels for arm in (c.arm for c in record.cells.at(temperature, n)))
     for arm in rows:
         cells = [record.cells.find(arm, temperature, n) for n in levels]
         if sum(cell is not None for cell in cells) > 1:
             table.add_row(
                 arm.name,
-                *(
-                    _rate_over(cell, record.cells.find(baseline, temperature, n))
-                    for cell, n in zip(cells, levels, strict=True)
-                ),
+                *(_rate_over(cell, record) if cell else "" for cell in cells),
             )
     busiest = [max(cell.client_cpu for cell in _cells(record, temperature, n)) for n in levels]
     table.add_row("client's share of a core, at most", *(f"{max(shares):.0%}" for shares in busiest))
@@ -123,10 +119,8 @@ def _cells(record: Record, temperature: float, concurrency: int) -> list[Cell]:
     return [cell for cell in record.cells.at(temperature, concurrency) if not cell.arm.is_peer]
 
 
-def _rate_over(cell: Cell | None, base: Cell | None) -> str:
-    if cell is None:
-        return ""
-    rate = f"{cell.tokens_per_second.median:.0f}"
+def _rate_over(cell: Cell, record: Record) -> str:
+    base, rate = base_of(cell, record.cells, record.config), f"{cell.tokens_per_second.median:.0f}"
     return rate if base is None or base.arm == cell.arm else f"{rate} ({ratio(cell, base).median:.2f})"
 
 

@@ -11,7 +11,7 @@ from paceline.client import AsyncClient, GenerationResult, SamplingParams, Specu
 
 Prompt = tuple[int, ...]
 
-_FEWEST_REQUESTS = 4  # of each client, where there are several
+_FEWEST_REQUESTS, _FEWEST_IN_ALL = 4, 32  # of each client, where there are several, and of all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Workload:
 def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
     """One workload a prompt for a single client; else one in which all clients do equally many requests.
 
-    They are as many as it takes for every prompt to be used, and at least four: the first ones begin in
-    step, with all prompts at once, and a window of a second says little.
+    They are as many as it takes for every prompt to be used, at least four each and 32 together: the first
+    ones begin in step, with all prompts at once, and a window of a second says little.
     """
     if concurrency == 1:
         return [Workload(((prompt,),)) for prompt in prompts]
-    each = max(_FEWEST_REQUESTS, -(-len(prompts) // concurrency))
+    each = max(_FEWEST_REQUESTS, -(-max(_FEWEST_IN_ALL, len(prompts)) // concurrency))
     queues = [
         tuple(prompts[(client + turn * concurrency) % len(prompts)] for turn in range(each))
         for client in range(concurrency)

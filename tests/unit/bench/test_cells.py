@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.arms import Arm
-from paceline.bench.cells import Cell, Counts, Spread, decode_ratio, ratio
+from paceline.bench.cells import Cell, Counts, Spread, decode_ratio, pooled, ratio
 from paceline.client import RoundTimings
 
 
@@ -38,6 +38,14 @@ def test_ratios_are_of_runs_that_did_the_same_work() -> None:
     slow = Cell(Arm("b"), 0.0, 1, rates={(0, 0): 10.0, (0, 1): 100.0, (1, 0): 1.0, (1, 1): 7.0})
     # The ratio of the medians would be 20 / 8.5.
     assert ratio(fast, slow) == Spread(3.0, 2.5, 3.5)
+
+
+def test_arms_that_do_the_same_are_one_with_their_mean_rates() -> None:
+    one = Cell(Arm("a"), 0.0, 4, rates={(0, 0): 20.0, (1, 0): 4.0, (2, 0): 1.0})
+    two = Cell(Arm("b"), 0.0, 4, rates={(0, 0): 10.0, (1, 0): 6.0})
+    assert pooled([one, two]).rates == {(0, 0): 15.0, (1, 0): 5.0}
+    assert pooled([one, two]).arm == Arm("a")
+    assert one.rates[0, 0] == 20.0
 
 
 def test_decoding_is_compared_only_where_it_was_measured() -> None:

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from paceline.bench import FULL, QUICK
-from paceline.bench.arms import automatic, fixed, headline, paceline_arms, rotated, served
+from paceline.bench.arms import (
+    automatic,
+    fixed,
+    headline,
+    paceline_arms,
+    plain,
+    plain_again,
+    rotated,
+    served,
+    spaced,
+)
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.services import blocks_needed
 from paceline.cli import main
@@ -73,6 +83,16 @@ def test_under_load_one_mode_is_compared() -> None:
     assert {arm.acceptance for arm in arms} == {FULL.acceptance[0]}
     assert {arm.k for arm in arms} >= {0, *FULL.k}
     assert headline(FULL, lookahead=False) in arms
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_no_arm_is_far_from_plain_decoding_on_both_sides(concurrency: int) -> None:
+    arms = paceline_arms(FULL, concurrency)
+    ring = spaced(FULL, arms)
+    assert sorted(ring, key=arms.index) == arms
+    if concurrency > 1:
+        apart = abs(ring.index(plain(FULL)) - ring.index(plain_again(FULL)))
+        assert apart in (len(ring) // 2, (len(ring) + 1) // 2)
 
 
 def test_every_arm_comes_first_once() -> None:

@@ -30,6 +30,12 @@ def test_clients_do_equally_many_requests_and_use_every_prompt(concurrency: int)
     assert max(used.values()) - min(used.values()) <= 1
 
 
+@pytest.mark.parametrize(("concurrency", "each"), [(2, 16), (3, 11), (8, 4), (64, 4)])
+def test_few_clients_do_more_requests_each(concurrency: int, each: int) -> None:
+    (load,) = workloads(PROMPTS, concurrency)
+    assert len(load.queues[0]) == each
+
+
 class FakeStream:
     """One token a chunk. The prompt says how many turns of the loop each token takes."""
 
