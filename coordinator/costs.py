@@ -27,8 +27,9 @@ ALMOST_NONE = 0.05
 """Draft tokens a sequence up to which decoding is plain: one that drafts splits a pass of many."""
 SHORTEST = 1e-6
 """Seconds that no round is faster than."""
-FADED = 4.0
-"""Measurements that all the old ones count for when new ones are on their way."""
+FADED = 40.0
+"""Measurements that all the old ones count for when new ones are on their way: a trial lasts for some tenths
+of a second, in which a machine that others use too is a fifth faster or slower than in the next ones."""
 PACE = 1 / 32
 """Share of a measurement in how fast everything is now."""
 KNOWN = 4.0
@@ -82,7 +83,7 @@ class Curve:
         return cell.seconds if cell is not None and cell.weight >= KNOWN and cell.seconds > 0 else None
 
     def fade(self, tokens: int) -> None:
-        """Let what is known of so many draft tokens count for little: it is about to be measured again."""
+        """Let what is known of so many draft tokens count for less: it is about to be measured again."""
         if tokens in self.cells:
             self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
             self._moments = None

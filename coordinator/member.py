@@ -69,6 +69,7 @@ class Member:
         pair = self.pair
         if num_draft == 0:
             return
+        pair.spent(seconds, 0)
         load = pair.costs.at(pair.sequences)
         if lacking > CATCH_UP:
             usual = load.seconds(load.drafting, num_draft, None)
@@ -88,6 +89,8 @@ class Member:
         pair = self.pair
         self._is_catching_up(False)
         pair.verdicts += 1
+        if timing is not None:
+            pair.spent(timing.seconds, num_accepted + 1)
         if timing is not None and pair.verdicts % sampling(pair.sequences) == 0:
             self._time(timing)
         if num_draft:

@@ -192,8 +192,13 @@ class Pair:
     def caught_up(self, seconds: float, tokens: int) -> None:
         """A draft has read so many tokens that it lacked, and was waited for so long."""
         self.catch_up += (seconds / tokens - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
-        if self.trial is not None and self._seconds is not None:
-            self.trial.reading += seconds / self._seconds.whole[0]
+
+    def spent(self, seconds: float, made: int) -> None:
+        """A sequence has waited for a proposal or a verdict, which made so many tokens."""
+        trial = self.trial
+        if trial is not None:
+            trial.seconds += seconds
+            trial.made += made
 
     def tries_copy(self, match: int) -> bool:
         """A match is not expected to be of use; now and then it is tried, since text changes."""

@@ -37,7 +37,8 @@ CROWD = 8
 """Sequences from which on each thinks again about K less often than every round."""
 REST = 3
 """Rounds for which a sequence does as before without thinking, and matches of a kind that was not worth
-copying: where cores are full, thinking costs, and a few verdicts hardly change what is known."""
+copying: where cores are full, thinking costs, and a few verdicts hardly change what is known. Among many that
+decode plainly no match is looked for in as many rounds: each waits for what is done for all the others."""
 RECONSIDER = 16
 """Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
 HORIZON = 64.0
@@ -66,6 +67,9 @@ class Policy(Protocol):
             lacking: tokens of the ledger that the draft worker does not have.
             remaining: tokens that the sequence may still generate.
         """
+
+    def looks(self) -> bool:
+        """False where nothing would be copied, whatever the text: then no match is looked for."""
 
     def copy(self, match: int, most: int, drafting: int) -> int:
         """Tokens to copy from the sequence's own text, instead of having `drafting` drafted; may be 0.
@@ -104,6 +108,10 @@ class Fixed(Member):
             self._vote(Ballot(expected_tokens(self.habits.drafts.rates(k)), k, fixed=True))
         return self._asking(min(self.num_speculative_tokens, most), lacking)
 
+    def looks(self) -> bool:
+        """Every round."""
+        return True
+
     def copy(self, match: int, most: int, drafting: int) -> int:
         """As many, where they make more tokens in the time that the draft is not waited for."""
         k = min(self.num_speculative_tokens, most)
@@ -137,6 +145,8 @@ class Goodput(Member):
     """This round's K is not chosen by its merits."""
     _copies_rest: list[int] = field(default_factory=lambda: [0] * len(COPIES))
     """By the kind of a match, how many more are left alone without thinking: they were not worth it."""
+    _looks_rest: int = 0
+    """Rounds in which no match is looked for: among many the last one was not worth copying."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """Weigh what drafting is expected to give against what it costs everybody."""
@@ -174,6 +184,13 @@ class Goodput(Member):
         self._kept, self._rest = trial, 0 if self._measures else REST
         return self._asking(min(trial, most), lacking)
 
+    def looks(self) -> bool:
+        """Among many that decode plainly, seldom after a match that was not worth copying."""
+        if not self._looks_rest:
+            return True
+        self._looks_rest -= 1
+        return False
+
     def copy(self, match: int, most: int, drafting: int) -> int:
         """Weigh what copying is expected to give against what was chosen."""
         measures, self._measures = self._measures, False
@@ -187,6 +204,8 @@ class Goodput(Member):
             return k
         else:
             self._copies_rest[kind] = REST
+        if not drafting and self.pair.sequences >= CROWD:
+            self._looks_rest = REST
         return min(PROBE_DRAFT, most) if self._tries_copy(match) else 0
 
     def _worth_copying(self, match: int, most: int, drafting: int, table: RoundSeconds) -> int:

@@ -161,7 +161,7 @@ class RoundMachine(Sequence):
         """What followed the last time the text went like this, where that is worth more than a draft."""
         # The first round has no proposal, wherever it would come from.
         most = min(self.num_speculative_tokens, self._room_on_target())
-        if not self.prompt_lookup or self.round == 1 or most <= 0:
+        if not self.prompt_lookup or self.round == 1 or most <= 0 or not self._policy.looks():
             return Proposal()
         tokens = self.ledger.token_ids
         match = self._text.find(tokens)

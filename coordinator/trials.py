@@ -39,7 +39,13 @@ OFTEN, SELDOM = 2, 4
 sure, is plain decoding where it seems far behind: nothing can go wrong with it, and what it took is what is
 known longest."""
 EARLY, TRIAL_COST = 5, 0.01
-"""Trials that come early, and the share of all rounds that later ones may cost, drafts' reading included."""
+"""Trials that come early, and the share of all rounds that later ones may cost, all that they bring with them
+included: drafts read, and passes fall apart."""
+AFTERMATH, SHARING = 4.0, 4
+"""Rounds of each sequence that a trial of drafting costs so many or more that decode plainly afterwards: they
+shared passes, and now come at different times until they end. Eight of them took a tenth longer."""
+OVERHEAD_SHARE = 0.5
+"""Weight of the newest trial in what trials bring with them."""
 
 
 @dataclass(slots=True)
@@ -51,8 +57,10 @@ class Trial:
     """Round of its load."""
     waits: int = 0
     """Rounds that it may still be longer."""
-    reading: float = 0.0
-    """Rounds of plain decoding in whose time drafts caught up for it, of all its sequences."""
+    seconds: float = 0.0
+    """That all its sequences waited, for proposals and verdicts."""
+    made: int = 0
+    """Tokens that came of it."""
 
 
 @dataclass(slots=True)
@@ -76,8 +84,9 @@ class Trials:
     """The one in progress."""
     ended: int = 0
     """Round in which the last one ended."""
-    reading: float = 0.0
-    """Of the last one."""
+    overhead: float = 0.0
+    """Rounds of each sequence that a trial of drafting costs besides what it is expected to make less, as the
+    last ones did."""
 
     @classmethod
     def of(cls, size: int) -> Trials:
@@ -128,19 +137,23 @@ class Trials:
         elif self.number >= EARLY and (share := _share(agreement, known)) >= CLOSE:
             # Other requests came: what was far behind is close.
             other = 0 if agreement.drafts else agreement.num_draft
-            wait = max(TRIAL_AGAIN, self._affordable(other, share, size))
+            wait = max(TRIAL_AGAIN, self._affordable(agreement, other, share, size))
             self.next = min(self.next, max(self.ended + wait * size, self.rounds))
 
-    def _affordable(self, num_draft: int, share: float, size: int) -> int:
+    def _affordable(self, agreement: Agreement, num_draft: int, share: float, size: int) -> int:
         """Rounds of each sequence to the next trial, if it tries so many draft tokens, which make this share
         of the best."""
-        cost = _rounds(num_draft) * (1 + FEW / size) * (1 - share) + self.reading / size
+        cost = _expected_cost(num_draft, share, size)
+        if num_draft and not agreement.drafts:
+            cost += self.overhead + (AFTERMATH if size >= SHARING else 0.0)
         return min(int(cost / TRIAL_COST), TRIAL_LAST)
 
     def _end(self, agreement: Agreement, size: int, *, known: bool) -> None:
         assert self.trial is not None
-        self.ended, self.reading = self.rounds, self.trial.reading
+        self.ended = self.rounds
         share = _share(agreement, known)
+        if self.trial.num_draft and not agreement.drafts:
+            self._learn_overhead(self.trial, agreement.plain_rate, share, size)
         found = (agreement.drafts, agreement.num_draft) != (self.drafted, self.best)
         if self.number < 2:
             self.interval = FIRST_TRIAL
@@ -154,10 +167,16 @@ class Trials:
             tried = self.trial.num_draft
             if agreement.drafts and tried:
                 share = min(1.0, agreement.rates[tried] / agreement.rate)
-            self.interval = max(self.interval, self._affordable(tried, share, size))
+            self.interval = max(self.interval, self._affordable(agreement, tried, share, size))
         self.trial = None
         self.next = self.rounds + self.interval * size
         self._remember(agreement)
+
+    def _learn_overhead(self, trial: Trial, rate: float, share: float, size: int) -> None:
+        """What a trial of drafting cost, beside plain decoding that makes `rate` tokens of a second."""
+        lost = (trial.seconds * rate - trial.made) / size
+        more = max(0.0, lost - _expected_cost(trial.num_draft, share, size))
+        self.overhead += (more - self.overhead) * (OVERHEAD_SHARE if self.overhead else 1.0)
 
     def _soon(self, agreement: Agreement, share: float) -> bool:
         """True while plain decoding is to be tried again soon."""
@@ -204,6 +223,11 @@ class Trials:
 def _rounds(num_draft: int) -> int:
     """Of each sequence in a trial of so many draft tokens."""
     return TRIAL_DRAFTING if num_draft else TRIAL_PLAIN
+
+
+def _expected_cost(num_draft: int, share: float, size: int) -> float:
+    """Rounds of each sequence that a trial makes less, if it makes `share` of what is best."""
+    return _rounds(num_draft) * (1 + FEW / size) * (1 - share)
 
 
 def _share(agreement: Agreement, known: bool) -> float:

@@ -39,6 +39,8 @@ class Machine:
     noise: float = 0.1
     drift: float = 0.0
     """By how much it is slower, and faster, than that for seconds at a time."""
+    gusts: float = 0.0
+    """The same for tenths of a second, at random: the standard deviation of the logarithm."""
     hit_rate: float = 0.0
     """Share of verdicts that the draft foresaw, with few sequences."""
 
@@ -54,6 +56,32 @@ QUICK = Machine(
     contention=1.3,
 )
 """Steps are short, messages are not, and a draft token costs others a lot: hope is expensive."""
+
+
+GUST_SECONDS, GUST_STEP = 0.4, 0.05
+"""How long a gust lasts, as 0.2 of them were measured to on two virtual cores; and how it is stepped."""
+
+
+@dataclass
+class Gusts:
+    """The same for every policy that meets them: a function of the seed and the time."""
+
+    strength: float
+    seed: int
+    _path: list[float] = field(default_factory=lambda: [0.0])
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed + 1_000_003)
+
+    def at(self, now: float) -> float:
+        """How much longer everything takes."""
+        if not self.strength:
+            return 1.0
+        step, kept = int(now / GUST_STEP), math.exp(-GUST_STEP / GUST_SECONDS)
+        while len(self._path) <= step:
+            fresh = self._rng.gauss(0, self.strength * math.sqrt(1 - kept**2))
+            self._path.append(kept * self._path[-1] + fresh)
+        return math.exp(self._path[step])
 
 
 def constant(acceptance: float) -> Callable[[int, float], Callable[[int], float]]:
@@ -109,6 +137,7 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.gusts = Gusts(self.machine.gusts, self.seed)
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.tie = itertools.count()
         self.numbers = itertools.count()
@@ -174,7 +203,7 @@ class ClosedLoop:
 
     def noisy(self, seconds: float, other_busy: bool) -> float:
         slower = self.machine.contention if other_busy else 1.0
-        slower *= (1 + self.machine.drift) ** math.sin(self.now)
+        slower *= (1 + self.machine.drift) ** math.sin(self.now) * self.gusts.at(self.now)
         return seconds * slower * self.rng.lognormvariate(0, self.machine.noise)
 
     def draft_arrives(self, job: Job) -> None:

@@ -23,6 +23,9 @@ CROWDED = dataclasses.replace(QUICK, target_sequence=6e-4, target_row=1e-4, wire
 ROOMIER = dataclasses.replace(CROWDED, contention=2.0)
 DRIFTING = dataclasses.replace(QUICK, drift=0.5)
 """Others use it as well, for seconds at a time."""
+GUSTY = dataclasses.replace(QUICK, gusts=0.2)
+"""And for tenths of a second: a trial is over before its time can be told from that of the next one."""
+MACHINES = {"crowded": CROWDED, "roomier": ROOMIER, "drifting": DRIFTING, "gusty": GUSTY}
 TEXTS: dict[str, Acceptance] = {"all alike": constant(0.65), "of all kinds": text_of_all_kinds}
 FROM, TO = 12.6, 31.4
 """Seconds that are measured: whole periods of the drift, after what is tried at the start."""
@@ -73,7 +76,7 @@ def test_half_of_them_drafting_is_worse_than_all_and_than_none(concurrency: int)
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("concurrency", [2, 4, 16, 32])
-@pytest.mark.parametrize("machine", [CROWDED, ROOMIER, DRIFTING], ids=["crowded", "roomier", "drifting"])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_it_is_hardly_slower_than_the_best_k(machine: Machine, concurrency: int, text: str) -> None:
     assert of_the_best(machine, concurrency, text) >= LEAST
 
@@ -90,7 +93,7 @@ def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("coordinator.policy.ALONE", 0.0)
     monkeypatch.setattr(Agreement, "revise", revise)
     alone = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]
-    assert max(a - t for a, t in zip(alone, together, strict=True)) < -0.05
+    assert mean(alone) < mean(together) - 0.04
 
 
 def test_old_times_beside_new_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from coordinator.agreement import ADVANTAGE
 from coordinator.costs import MANY
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
-from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, Fixed, Goodput
+from coordinator.policy import CROWD, PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
 from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
 from tests.unit.coordinator.pairs import MOST, known_pair, learned, settled, without_trials
@@ -320,6 +320,25 @@ def test_among_many_a_row_that_few_add_is_dear(sequences: int, useful: float, co
     assert one.choose(MOST, 0, 1000) == 0
     without_trials(pair)
     assert one.copy(9, MOST, 0) == copies * MOST
+
+
+@pytest.mark.parametrize(("sequences", "looked"), [(CROWD - 1, 40), (CROWD, 40 // (REST + 1))])
+def test_among_many_a_match_is_seldom_looked_for_where_copying_is_of_no_use(
+    sequences: int, looked: int
+) -> None:
+    pair = known_pair([1.0 + k for k in range(MOST + 1)], [9.0] * (MOST + 1), sequences)
+    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(sequences)]
+    for other in members:
+        other.verifying(0, prefills=False)
+    without_trials(pair)
+    one, count = members[0], 0
+    copies_well(one, 2, 0)
+    for _ in range(40):
+        drafting = one.choose(MOST, 0, 1000)
+        if one.looks():
+            count += 1
+            assert one.copy(2, MOST, drafting) == 0
+    assert count == looked
 
 
 def test_a_copy_is_not_longer_than_what_can_be_used() -> None:

@@ -28,6 +28,7 @@ class Scripted:
     ks: list[int]
     copies: list[int] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    open_eyes: bool = True
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         self.calls.append(("choose", most, lacking, remaining))
@@ -35,6 +36,9 @@ class Scripted:
 
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         self.calls.append(("proposed", num_draft, seconds, lacking))
+
+    def looks(self) -> bool:
+        return self.open_eyes
 
     def copy(self, match: int, most: int, drafting: int) -> int:
         self.calls.append(("copy", match, most, drafting))
@@ -197,6 +201,15 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert isinstance(opening, OpenSequence)
     assert isinstance(asked, DraftRound)
     assert opening.token_ids == (1, 2, 3, 1, 2, 3, 1, 4)
+
+
+def test_no_match_is_looked_for_where_none_would_be_copied() -> None:
+    it, policy = copying(3, 0)
+    policy.open_eyes = False
+    asked = repeating(it, policy)
+    assert not any(isinstance(command, VerifyRound) for command in asked), "it is the draft that is asked"
+    assert [told[0] for told in policy.told()] == ["judged", "choose"]
+    assert it.machine.stats.num_prompt_lookups == 0
 
 
 def test_a_copy_ends_where_the_answer_must() -> None:

@@ -9,13 +9,16 @@ from coordinator.member import Verification
 from coordinator.pair import Pair
 from coordinator.policy import REST, Fixed, Goodput
 from coordinator.trials import (
+    AFTERMATH,
     EARLY,
     FEW,
     FIRST_TRIAL,
+    SHARING,
     SOON,
     TRIAL_AGAIN,
     TRIAL_COST,
     TRIAL_DOUBT,
+    TRIAL_DRAFTING,
     TRIAL_LAST,
     TRIAL_PLAIN,
     TRIAL_WAITS,
@@ -162,6 +165,36 @@ def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
     trials.drafted, trials.best = True, 4
     assert trials.step(agreement, 1, known=True, reading=False)
     assert (trials.interval == TRIAL_LAST) is rare
+
+
+@pytest.mark.parametrize(("seconds", "more"), [(10.0, 0.0), (90.0, 80.0)])
+def test_what_a_trial_of_drafting_brings_with_it_makes_the_next_one_rare(seconds: float, more: float) -> None:
+    """Drafts read, passes fall apart: all that was waited for counts, beside the tokens that came of it."""
+    agreement, trials = plain_is_far_behind(), Trials.of(1)
+    agreement.drafts, agreement.plain_rate, agreement.rate = False, 1.0, 0.98
+    trials.number, trials.best = EARLY, agreement.num_draft
+    trials.trial = Trial(4, until=1, seconds=seconds, made=10)
+    assert trials.step(agreement, 1, known=True, reading=False)
+    expected = TRIAL_DRAFTING * (1 + FEW) * 0.02
+    assert trials.overhead == pytest.approx(max(0.0, more - expected))
+    assert trials.interval == max(
+        TRIAL_AGAIN, min(TRIAL_LAST, int((expected + trials.overhead) / TRIAL_COST))
+    )
+
+
+@pytest.mark.parametrize(
+    ("drafts", "size", "rare"), [(False, SHARING, True), (False, SHARING - 1, False), (True, SHARING, False)]
+)
+def test_sequences_that_share_passes_pay_for_a_trial_after_it(drafts: bool, size: int, rare: bool) -> None:
+    agreement, trials = plain_is_far_behind(), Trials.of(size)
+    agreement.drafts = trials.drafted = drafts
+    agreement.plain_rate, agreement.rate = (0.98, 1.0) if drafts else (1.0, 0.98)
+    agreement.rates[agreement.num_draft] = agreement.rate
+    trials.number, trials.best = EARLY, agreement.num_draft
+    tried = 0 if drafts else agreement.num_draft
+    trials.trial = Trial(tried, until=1, seconds=10.0, made=10)
+    assert trials.step(agreement, size, known=True, reading=False)
+    assert (trials.interval >= AFTERMATH / TRIAL_COST) is rare
 
 
 @pytest.mark.parametrize("size", [1, 4, 40])
