@@ -91,8 +91,8 @@ class Member:
         pair.verdicts += 1
         if timing is not None:
             pair.spent(timing.seconds, num_accepted + 1)
-        if timing is not None and pair.verdicts % sampling(pair.sequences) == 0:
-            self._time(timing)
+            if pair.verdicts % sampling(pair.sequences) == 0:
+                self._time(timing)
         if num_draft:
             for habits in (self.habits, pair.habits_of(self.kind), pair.habits):
                 habits.of(match).observe(num_draft, num_accepted)
