@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from paceline import AsyncClient, Client
 from paceline.rpc.status import to_status
 from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
+LOG = logging.getLogger(__name__)
 Script = Callable[[generation_pb2.GenerateRequest, grpc.ServicerContext], Iterator[Any]]
 
 
@@ -218,6 +220,9 @@ class BlockingAsyncClient:
 
     def __init__(self, address: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
+        # As text: a traceback keeps whatever stream is being read, and gRPC may hand any loop an event of one
+        # that is closed.
+        self._runner.get_loop().set_exception_handler(lambda _, context: LOG.error("%s", repr(context)))
         self._client = AsyncClient(address, **options)
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
