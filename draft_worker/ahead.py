@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from draft_worker.drafting import Drafting
-from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, Outcome
+from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, FanOut, Outcome
 from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.messages import Continuations, DraftProposal
 from paceline.core.types import Proposal
@@ -68,12 +68,14 @@ class Ahead:
     """Draft tokens of a branch."""
     tape: NoiseTape
     """Noise of K + 1 + `depth` positions from `base_length` on: of this round and of all that may follow."""
-    outcomes: list[Outcome]
-    """Without a branch yet, likeliest first."""
+    fan_out: FanOut
+    """Says which outcomes are likely."""
     chained: bool
     """The model draws its chains by itself."""
     max_len: int
     """Entries that any of it may have."""
+    outcomes: list[Outcome] = field(init=False)
+    """Without a branch yet, likeliest first."""
     region: Branching = field(init=False)
     base_length: int = field(init=False)
     last_entry: Limb | None = field(init=False)
@@ -85,6 +87,10 @@ class Ahead:
     """How many tokens of a branch the coordinator has."""
     further: float = 0.0
     """How likely the likeliest outcome is to come true twice in a row; 0 where nobody may draft for that."""
+    _begun: set[tuple[int, int]] = field(default_factory=set)
+    """Outcomes with a branch, by (accepted draft tokens, rank)."""
+    _most: int = field(init=False)
+    """Branches there is room for."""
     _goes_on: bool = field(init=False)
     """What feeds dK is to be the branch of the likeliest token after it as well, and has not begun."""
     _above: Branch = field(init=False)
@@ -95,8 +101,9 @@ class Ahead:
         session, k = self.held.session, len(self.drawn)
         pool = self.held.table.pool
         fitting = (pool.free_blocks * pool.block_size - 2) // self.depth - 1
-        del self.outcomes[max(0, fitting) :]
-        self.region = Branching(self.held.table, 2 + self.depth * (1 + len(self.outcomes)))
+        self.outcomes = self.fan_out.ranked(self._margins)[: max(0, fitting)]
+        self._most = len(self.outcomes)
+        self.region = Branching(self.held.table, 2 + self.depth * (1 + self._most))
         self.base_length = len(session.tokens)
         self._above = self.region.branch(self.held.table.length)
         ranks = {outcome.rank: outcome.likelihood for outcome in self.outcomes if outcome.accepted == k}
@@ -110,6 +117,10 @@ class Ahead:
             session.params, tuple(session.tokens), steps, self.tape, list(self.drawn), self.held.grammar
         )
         self.last_entry = Limb(self._above, drafting) if ranks else None
+
+    @property
+    def _margins(self) -> list[float]:
+        return [d.margin for d in self.drawn]
 
     def guesses(self, accepted: int) -> tuple[int, ...]:
         """The likeliest next tokens after `accepted` draft tokens, best first."""
@@ -160,7 +171,7 @@ class Ahead:
                     opened.append(self.last_entry)
                     self._goes_on = False
             elif outcome.rank < len(guesses := self.guesses(outcome.accepted)):
-                opened.append(self._branch(outcome.accepted, guesses[outcome.rank]))
+                opened.append(self._branch(outcome.accepted, guesses[outcome.rank], outcome.rank))
                 free -= 1
         self.outcomes = later
         return opened
@@ -181,7 +192,8 @@ class Ahead:
         self.further = 0.0
         return limb
 
-    def _branch(self, accepted: int, next_token: int) -> Limb:
+    def _branch(self, accepted: int, next_token: int, rank: int) -> Limb:
+        self._begun.add((accepted, rank))
         session, k = self.held.session, self.depth
         prefix = [d.token_id for d in self.drawn[:accepted]]
         ledger = (*session.tokens[: self.base_length], *prefix, next_token)
@@ -216,9 +228,13 @@ class Ahead:
         fed = limb.entries
         self._above = fed.cut(self.base_length + k)
         if limb.drafting.k > k + 1:
-            branch = self._branch(k, bonus.token_id)
+            branch = self._branch(k, bonus.token_id, 0)
             branch.entries, branch.drafting.drawn = fed, after
-            self.outcomes = [o for o in self.outcomes if (o.accepted, o.rank) != (k, 0)]
+        # A draft's own draws say nothing of what the target makes of the bonus.
+        sure = bonus.margin if self.tape.uniforms is None else None
+        likely = self.fan_out.ranked(self._margins, sure)
+        self.outcomes = [o for o in likely if (o.accepted, o.rank) not in self._begun]
+        del self.outcomes[max(0, self._most - len(self._begun)) :]
 
     def heir(self, limb: Limb) -> list[Drawn]:
         """What was drawn beyond a branch, one token for each of its newest entries."""

@@ -49,5 +49,5 @@ class Chooser:
 
 def drawn_by(chain: Chain) -> Iterable[Drawn]:
     """What a chain drew."""
-    told = chain.distributions or repeat(None), chain.others or repeat(())
+    told = chain.distributions or repeat(None), chain.others or repeat(()), chain.margins or repeat(0.0)
     return map(Drawn, chain.token_ids, *told)

@@ -1,13 +1,15 @@
 """Which outcomes of a verification are worth drafting for: a pure decision on counts.
 
 An outcome is (a, t): a draft tokens accepted, then the next token t. For every a the draft ranks the
-possible t; this decides how many of them get a branch. How likely an outcome is follows from two
-histograms that every verdict feeds: how many draft tokens were accepted, and at which rank of the draft's
-guesses the next token stood. The first start from what a middling pair shows.
+possible t; this decides how many of them get a branch. How likely an outcome is follows from how sure the
+draft was of each token (its margin: by how much its score is above the best other one's), from how often
+tokens of such margins were accepted, and from the ranks that next tokens had among the draft's guesses. Every
+verdict teaches both. They start from what a middling pair shows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,8 +18,13 @@ FORGET = 0.98
 MAX_RANK = 8
 WORTH_DRAFTING = 0.04
 """An outcome less likely than this costs more, in passes that slow the verification, than it saves."""
+MARGINS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+"""Where one kind of margin ends and the next begins. Scores are log-probabilities and noise of that size."""
+PRIOR_ACCEPTANCE = (0.42, 0.48, 0.62, 0.76, 0.88, 0.95, 0.98)
+"""Share of draft tokens of each kind of margin that are accepted when they are looked at."""
+PRIOR_TOKENS = 6.0
+"""Draft tokens of a kind that this counts as much as."""
 PRIOR_WEIGHT = 20.0
-PRIOR_ACCEPTANCE = 0.7
 AFTER_REJECTION = (0.42, 0.20, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02)
 """Where the target's token stands among the draft's guesses when its first guess was wrong."""
 AFTER_ALL = (0.72, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01)
@@ -54,28 +61,51 @@ class FanOut:
 
     _after_rejection: _Ranks = field(default_factory=lambda: _Ranks(AFTER_REJECTION))
     _after_all: _Ranks = field(default_factory=lambda: _Ranks(AFTER_ALL))
-    _tested: float = 0.0
-    _accepted: float = 0.0
+    _tested: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
+    """Draft tokens that were looked at, by the kind of their margins."""
+    _accepted: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
 
-    def observe(self, num_accepted: int, num_draft: int, rank: int | None) -> None:
-        """Learn from a verdict; `rank` None when the next token was not among the first guesses."""
-        everything = num_accepted == num_draft
-        self._tested = self._tested * FORGET + num_accepted + (not everything)
-        self._accepted = self._accepted * FORGET + num_accepted
+    def observe(self, num_accepted: int, margins: Sequence[float], rank: int | None) -> None:
+        """Learn from a verdict on draft tokens with these margins.
+
+        `rank` None when the next token was not among the first guesses.
+        """
+        everything = num_accepted == len(margins)
+        self._tested = [n * FORGET for n in self._tested]
+        self._accepted = [n * FORGET for n in self._accepted]
+        for i, margin in enumerate(margins[: num_accepted + 1]):
+            kind = bisect_right(MARGINS, margin)
+            self._tested[kind] += 1
+            self._accepted[kind] += i < num_accepted
         (self._after_all if everything else self._after_rejection).observe(rank)
 
-    @property
-    def acceptance(self) -> float:
-        """Probability that a draft token that is looked at is accepted."""
-        return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + self._accepted) / (PRIOR_WEIGHT + self._tested)
+    def acceptance(self, margin: float) -> float:
+        """Probability that a draft token of this margin is accepted when it is looked at."""
+        kind = bisect_right(MARGINS, margin)
+        prior = PRIOR_ACCEPTANCE[kind] * PRIOR_TOKENS
+        return (prior + self._accepted[kind]) / (PRIOR_TOKENS + self._tested[kind])
 
-    def ranked(self, num_draft: int) -> list[Outcome]:
-        """The outcomes worth a branch after `num_draft` draft tokens, likeliest first."""
-        alpha = self.acceptance
-        outcomes: list[Outcome] = []
-        for a in range(num_draft + 1):
-            reach = alpha**a if a == num_draft else alpha**a * (1 - alpha)
-            ranks = self._after_all if a == num_draft else self._after_rejection
-            outcomes += [Outcome(reach * ranks.share(rank), a, rank) for rank in range(MAX_RANK)]
+    def ranked(self, margins: Sequence[float], bonus: float | None = None) -> list[Outcome]:
+        """The outcomes worth a branch after draft tokens with these margins, likeliest first.
+
+        `bonus` is the margin of the draft's guess of what follows all of them, where it is known and the
+        target chooses that token as it does the others.
+        """
+        reach, outcomes = 1.0, []
+        for a, margin in enumerate(margins):
+            accepted = self.acceptance(margin)
+            outcomes += self._wrong(reach * (1 - accepted), a, 0)
+            reach *= accepted
+        k = len(margins)
+        if bonus is None:
+            outcomes += [Outcome(reach * self._after_all.share(rank), k, rank) for rank in range(MAX_RANK)]
+        else:
+            right = self.acceptance(bonus)
+            outcomes += [Outcome(reach * right, k, 0), *self._wrong(reach * (1 - right), k, 1)]
         worth = [outcome for outcome in outcomes if outcome.likelihood >= WORTH_DRAFTING]
         return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))
+
+    def _wrong(self, likelihood: float, accepted: int, first: int) -> list[Outcome]:
+        """The draft's best guess is wrong there: the others, the best of which has the rank `first`."""
+        shares = map(self._after_rejection.share, range(MAX_RANK - first))
+        return [Outcome(likelihood * share, accepted, first + i) for i, share in enumerate(shares)]

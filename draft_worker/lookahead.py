@@ -17,6 +17,7 @@ from paceline.core.clock import Clock
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
+from paceline.core.types import AcceptanceMode
 from paceline.decoding.noise_memo import NoiseMemo
 from paceline.engine.chains import Stop
 from paceline.engine.holdings import Held
@@ -57,7 +58,7 @@ class Lookahead:
         self._aheads: dict[str, Ahead] = {}
         self._came_true: dict[str, tuple[Ahead, Limb]] = {}
         """Branches that are a round's proposal now, for as long as it takes to look ahead of that."""
-        self._fan_out = FanOut()
+        self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
         self._stop = Stop()
         self.rounds = 0
         """Rounds that followed a verdict a branch could have foreseen."""
@@ -82,19 +83,23 @@ class Lookahead:
         """Look ahead of a verdict, where there is time, length and memory for branches."""
         # Entries up to the last token of the longest branch, and one past it, must exist.
         base, k, depth = command.base_length, drafting.k, command.num_lookahead_tokens or drafting.k
-        outcomes = self._fan_out.ranked(k)
         before = self._came_true.pop(command.sequence_id, None)
-        if self._branches_each() and outcomes and base + k + depth + 1 <= self._max_model_len:
+        if self._branches_each() and base + k + depth + 1 <= self._max_model_len:
             tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._noise)
             chained = can_chain(drafting, self._runner.chain_skills, self._eos_token_ids)
             with contextlib.suppress(ResourceExhaustedError):
                 of_round = held, command.round, drafting.drawn, depth, tape
-                ahead = Ahead(*of_round, outcomes, chained, self._max_model_len)
+                ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len)
                 self._aheads[command.sequence_id] = ahead
                 if before is not None:
                     self._hand_over(*before, ahead)
         if before is not None:
             before[0].region.free()
+
+    def _fan_out(self, held: Held[DraftProposal]) -> FanOut:
+        """What verdicts on requests that draw and accept alike have taught."""
+        params = held.session.params
+        return self._fan_outs.setdefault((params.mode, params.sampling.greedy), FanOut())
 
     def _hand_over(self, ahead: Ahead, limb: Limb, following: Ahead) -> None:
         """What was drawn beyond a branch is a branch of the round that it became."""
@@ -190,7 +195,8 @@ class Lookahead:
         accepted = ahead.accepted_by(tokens)
         if accepted is None:
             return None
-        self._fan_out.observe(accepted, len(ahead.drawn), ahead.rank(accepted, tokens[-1]))
+        margins = [d.margin for d in ahead.drawn]
+        ahead.fan_out.observe(accepted, margins, ahead.rank(accepted, tokens[-1]))
         self.rounds += 1
         return ahead.branches.get((accepted, tokens[-1]))
 

@@ -29,6 +29,8 @@ class Drawn:
     distribution: SparseDistribution | None = None
     others: tuple[int, ...] = ()
     """The next best tokens, best first, by what it was drawn by: what the target may say instead."""
+    margin: float = 0.0
+    """By how much its score is above the best other one's, where others are ranked: how sure the draft is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,14 @@ def _uniform(step: Step) -> float:
 
 
 def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
-    best = scores.topk(min(count + 1, scores.shape[1]), dim=-1).indices.tolist()
+    best = scores.topk(min(count + 1, scores.shape[1]), dim=-1)
+    chosen = torch.tensor([[d.token_id] for d in drawn], device=scores.device)
+    # The best other one is the second best, unless the token is not the best itself.
+    leads = best.indices[:, :1] == chosen
+    margins = scores.gather(1, chosen) - torch.where(leads, best.values[:, 1:2], best.values[:, :1])
     return [
-        replace(d, others=tuple(t for t in tokens if t != d.token_id)[:count])
-        for d, tokens in zip(drawn, best, strict=True)
+        replace(d, others=tuple(t for t in tokens if t != d.token_id)[:count], margin=margin)
+        for d, tokens, margin in zip(drawn, best.indices.tolist(), margins[:, 0].tolist(), strict=True)
     ]
 
 

@@ -42,7 +42,7 @@ class ChainInput:
     """Of as many tokens as it has steps; None at temperature 0 and with `draws`."""
     draws: SparseDraws | None = None
     num_others: int = 0
-    """How many of the next best tokens to tell of each step."""
+    """How many of the next best tokens to tell of each step, and its margin."""
 
     @property
     def room(self) -> int:
@@ -64,6 +64,9 @@ class Chain:
     """Of every token with `draws`, else none."""
     others: Sequence[tuple[int, ...]] = ()
     """Of every token the next best ones, best first, where they are asked for."""
+    margins: Sequence[float] = ()
+    """By how much the score of every token is above the best other one's, where others are asked for. Below 0
+    for a token that was drawn although it is not the best."""
 
 
 class Stop:

@@ -110,7 +110,8 @@ class ToyRunner:
             for item in inputs:
                 assert self.chain_skills is not None
                 assert len(item.token_ids) <= self.chain_skills.max_feed
-                begun, feed, tokens, supports, others = item.end.length, list(item.token_ids), [], [], []
+                begun, feed = item.end.length, list(item.token_ids)
+                tokens, supports, others, margins = [], [], [], []
                 for step in range(item.steps):
                     if step and stop is not None and self.stops(stop):
                         break
@@ -119,6 +120,7 @@ class ToyRunner:
                         break
                     scores = logits[0].double().numpy()
                     if item.draws is not None:
+                        scores = scores / item.temperature
                         u = torch.from_numpy(item.draws.uniforms[step : step + 1])
                         scaled = logits / torch.tensor(item.temperature)
                         (token,), found = draw_sparse(scaled, u, item.draws.mass, item.draws.bound)
@@ -129,9 +131,11 @@ class ToyRunner:
                         token = int(scores.argmax())
                     ranked = [t for t in np.argsort(-scores, kind="stable").tolist() if t != token]
                     others.append(tuple(ranked[: item.num_others]))
+                    margins.append(scores[token] - scores[ranked[0]])
                     tokens.append(token)
                     feed = [token]
-                chain = Chain(tokens, supports, others if item.num_others else ())
+                told = (others, margins) if item.num_others else ()
+                chain = Chain(tokens, supports, *told)
                 self._cut(item.end, begun + item.entries(chain))
                 chains.append(chain)
         except BaseException:

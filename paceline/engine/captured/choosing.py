@@ -14,11 +14,16 @@ from paceline.engine.captured.recording import Step
 from paceline.engine.captured.slate import Slate
 from paceline.engine.chains import Chain
 
+MARGIN_UNIT = 2.0**-20
+MAX_MARGIN = 1e6
+"""Margins come to the host with the tokens, as whole numbers."""
+
 
 def choosing_step(forward: Callable[[RaggedBatch], Tensor], slate: Slate, vocab_size: int) -> Step:
-    """A step with the result int64 [sequences, steps, 1 + ranks].
+    """A step with the result int64 [sequences, steps, 1], and [sequences, steps, 3 + ranks] with ranks.
 
-    Of each step of a sequence the token, -1 where the logits are none, and then the best ones.
+    Of each step of a sequence the token, -1 where the logits are none, then its margin in `MARGIN_UNIT`, at
+    most `MAX_MARGIN`, and the best tokens.
     """
     bucket = slate.bucket
 
@@ -37,12 +42,20 @@ def choosing_step(forward: Callable[[RaggedBatch], Tensor], slate: Slate, vocab_
             # A sum is a number only if all of its parts are.
             sound = torch.isfinite(logits.sum(-1))
             token = torch.where(sound, ids, -1)[:, None]
-            best = values.topk(bucket.ranks + 1, dim=-1).indices if bucket.ranks else token[:, :0]
-            told.append(torch.cat([token, best], dim=-1))
+            told.append(torch.cat([token, *_ranked(values, bucket.ranks)], dim=-1))
             positions = positions + 1
         return torch.stack(told, dim=1)
 
     return step
+
+
+def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:
+    """The margin and the best tokens, nothing without ranks."""
+    if not ranks:
+        return ()
+    best = values.topk(ranks + 1, dim=-1)
+    margin = (best.values[:, :1] - best.values[:, 1:2]).nan_to_num(0.0).clamp(0.0, MAX_MARGIN)
+    return (margin / MARGIN_UNIT).long(), best.indices
 
 
 def _noise(slate: Slate, vocab_size: int) -> Tensor:
@@ -60,6 +73,7 @@ def chosen_of(told: Sequence[Sequence[Sequence[int]]], num_others: Sequence[int]
     chains = []
     for steps, count in zip(told, num_others, strict=False):
         sound = list(itertools.takewhile(lambda entry: entry[0] >= 0, steps))
-        others = [tuple(t for t in best if t != token)[:count] for token, *best in sound]
-        chains.append(Chain([entry[0] for entry in sound], others=others))
+        others = [tuple(t for t in best if t != token)[:count] for token, _, *best in sound] if count else ()
+        margins = [margin * MARGIN_UNIT for _, margin, *_ in sound] if count else ()
+        chains.append(Chain([entry[0] for entry in sound], others=others, margins=margins))
     return chains

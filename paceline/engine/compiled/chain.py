@@ -52,7 +52,8 @@ def _best(row, vocabulary, temperature, noise, values, tokens):
 def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
     ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noise, noise_at, uniforms,
-    masses, bounds, vocabulary, work, logits, tokens, others, support_ids, probabilities, lengths, stop,
+    masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids, probabilities, lengths,
+    stop,
 ):  # fmt: skip
     """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
     whose rows are those of the first step, besides:
@@ -71,6 +72,7 @@ def decoder_chain(
         tokens: int64 [C, steps[0]]: what was chosen; -1 and anything after it where logits were none, or
             where it stopped.
         others: int64 [C, steps[0], O]: the next best tokens, best first; O may be 0.
+        margins: float64 [C, steps[0]]: what a token's score is above the best other one's, where O > 0.
         support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: what was drawn from.
         lengths: int64 [C, steps[0]]: of these supports.
         stop: int8 [1]: where another thread makes it other than 0, no step begins but the first.
@@ -115,6 +117,10 @@ def decoder_chain(
                     uniforms[c, step], scratch, support_ids[c, step], probabilities[c, step],
                 )  # fmt: skip
             tokens[c, step], newest[c], told = token, token, 0
+            if len(best) > 1:
+                margins[c, step] = values[0] - values[1]
+                if token != best[0]:
+                    margins[c, step] = np.float64(logits[c, token]) / temperatures[c] - values[0]
             for candidate in best:
                 if candidate != token and told < others.shape[2]:
                     others[c, step, told] = candidate

@@ -70,6 +70,7 @@ class CompiledForward:
         tokens = np.full((count, longest), -1, dtype=np.int64)
         ranks = min(max(item.num_others for item in inputs), vocab_size - 1)
         others = np.empty((count, longest, ranks), dtype=np.int64)
+        margins = np.zeros((count, longest))
         size = count, longest, int(bounds.max())
         ids, probabilities = np.empty(size, dtype=np.uint32), np.empty(size, dtype=np.float32)
         lengths = np.zeros((count, longest), dtype=np.int64)
@@ -95,6 +96,7 @@ class CompiledForward:
             np.empty((count, self._weights.shape[6]), dtype=np.float32),
             tokens,
             others,
+            margins,
             ids,
             probabilities,
             lengths,
@@ -106,7 +108,8 @@ class CompiledForward:
             n = len(drawn) if bounds[i] else 0
             supports = wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist())
             told = others[i, : len(drawn), : item.num_others].tolist() if item.num_others else ()
-            chains.append(Chain(drawn, supports, tuple(map(tuple, told))))
+            ahead = margins[i, : len(drawn)].tolist() if item.num_others else ()
+            chains.append(Chain(drawn, supports, tuple(map(tuple, told)), ahead))
         return chains
 
     def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:

@@ -173,16 +173,18 @@ def test_branches_see_their_own_ancestors_only(
 def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     """The same chain from single passes."""
     assert isinstance(item.end, BlockTable)
-    length, tokens, others = item.end.length, list(item.token_ids), []
+    length, tokens, others, margins = item.end.length, list(item.token_ids), [], []
     for step in range(item.steps):
         row = feed(runner, item.end, tokens[-1:])[0].double()
         if item.noise is not None:
             row = row / item.temperature + item.noise.rows()[step]
-        best = row.topk(item.num_others + 1).indices.tolist()
+        values, indices = row.topk(item.num_others + 1)
+        best = indices.tolist()
+        margins.append(float(values[0] - values[1]))
         tokens.append(best[0])
         others.append(tuple(best[1:]))
     item.end.truncate_to(length)
-    return Chain(tokens[1:], others=others)
+    return Chain(tokens[1:], others=others, margins=margins)
 
 
 def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, traced: Tracer) -> None:
@@ -206,6 +208,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
             for chain, wanted in zip(chains, expected, strict=True):
                 assert chain.token_ids == wanted.token_ids
                 assert chain.others == wanted.others
+                assert chain.margins == pytest.approx(wanted.margins, abs=1e-4)
             assert [t.length - n for t, n in zip(tables, lengths, strict=True)] == [3, 2, 3, 3, 2]
             after = [feed(runner, table, [1]) for table in tables]
             for table, n, item, chain, logits in zip(tables, lengths, items, chains, after, strict=True):
@@ -491,4 +494,4 @@ def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind:
     with pytest.raises(NotImplementedError, match="no data"):
         # All but the one copy to the host.
         runner.forward_chains(chains)
-    assert results[-1].shape == (4, 3, 1 + 1 + 4)
+    assert results[-1].shape == (4, 3, 1 + 1 + 1 + 4)

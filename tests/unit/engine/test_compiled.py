@@ -279,7 +279,7 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int) -> None
 def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     """The same chain from single passes, on a table."""
     assert isinstance(item.end, BlockTable)
-    feed, tokens, supports, others = list(item.token_ids), [], [], []
+    feed, tokens, supports, others, margins = list(item.token_ids), [], [], [], []
     for step in range(item.steps):
         logits = runner.forward([SequenceInput(item.end, feed, 1)])
         row = logits[0].double()
@@ -293,9 +293,18 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
             supports += found
         best = row.topk(item.num_others + 1).indices.tolist()
         others.append(tuple([t for t in best if t != token][: item.num_others]))
+        # What is drawn is ranked by its scores, too.
+        ranked = row / item.temperature if item.draws is not None else row
+        margins += [float(ranked[token] - ranked[o[0]]) for o in others[-1:] if o]
         tokens.append(token)
         feed = [token]
-    return Chain(tokens, supports, tuple(others) if item.num_others else ())
+    return Chain(tokens, supports, *((tuple(others), margins) if item.num_others else ()))
+
+
+def assert_same(chain: Chain, wanted: Chain) -> None:
+    """Equal, their margins but for rounding."""
+    assert dataclasses.replace(chain, margins=wanted.margins) == wanted
+    assert chain.margins == pytest.approx(wanted.margins, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -329,7 +338,7 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
     after = [runner.forward([SequenceInput(item.end, [3], 1)]) for item in items]
     for item, n, chain, logits in zip(items, lengths, chains, after, strict=True):
         item.end.truncate_to(n)
-        assert one_by_one(runner, item) == chain
+        assert_same(chain, one_by_one(runner, item))
         assert len(chain.distributions) == (item.steps if item.draws else 0)
         if item.draws is not None:
             check_sparse(chain.distributions, 97, chain.token_ids)
@@ -362,7 +371,8 @@ def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
         if kept + len(prefix):
             runner.forward([SequenceInput(alone, [*text[:kept], *prefix], 0)])
         expected.append(one_by_one(runner, dataclasses.replace(items[-1], end=alone)))
-    assert runner.forward_chains(items) == expected
+    for chain, wanted in zip(runner.forward_chains(items), expected, strict=True):
+        assert_same(chain, wanted)
     assert [item.end.length for item in items] == [23, 21, 17, 23, 1]
     chosen = items[3].end
     assert isinstance(chosen, Branch)

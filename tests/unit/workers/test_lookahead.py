@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draft_worker.drafter import Drafter
-from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, FanOut
+from draft_worker.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
 from paceline.core.clock import ManualClock
 from paceline.core.messages import (
     CloseSequence,
@@ -88,6 +88,15 @@ class Worker:
         (proposal,) = [e.proposal for e in events if isinstance(e, DraftProposal)]
         assert isinstance(proposal, Proposal)
         return proposal
+
+
+def teach(worker: Worker, sampling: SamplingParams) -> None:
+    """That everything is accepted, however unsure the draft was, and its best guess right."""
+    kind = AcceptanceMode.COUPLED, sampling.greedy
+    fan_out = worker.it.lookahead._fan_outs.setdefault(kind, FanOut())
+    for _ in range(200):
+        for margin in (*MARGINS, 0.0):
+            fan_out.observe(K, [margin] * K, 0)
 
 
 def answer(events: list[Any]) -> Proposal:
@@ -185,8 +194,7 @@ def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
     """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
     worker, base = Worker(8, skills=ON_CPU), 3
     worker.runner.stops = lambda stop: stopped
-    for _ in range(200):
-        worker.it.lookahead._fan_out.observe(K, K, 0)
+    teach(worker, sampling)
     worker.open(sampling)
     proposal, told = worker.first_round(), worker.run()
     verdicts: list[tuple[int, ...]] = []
@@ -255,31 +263,48 @@ def test_never_more_branches_in_progress_than_the_setting_says() -> None:
     assert min(ahead) >= 1
 
 
+def order(fan_out: FanOut, margins: list[float], bonus: float | None = None) -> list[tuple[int, int]]:
+    ranked = fan_out.ranked(margins, bonus)
+    assert [o.likelihood for o in ranked] == sorted((o.likelihood for o in ranked), reverse=True)
+    assert all(WORTH_DRAFTING <= o.likelihood < 1 for o in ranked)
+    assert sum(o.likelihood for o in ranked) <= 1
+    outcomes = [(o.accepted, o.rank) for o in ranked]
+    for accepted in range(len(margins) + 1):
+        ranks = [rank for a, rank in outcomes if a == accepted]
+        assert ranks == list(range(len(ranks))), "a likelier guess before the next one"
+    return outcomes
+
+
 def test_the_likeliest_outcomes_come_first_and_unlikely_ones_never() -> None:
     fan_out = FanOut()
-
-    def order(k: int) -> list[tuple[int, int]]:
-        ranked = fan_out.ranked(k)
-        assert [o.likelihood for o in ranked] == sorted((o.likelihood for o in ranked), reverse=True)
-        assert all(WORTH_DRAFTING <= o.likelihood < 1 for o in ranked)
-        return [(o.accepted, o.rank) for o in ranked]
-
-    first = order(K)
-    assert first[0] == (K, 0), "the bonus, as the draft foresees it, at the acceptance of a middling pair"
-    assert [outcome for outcome in first if outcome[0] == 0] == [(0, 0), (0, 1)]
-    for accepted in range(K + 1):
-        ranks = [rank for a, rank in first if a == accepted]
-        assert ranks == list(range(len(ranks))), "a likelier guess before the next one"
+    assert order(fan_out, [1.2] * K)[0] == (K, 0), "the bonus, as the draft foresees it"
     for _ in range(200):
-        fan_out.observe(4, 4, 0)
-    assert fan_out.acceptance > 0.95
-    assert order(4)[0] == (4, 0)
-    assert {a for a, _ in order(4)} == {4}
+        fan_out.observe(4, [1.2] * 4, 0)
+    assert fan_out.acceptance(1.2) > 0.95
+    assert {a for a, _ in order(fan_out, [1.2] * 4)} == {4}
     for _ in range(400):
-        fan_out.observe(0, 4, 0)
-    assert fan_out.acceptance < 0.25
-    assert order(4)[0] == (0, 0)
-    assert max(rank for _, rank in order(4)) < MAX_RANK
+        fan_out.observe(0, [1.2] * 4, 0)
+    assert fan_out.acceptance(1.2) < 0.25
+    assert order(fan_out, [1.2] * 4)[0] == (0, 0)
+    assert max(rank for _, rank in order(fan_out, [1.2] * 4)) < MAX_RANK
+    assert fan_out.acceptance(0.1) == FanOut().acceptance(0.1), "of other margins nothing was learned"
+
+
+def test_a_verdict_is_foreseen_to_stop_where_the_draft_was_unsure() -> None:
+    fan_out = FanOut()
+    assert order(fan_out, [4.0, 0.1, 4.0, 4.0])[:2] == [(4, 0), (1, 0)]
+    assert order(fan_out, [4.0, 0.1, 0.1, 4.0])[0] == (1, 0)
+    assert (2, 0) not in order(fan_out, [4.0, 0.1, 4.0, 4.0])
+    assert order(fan_out, [0.1, 0.1, 0.1, 0.1])[0] == (0, 0)
+
+
+def test_a_bonus_that_the_draft_is_unsure_of_is_foreseen_to_be_another_token() -> None:
+    fan_out, margins = FanOut(), [4.0, 4.0, 4.0]
+    sure, unsure = order(fan_out, margins, 4.0), order(fan_out, margins, 0.1)
+    assert sure == [(K, 0)]
+    assert unsure[:3] == [(K, 0), (K, 1), (K, 2)]
+    by_outcome = {(o.accepted, o.rank): o.likelihood for o in fan_out.ranked(margins, 0.1)}
+    assert by_outcome[K, 0] == pytest.approx(fan_out.acceptance(4.0) ** 3 * fan_out.acceptance(0.1))
 
 
 def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
@@ -326,7 +351,7 @@ def test_a_round_goes_before_branches() -> None:
 
 
 def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them() -> None:
-    worker = Worker(8, num_blocks=11)
+    worker = Worker(8, num_blocks=10)
     worker.open(name="a")
     worker.ask(1, 3, name="a")
     worker.run()
@@ -375,8 +400,7 @@ def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
 @pytest.mark.parametrize("length", range(3 + 2 * K, 3 + 4 * K + 4))
 def test_no_branch_is_longer_than_the_model_allows(length: int) -> None:
     worker = Worker(8, skills=ON_CPU, max_model_len=length)
-    for _ in range(200):
-        worker.it.lookahead._fan_out.observe(K, K, 0)
+    teach(worker, GREEDY)
     worker.open()
     worker.first_round()
     worker.run()
