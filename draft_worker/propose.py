@@ -162,9 +162,11 @@ def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
     # The best other one is the second best, unless the token is not the best itself.
     leads = best.indices[:, :1] == chosen
     margins = scores.gather(1, chosen) - torch.where(leads, best.values[:, 1:2], best.values[:, :1])
+    # One copy to the host; float64 has every token id exactly.
+    told = torch.cat([margins.double(), best.indices.double()], dim=1).tolist()
     return [
-        replace(d, others=tuple(t for t in tokens if t != d.token_id)[:count], margin=margin)
-        for d, tokens, margin in zip(drawn, best.indices.tolist(), margins[:, 0].tolist(), strict=True)
+        replace(d, others=tuple(int(t) for t in tokens if t != d.token_id)[:count], margin=margin)
+        for d, (margin, *tokens) in zip(drawn, told, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
@@ -290,7 +291,7 @@ def test_what_must_be_looked_at_goes_step_by_step(why: str) -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])
 def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> None:
     """Proposals, branches and what they begin with are those of single steps."""
-    made = []
+    made, margins = [], []
     for skills in (None, ChainSkills(supports=False, max_feed=1), ChainSkills(supports=True, max_feed=16)):
         worker = Worker(lookahead_branches=4)
         worker.runner.chain_skills = skills
@@ -301,12 +302,31 @@ def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> Non
             first = worker.it.step()
         drawn = [(d.token_id, d.others) for d in worker.it.lookahead._aheads["s"].drawn]
         assert all(others for _, others in drawn)
+        margins.append([d.margin for d in worker.it.lookahead._aheads["s"].drawn])
+        assert all(margin > 0 for margin in margins[-1]), "the best tokens were chosen"
         branches: dict[tuple[int, int], Any] = {}
         for event in worker.run():
             branches.update(event.proposals)
         assert branches
         made.append((first[0].proposal, drawn, branches))
     assert made[0] == made[1] == made[2]
+    assert margins[1:] == [pytest.approx(margins[0], abs=1e-5)] * 2
+
+
+def test_a_drawn_token_that_is_not_the_best_has_a_margin_below_0() -> None:
+    row = torch.from_numpy(MODEL.rows(list(PROMPT), 1))[0].double() / 2.0
+    signs = set()
+    for seed in range(12):
+        worker = Worker(lookahead_branches=4)
+        worker.open(sampling=SamplingParams(temperature=2.0, seed=seed), mode=AcceptanceMode.REJECTION)
+        worker.ask(3)
+        while "s" not in worker.it.lookahead._aheads:
+            worker.it.step()
+        first = worker.it.lookahead._aheads["s"].drawn[0]
+        others = torch.cat([row[: first.token_id], row[first.token_id + 1 :]])
+        assert first.margin == pytest.approx(float(row[first.token_id] - others.max()), abs=1e-5)
+        signs.add(first.margin > 0)
+    assert signs == {True, False}
 
 
 def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
