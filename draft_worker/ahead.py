@@ -101,7 +101,7 @@ class Ahead:
         session, k = self.held.session, len(self.drawn)
         pool = self.held.table.pool
         fitting = (pool.free_blocks * pool.block_size - 2) // self.depth - 1
-        self.outcomes = self.fan_out.ranked(self._margins)[: max(0, fitting)]
+        self.outcomes = self.fan_out.ranked(self.margins)[: max(0, fitting)]
         self._most = len(self.outcomes)
         self.region = Branching(self.held.table, 2 + self.depth * (1 + self._most))
         self.base_length = len(session.tokens)
@@ -119,7 +119,8 @@ class Ahead:
         self.last_entry = Limb(self._above, drafting) if ranks else None
 
     @property
-    def _margins(self) -> list[float]:
+    def margins(self) -> list[float]:
+        """Of the proposal's tokens."""
         return [d.margin for d in self.drawn]
 
     def guesses(self, accepted: int) -> tuple[int, ...]:
@@ -232,7 +233,7 @@ class Ahead:
             branch.entries, branch.drafting.drawn = fed, after
         # A draft's own draws say nothing of what the target makes of the bonus.
         sure = bonus.margin if self.tape.uniforms is None else None
-        likely = self.fan_out.ranked(self._margins, sure)
+        likely = self.fan_out.ranked(self.margins, sure)
         self.outcomes = [o for o in likely if (o.accepted, o.rank) not in self._begun]
         del self.outcomes[max(0, self._most - len(self._begun)) :]
 

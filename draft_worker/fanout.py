@@ -91,21 +91,21 @@ class FanOut:
         `bonus` is the margin of the draft's guess of what follows all of them, where it is known and the
         target chooses that token as it does the others.
         """
+        # Where the draft's best guess is wrong: each of the others, best first.
+        others = [self._after_rejection.share(rank) for rank in range(MAX_RANK)]
         reach, outcomes = 1.0, []
         for a, margin in enumerate(margins):
             accepted = self.acceptance(margin)
-            outcomes += self._wrong(reach * (1 - accepted), a, 0)
+            wrong = reach * (1 - accepted)
+            outcomes += [Outcome(wrong * share, a, rank) for rank, share in enumerate(others)]
             reach *= accepted
         k = len(margins)
         if bonus is None:
             outcomes += [Outcome(reach * self._after_all.share(rank), k, rank) for rank in range(MAX_RANK)]
         else:
             right = self.acceptance(bonus)
-            outcomes += [Outcome(reach * right, k, 0), *self._wrong(reach * (1 - right), k, 1)]
+            wrong = reach * (1 - right)
+            outcomes.append(Outcome(reach * right, k, 0))
+            outcomes += [Outcome(wrong * share, k, rank) for rank, share in enumerate(others[:-1], 1)]
         worth = [outcome for outcome in outcomes if outcome.likelihood >= WORTH_DRAFTING]
         return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))
-
-    def _wrong(self, likelihood: float, accepted: int, first: int) -> list[Outcome]:
-        """The draft's best guess is wrong there: the others, the best of which has the rank `first`."""
-        shares = map(self._after_rejection.share, range(MAX_RANK - first))
-        return [Outcome(likelihood * share, accepted, first + i) for i, share in enumerate(shares)]

@@ -195,8 +195,7 @@ class Lookahead:
         accepted = ahead.accepted_by(tokens)
         if accepted is None:
             return None
-        margins = [d.margin for d in ahead.drawn]
-        ahead.fan_out.observe(accepted, margins, ahead.rank(accepted, tokens[-1]))
+        ahead.fan_out.observe(accepted, ahead.margins, ahead.rank(accepted, tokens[-1]))
         self.rounds += 1
         return ahead.branches.get((accepted, tokens[-1]))
 
