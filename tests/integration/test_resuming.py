@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,8 @@ PROMPT = "def main("
 MANY = 100
 """Resumes: these tests cut more often than a client puts up with by default."""
 TOKENS = 240
-"""So many that a reader who waits long for a core has not received them all before it cuts a second time."""
+FIRST_CUT = 300
+"""Bytes: what a connection begins with and a few tokens."""
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": TOKENS, "ignore_eos": True}
 COUPLED: Mapping[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": TOKENS, "ignore_eos": True}
 EVERYTHING: Mapping[str, Any] = {
@@ -69,39 +69,24 @@ def hasty(stack: RunningStack) -> Iterator[OwnCoordinator]:
         yield own
 
 
-class Cuts:
-    """Says when to break a stream's connection: each time `every` more tokens came since it was resumed."""
+def limits() -> Iterator[int]:
+    """How many bytes come before each cut: far fewer than a stream has, twice as many each time.
 
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self._due = every
-        self._resumes = 0
-        """How many before the next cut: what was under way at the last one still comes."""
-
-    def due(self, received: int, resumes: int) -> bool:
-        if resumes < self._resumes:
-            self._due = received + self.every
-            return False
-        if received < self._due:
-            return False
-        self._due = received + self.every
-        self._resumes = resumes + 1
-        return True
+    However few messages the tokens come in, some connection carries the whole of the next.
+    """
+    limit = FIRST_CUT
+    while True:
+        yield limit
+        limit *= 2
 
 
 def read_with_cuts(
-    address: str, sampling: Mapping[str, Any], every: int, **speculation: Any
+    address: str, sampling: Mapping[str, Any], **speculation: Any
 ) -> tuple[list[GenerationChunk], GenerationResult, int]:
-    """The chunks of a stream whose connection is reset each time that many more tokens have come."""
-    chunks, received = [], 0
-    with CuttingProxy(address) as proxy, Client(proxy.address, max_resumes=MANY) as client:
-        cuts = Cuts(every)
+    """The chunks of a stream whose connection is reset again and again."""
+    with CuttingProxy(address, limits()) as proxy, Client(proxy.address, max_resumes=MANY) as client:
         stream = client.stream(PROMPT, sampling, speculation={**K, **speculation}, timeout=HANG)
-        for chunk in stream:
-            chunks.append(chunk)
-            received += len(chunk.token_ids)
-            if cuts.due(received, stream.num_resumes):
-                proxy.cut()
+        chunks = list(stream)
         assert stream.result is not None
         return chunks, stream.result, stream.num_resumes
 
@@ -133,7 +118,7 @@ def check_same(chunks: Sequence[GenerationChunk], result: GenerationResult, whol
 @pytest.mark.parametrize("case", CASES)
 def test_a_held_request_goes_on_where_it_was(stack: RunningStack, case: str) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
-    chunks, result, resumes = read_with_cuts(stack.address, CASES[case], 40)
+    chunks, result, resumes = read_with_cuts(stack.address, CASES[case])
     check_same(chunks, result, whole)
     assert resumes >= 2
     # Held, not opened again: the rounds of all calls are counted.
@@ -148,23 +133,18 @@ def test_a_request_that_is_not_held_is_opened_again(
     stack: RunningStack, forgetful: OwnCoordinator, case: str
 ) -> None:
     whole = stack.client.generate(PROMPT, CASES[case], speculation=K, timeout=HANG)
-    chunks, result, resumes = read_with_cuts(forgetful.address, CASES[case], 40)
+    chunks, result, resumes = read_with_cuts(forgetful.address, CASES[case])
     check_same(chunks, result, whole)
     assert resumes >= 2
     stack.check_pools_whole()
 
 
 async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
-    with CuttingProxy(stack.address) as proxy:
+    whole = stack.client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
+    with CuttingProxy(stack.address, limits()) as proxy:
         async with AsyncClient(proxy.address, max_resumes=MANY) as client:
-            whole = await client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
             stream = client.stream(PROMPT, COUPLED, speculation=K, timeout=HANG)
-            chunks, received, cuts = [], 0, Cuts(40)
-            async for chunk in stream:
-                chunks.append(chunk)
-                received += len(chunk.token_ids)
-                if cuts.due(received, stream.num_resumes):
-                    await asyncio.to_thread(proxy.cut)
+            chunks = [chunk async for chunk in stream]
             assert stream.result is not None
             check_same(chunks, stream.result, whole)
             assert stream.num_resumes >= 2
@@ -172,7 +152,7 @@ async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
 
 def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: OwnCoordinator) -> None:
     sampling = {**COUPLED, "seed": None}
-    _, result, resumes = read_with_cuts(forgetful.address, sampling, 40)
+    _, result, resumes = read_with_cuts(forgetful.address, sampling)
     assert resumes > 0
     again = stack.client.generate(PROMPT, {**sampling, "seed": result.seed}, timeout=HANG)
     assert again.token_ids == result.token_ids
@@ -182,7 +162,7 @@ def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: Own
 def test_other_modes_go_on_too(stack: RunningStack, forgetful: OwnCoordinator, mode: str) -> None:
     """Held they are the same run; opened again they are another draw of the same distribution."""
     for address in (stack.address, forgetful.address):
-        chunks, result, resumes = read_with_cuts(address, COUPLED, 40, acceptance=mode)
+        chunks, result, resumes = read_with_cuts(address, COUPLED, acceptance=mode)
         assert resumes >= 2
         validate(history_of(chunks))
         assert len(result.token_ids) == TOKENS
@@ -378,17 +358,17 @@ def test_a_deadline_ends_a_resumable_request_at_once(stack: RunningStack) -> Non
 
 
 def test_exhausted_resumes_name_the_last_index(stack: RunningStack) -> None:
-    with CuttingProxy(stack.address) as proxy, Client(proxy.address, max_resumes=1) as client:
+    cuts = (3 * FIRST_CUT, FIRST_CUT)
+    with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, max_resumes=1) as client:
         stream = client.stream(PROMPT, LONG, speculation=K, timeout=HANG)
         received = []
 
-        def read_and_cut() -> None:
+        def read() -> None:
             for chunk in stream:
                 received.extend(chunk.token_ids)
-                proxy.cut()
 
         with pytest.raises(UnavailableError) as caught:
-            read_and_cut()
+            read()
         assert caught.value.last_index == len(received) - 1 > 0
         assert stream.num_resumes == 1
     stack.client.status()
