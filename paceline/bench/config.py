@@ -47,6 +47,9 @@ class BenchConfig:
     k: tuple[int, ...] = (8, 4, 2)
     """The first one is about what the service chooses for a single greedy request."""
     max_tokens: int = 128
+    """Of each request; on average where there are several at a time."""
+    length_spread: float = 0.5
+    """Share of `max_tokens` by which the answers of several at a time are longer or shorter, at most."""
     repeats: int = 2
     """Measured runs of every arm over every workload; what warms up is not among them."""
     prompts: int = len(PROMPTS)
@@ -66,6 +69,7 @@ class BenchConfig:
             _check(getattr(self, name) >= 0, name, "must not be negative")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
+        _check(0 <= self.length_spread < 1, "length_spread", f"must be in [0, 1), got {self.length_spread}")
         for k in self.k:
             _check(
                 1 <= k <= limits.MAX_SPECULATIVE_TOKENS,
@@ -82,6 +86,11 @@ class BenchConfig:
         most = len(PROMPTS)
         _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
         _check(self.start_timeout > 0, "start_timeout", "must be positive")
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens, at most."""
+        return self.max_tokens + int(self.max_tokens * self.length_spread)
 
     @property
     def drafts_ahead(self) -> bool:

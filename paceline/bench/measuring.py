@@ -114,7 +114,13 @@ class Bench:
             return self._peer_once(arm, load, temperature, seed, max_tokens)
         client = self._clients.of(arm)
         return await run_load(
-            client, load, arm.speculation, temperature=temperature, max_tokens=max_tokens, seed=seed
+            client,
+            load,
+            arm.speculation,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            length_spread=self._config.length_spread,
         )
 
     def _peer_once(

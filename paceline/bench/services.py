@@ -36,7 +36,7 @@ class Services:
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
     """Cache blocks for the most requests at once and the branches, so that no pool's limit is measured."""
-    longest = max(len(prompt) for prompt in prompts) + config.max_tokens + 2 * max(config.k)
+    longest = max(len(prompt) for prompt in prompts) + config.longest_answer + 2 * max(config.k)
     each = -(-longest // _BLOCK_SIZE) + 1
     return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * LOOKAHEAD_BRANCHES
 

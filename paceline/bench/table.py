@@ -9,6 +9,7 @@ from rich.table import Table
 
 from paceline.bench import arms
 from paceline.bench.cells import PARTS, Cell, ratio
+from paceline.bench.config import BenchConfig
 from paceline.bench.figures import RATIOS, Figures, Ratio, base_of
 from paceline.bench.record import Record
 
@@ -45,9 +46,15 @@ def heading(record: Record) -> str:
         f"{record.target.device}), draft {record.draft.name} ({record.draft.num_parameters / 1e6:.2f}M, "
         f"{record.draft.dtype}, {record.draft.device})\n"
         f"{len(record.prompt_lengths)} prompts of {min(record.prompt_lengths)} to "
-        f"{max(record.prompt_lengths)} tokens, {config.max_tokens} tokens each, {config.repeats} time(s), "
-        f"in {record.seconds:.0f} s; medians [quartiles]"
+        f"{max(record.prompt_lengths)} tokens, {config.max_tokens} tokens each{_spread(config)}, "
+        f"{config.repeats} time(s), in {record.seconds:.0f} s; medians [quartiles]"
     )
+
+
+def _spread(config: BenchConfig) -> str:
+    if max(config.concurrency) == 1 or not config.length_spread:
+        return ""
+    return f" (of several at a time up to {config.length_spread:.0%} more or less)"
 
 
 def _table(title: str, *columns: str) -> Table:

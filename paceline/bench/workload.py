@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,20 @@ def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
     return [Workload(tuple(queues))]
 
 
+def answer_lengths(max_tokens: int, spread: float, client: int, requests: int) -> list[int]:
+    """Tokens of each of a client's answers: up to `spread` of `max_tokens` longer or shorter.
+
+    Every longer one has one that is shorter by as much, in an order that differs from client to client: all
+    have the same work, and end together. Without a spread all clients march in step from the first token to
+    the last and share every pass, as no users ever do.
+    """
+    chosen = random.Random(client)
+    longer = [int(max_tokens * chosen.uniform(0, spread)) for _ in range(requests // 2)]
+    changes = [*longer, *(-more for more in longer), *[0] * (requests % 2)]
+    chosen.shuffle(changes)
+    return [max_tokens + change for change in changes]
+
+
 @dataclass(slots=True)
 class LoadResult:
     """One run. The window ends when the first client has nothing left to ask: until then all are busy."""
@@ -68,8 +83,11 @@ async def run_load(
     temperature: float,
     max_tokens: int,
     seed: int,
+    length_spread: float = 0.0,
 ) -> LoadResult:
     """Run a workload to its end. Seeds follow from `seed` and a request's place, so all arms have the same.
+
+    So do the lengths of the answers, `max_tokens` on average (`answer_lengths`).
 
     Raises PacelineError.
     """
@@ -80,10 +98,11 @@ async def run_load(
 
     async def one_client(number: int, queue: Sequence[Prompt]) -> None:
         nonlocal arrived
-        for turn, prompt in enumerate(queue):
+        lengths = answer_lengths(max_tokens, length_spread, number, len(queue))
+        for turn, (prompt, length) in enumerate(zip(queue, lengths, strict=True)):
             sampling = SamplingParams(
                 temperature=temperature,
-                max_tokens=max_tokens,
+                max_tokens=length,
                 seed=seed + turn * workload.concurrency + number,
                 ignore_eos=True,
             )

@@ -66,7 +66,11 @@ def bench(
         list[int] | None,
         _option("k", "Fixed K to measure beside 0 and auto; may be repeated, the first is the ratios'."),
     ] = None,
-    max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request.")] = None,
+    max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request, on average.")] = None,
+    length_spread: Annotated[
+        float | None,
+        _option("length_spread", "Share by which answers of several at a time differ from that, at most."),
+    ] = None,
     repeats: Annotated[int | None, _option("repeats", "Measured runs of everything.")] = None,
     prompts: Annotated[int | None, _option("prompts", "How many of the prompts.")] = None,
     num_blocks: Annotated[
@@ -92,6 +96,7 @@ def bench(
         "concurrency": concurrency,
         "k": k,
         "max_tokens": max_tokens,
+        "length_spread": length_spread,
         "repeats": repeats,
         "prompts": prompts,
         "num_blocks": num_blocks,

@@ -44,6 +44,8 @@ from paceline.core.errors import InvalidArgumentError
         ("repeats", 0),
         ("prompts", len(PROMPTS) + 1),
         ("max_tokens", 0),
+        ("length_spread", -0.1),
+        ("length_spread", 1.0),
         ("start_timeout", 0.0),
     ],
 )
@@ -102,8 +104,8 @@ def test_every_arm_comes_first_once() -> None:
 
 
 def test_the_pool_holds_all_requests_at_once() -> None:
-    config = replace(QUICK, concurrency=(3, 5), max_tokens=100)
-    tokens = 40 + 100 + config.k[0]
+    config = replace(QUICK, concurrency=(3, 5), max_tokens=100, length_spread=0.2)
+    tokens = 40 + 120 + config.k[0]
     assert blocks_needed(config, [(1,) * 40, (1,)]) * 16 >= 5 * tokens
 
 
