@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Several test processes share the cores: threads that wait for one another at every small product would
 # spend their time waiting. Read when torch is first imported, here and in child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 sys.path.insert(0, str(Path(__file__).parent / "integration" / "support"))
 

@@ -32,6 +32,7 @@ from paceline.telemetry.tracing import Attributes
 EXPORT_SECONDS = 3.0
 """How long one batch may take, retries included."""
 CLOSE_SECONDS = 3.0
+_READINGS = 3
 
 
 class _Ids(RandomIdGenerator):
@@ -70,8 +71,10 @@ class OtlpSpans:
     def begin(self, name: str, parent: TraceParent | None, began: float) -> OtlpSpan | None:
         """A server span; None where the sampler does not want it."""
         context = _context(parent) if parent is not None else Context()
-        span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=self._wall(began))
-        return OtlpSpan(self, span) if span.is_recording() else None
+        era = self._era()
+        start = _wall(began, era)
+        span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=start)
+        return OtlpSpan(span, era) if span.is_recording() else None
 
     def record(
         self,
@@ -86,9 +89,10 @@ class OtlpSpans:
     ) -> None:
         """A span that is over already."""
         self._ids.next_span_id = span_id
-        span = self._tracer.start_span(name, _context(parent), start_time=self._wall(began))
+        era = self._era()
+        span = self._tracer.start_span(name, _context(parent), start_time=_wall(began, era))
         self._ids.next_span_id = None
-        self._end(span, ended, attributes, error)
+        _end(span, _wall(ended, era), attributes, error)
 
     def close(self) -> None:
         """Send what is left. A collector that does not answer does not hold the process up."""
@@ -96,24 +100,24 @@ class OtlpSpans:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _end(self, span: Span, ended: float, attributes: Attributes, error: str) -> None:
-        span.set_attributes(attributes)
-        if error:
-            span.set_attribute("error.type", error)
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(self._wall(ended))
+    def _era(self) -> int:
+        """Nanoseconds since 1970 at 0 of the monotonic clock: the reading of both that took least.
 
-    def _wall(self, moment: float) -> int:
-        """Nanoseconds since 1970 of a moment of the monotonic clock."""
-        return time.time_ns() - round((self._clock() - moment) * 1e9)
+        A process that is put aside between the two would see its spans shifted.
+        """
+        readings = []
+        for _ in range(_READINGS):
+            before, wall, after = self._clock(), time.time_ns(), self._clock()
+            readings.append((after - before, wall - round((before + after) / 2 * 1e9)))
+        return min(readings)[1]
 
 
 class OtlpSpan:
     """See `OpenSpan`."""
 
-    def __init__(self, spans: OtlpSpans, span: Span) -> None:
-        self._spans = spans
+    def __init__(self, span: Span, era: int) -> None:
         self._span = span
+        self._era = era
 
     @property
     def parent(self) -> TraceParent:
@@ -123,7 +127,20 @@ class OtlpSpan:
 
     def end(self, ended: float, attributes: Attributes, error: str = "") -> None:
         """End it; `error` is a code."""
-        self._spans._end(self._span, ended, attributes, error)
+        _end(self._span, _wall(ended, self._era), attributes, error)
+
+
+def _wall(moment: float, era: int) -> int:
+    """Nanoseconds since 1970 of a moment of the monotonic clock."""
+    return era + round(moment * 1e9)
+
+
+def _end(span: Span, ended: int, attributes: Attributes, error: str) -> None:
+    span.set_attributes(attributes)
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end(ended)
 
 
 def _context(parent: TraceParent) -> Context:

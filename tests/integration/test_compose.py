@@ -177,6 +177,7 @@ def test_the_services_work_together_as_the_file_wires_them(
         "PACELINE_TARGET_MODEL": str(tiny_pair.target),
         "PACELINE_DRAFT_MODEL": str(tiny_pair.draft),
         "PACELINE_TARGET_THREADS": "1",
+        "PACELINE_NUM_SPECULATIVE_TOKENS": "2",
     }
     services = {name: s for name, s in read_services(chosen).items() if name.endswith("-cpu")}
     where: dict[str, str] = {}  # as the file says it -> as it is here
@@ -206,7 +207,7 @@ def test_the_services_work_together_as_the_file_wires_them(
 
         with Client(where["coordinator:50151"]) as client:
             sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-            result = client.generate("def main():", sampling)
+            result = client.generate("def main():", sampling, speculation={"prompt_lookup": False})
             workers = {worker.role: worker for worker in client.status().workers}
     assert len(result.token_ids) == 12
     assert result.speculative_decoding.num_draft_tokens > 0

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import says_nothing
-from harness.waiting import HANG
+from harness.waiting import HANG, until
 
 from coordinator.access import ANYBODY, Gate, Principal, principal
 from coordinator.coordinator import Coordinator
@@ -30,7 +30,6 @@ from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
-    DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -229,19 +228,24 @@ async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
 
 async def test_waiting_for_a_target_counts(serve: Serve) -> None:
     """No target ever comes here: what waits for one takes the key's room, and gives it back."""
-    async with serve(gate(key(max_sequences=2))) as faces, faces.sdk(TOKEN) as client:
+    room = gate(key(max_sequences=2))
+    async with serve(room) as faces, faces.sdk(TOKEN) as client:
 
-        async def refused(n: int) -> bool:
-            """Whether there was no room for that many sequences; else they waited for their deadline."""
-            with pytest.raises((ResourceExhaustedError, DeadlineExceededError)) as failure:
-                await client.generate("a", {"n": n}, timeout=1.5)
-            return isinstance(failure.value, ResourceExhaustedError)
+        async def held(wanted: dict[str, int]) -> None:
+            await asyncio.to_thread(until, lambda: room._held == wanted, f"{wanted} held")
 
-        assert await refused(3)
-        async with asyncio.TaskGroup() as group:
-            outcomes = [group.create_task(refused(1)) for _ in range(3)]
-        assert sorted(task.result() for task in outcomes) == [False, False, True]
-        assert not await refused(2)
+        async def refused(n: int) -> None:
+            with pytest.raises(ResourceExhaustedError):
+                await client.generate("a", {"n": n}, timeout=HANG)
+
+        await refused(3)
+        for numbers in ((1, 1), (2,)):
+            waiting = [asyncio.create_task(client.generate("a", {"n": n}, timeout=HANG)) for n in numbers]
+            await held({"alice": 2})
+            await refused(1)
+            for task in waiting:
+                task.cancel()
+            await held({})
 
 
 async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:

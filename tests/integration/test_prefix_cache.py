@@ -50,7 +50,7 @@ def test_a_second_request_hits_and_gets_the_tokens_of_a_cold_one(
         return stack.client.generate(
             prompt,
             {"max_tokens": 24, "ignore_eos": True, "temperature": temperature, "seed": 5},
-            speculation={"num_speculative_tokens": 4, "acceptance": mode},
+            speculation={"num_speculative_tokens": 4, "acceptance": mode, "prompt_lookup": False},
             cache_salt=of,
             timeout=HANG,
         ).token_ids

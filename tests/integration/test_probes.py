@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from harness.history import Recording
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -82,11 +82,20 @@ def own(stack: RunningStack) -> Iterator[OwnCoordinator]:
         yield coordinator
 
 
-def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(
-    stack: RunningStack, own: OwnCoordinator
-) -> None:
+@pytest.fixture
+def slow(stack: RunningStack) -> Iterator[OwnCoordinator]:
+    """Forty tokens take two seconds, on whatever machine."""
+    with (
+        own_worker("target", stack.pair.target, least_pass_seconds=0.05) as target,
+        own_coordinator(stack.pair, [target]) as coordinator,
+    ):
+        yield coordinator
+
+
+def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(slow: OwnCoordinator) -> None:
     """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
-    stream = Recording(own.address, "def main(", {"max_tokens": 400, "ignore_eos": True})
+    plain = {"num_speculative_tokens": 0}
+    own, stream = slow, Recording(slow.address, "def main(", {"max_tokens": 40, "ignore_eos": True}, plain)
     with grpc.insecure_channel(own.address) as channel:
         watchers = [Watching(channel, name) for name in ("", "paceline.v1.GenerationService")]
         for watcher in watchers:
@@ -100,6 +109,6 @@ def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(
         assert not stream.over
         history = stream.result()
         assert history.error is None
-        assert len(history.token_ids) == 400
+        assert len(history.token_ids) == 40
         for watcher in watchers:
             watcher.end()

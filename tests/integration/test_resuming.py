@@ -357,8 +357,9 @@ def test_a_deadline_ends_a_resumable_request_at_once(stack: RunningStack) -> Non
     stack.check_pools_whole()
 
 
-def test_exhausted_resumes_name_the_last_index(stack: RunningStack) -> None:
-    cuts = (3 * FIRST_CUT, FIRST_CUT)
+def test_exhausted_resumes_name_the_last_index(stack: RunningStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_client, "CANCEL_SECONDS", HANG)
+    cuts = (20 * FIRST_CUT, FIRST_CUT)
     with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, max_resumes=1) as client:
         stream = client.stream(PROMPT, LONG, speculation=K, timeout=HANG)
         received = []

@@ -261,7 +261,8 @@ def test_a_keys_sequences_are_counted_over_both_faces(secure: Secure) -> None:
         def ask() -> Any:
             return web.completions.create(model=model, prompt=PROMPT, **SAMPLING)
 
-        with client.stream(PROMPT, LONG) as stream:
+        # More than is sent to a client that does not read: it cannot end meanwhile.
+        with client.stream(PROMPT, {**LONG, "max_tokens": 1500, "logprobs": 20}) as stream:
             next(stream)
             with pytest.raises(openai.RateLimitError) as refused:
                 ask()
@@ -325,7 +326,7 @@ def test_a_request_that_is_too_old_ends_and_frees_what_it_held(secure: Secure, p
         "worker_tls_ca": mine.ca,
     }
     target = secure.stack.address_of("target")
-    with own_coordinator(pair_paths, [target], max_request_seconds=0.2, **workers) as own:
+    with own_coordinator(pair_paths, [target], max_request_seconds=0.02, **workers) as own:
         errors: list[PacelineError] = []
         with pytest.raises(DeadlineExceededError, match="older than") as failure:
             own.client.generate(PROMPT, {**LONG, "max_tokens": 1500}, timeout=HANG)

@@ -175,6 +175,13 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
         return self._unary(request, context, response)
 
 
+@pytest.fixture(autouse=True)
+def patient_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, a cancellation arrives."""
+    for module in ("sync_client", "async_client"):
+        monkeypatch.setattr(f"paceline.client.{module}.CANCEL_SECONDS", 30.0)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeCoordinator]:
     service = FakeCoordinator()
