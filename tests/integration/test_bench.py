@@ -22,6 +22,8 @@ def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
             *(sys.executable, "-P", "-m", "paceline", "bench", "--quick"),
             *("--target-model", str(tiny_pair.target), "--draft-model", str(tiny_pair.draft)),
             *("--device", "cpu", "--concurrency", "1", "--concurrency", "2", "--k", "2"),
+            # A step is the difference of two times: of a model this small, too short ones to have a sign.
+            *("--target-pass-seconds", "0.002"),
             *("--temperature", "0", "--temperature", "1", "--prompts", "2", "--max-tokens", "16"),
             *("--json", str(tmp_path / "run.json"), "--plots", str(tmp_path / "plots")),
         ],
@@ -33,14 +35,11 @@ def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run.json").read_text())
     assert set(record["ratios"]) == set(RATIOS)
-    # A step is a difference of two times, and of a model this small of two short ones: it may be anything.
-    stepped = record["ratios"].pop("measured_over_theory_with_costs")
-    assert isinstance(stepped, float)
     assert all(value > 0 for value in record["ratios"].values()), record["ratios"]
     figures = record["figures_by_temperature"]["0"]
     assert 0 <= figures["alpha"] <= 1
     assert 0 <= figures["hit_rate"] <= 1
-    assert isinstance(figures["target_step_over_floor"], float)
+    assert figures["target_step_over_floor"] > 0
     cells = {(c["arm"], c["temperature"], c["concurrency"]): c for c in record["cells"]}
     config = BenchConfig(device="cpu", acceptance=(AcceptanceMode.COUPLED,))
     chosen = [automatic(config).name, served(config).name]

@@ -77,12 +77,6 @@ class Watching:
 
 
 @pytest.fixture
-def own(stack: RunningStack) -> Iterator[OwnCoordinator]:
-    with own_coordinator(stack.pair, [stack.stack.address_of("target")]) as coordinator:
-        yield coordinator
-
-
-@pytest.fixture
 def slow(stack: RunningStack) -> Iterator[OwnCoordinator]:
     """Forty tokens take two seconds, on whatever machine."""
     with (
@@ -95,13 +89,13 @@ def slow(stack: RunningStack) -> Iterator[OwnCoordinator]:
 def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(slow: OwnCoordinator) -> None:
     """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
     plain = {"num_speculative_tokens": 0}
-    own, stream = slow, Recording(slow.address, "def main(", {"max_tokens": 40, "ignore_eos": True}, plain)
-    with grpc.insecure_channel(own.address) as channel:
+    stream = Recording(slow.address, "def main(", {"max_tokens": 40, "ignore_eos": True}, plain)
+    with grpc.insecure_channel(slow.address) as channel:
         watchers = [Watching(channel, name) for name in ("", "paceline.v1.GenerationService")]
         for watcher in watchers:
             watcher.wait_for(SERVING)
         stream.wait_for_tokens(5)
-        own.supervisor.signal("coordinator", signal.SIGTERM)
+        slow.supervisor.signal("coordinator", signal.SIGTERM)
         for watcher in watchers:
             watcher.wait_for(NOT_SERVING)
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
