@@ -41,6 +41,8 @@ def test_greedy_text_that_repeats_itself_stays_what_it_is(
     copied = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=True)
     drafted = generated(client, prompt, 0.0, num_speculative_tokens=k, prompt_lookup=False)
     assert copied.token_ids == drafted.token_ids == oracle.greedy(prompt, NEW_TOKENS, ignore_eos=True)
+    counts = copied.speculative_decoding
+    assert counts.num_prompt_lookups <= counts.num_spec_steps
     assert drafted.speculative_decoding.num_prompt_lookups == 0
 
 
