@@ -32,7 +32,8 @@ eight of each. Half as many in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
 PROBE_CROWD = 8
-"""Sequences from which on there are more rounds between probes: one that drafts splits a pass of many."""
+"""So many sequences, and twice as many, and so on, have one, four, nine times the rounds between probes: one
+that drafts splits the passes of all of them."""
 
 
 @dataclass(slots=True)
@@ -212,8 +213,8 @@ class Pair:
     @property
     def may_probe(self) -> bool:
         """One sequence at a time, and seldom while probes find nothing."""
-        crowd = max(1, self.sequences // PROBE_CROWD)
-        return self._rounds - self._probed_at >= self._probe_after * crowd
+        crowds = max(1, self.sequences // PROBE_CROWD)
+        return self._rounds - self._probed_at >= self._probe_after * crowds**2
 
     def probing(self) -> None:
         """A probe begins."""

@@ -34,11 +34,12 @@ HYSTERESIS = 0.02
 ALONE = 0.05
 """Share by which it must be better than the K of all others: proposals that differ do not come together."""
 CROWD = 8
-"""Sequences from which on each thinks again about K less often than every round."""
+"""So many sequences think about K again less often than every round, twice as many half as often."""
 REST = 3
-"""Rounds for which a sequence does as before without thinking, and matches of a kind that was not worth
-copying: where cores are full, thinking costs, and a few verdicts hardly change what is known. Among many that
-decode plainly no match is looked for in as many rounds: each waits for what is done for all the others."""
+"""Rounds for which a sequence does as before without thinking, times the crowds where it decodes plainly, and
+matches of a kind that was not worth copying: where cores are full, thinking costs, and a few verdicts hardly
+change what is known. What is due ends a rest. A crowd that decodes plainly looks for no match in as many
+rounds after one that was not worth copying: each waits for what is done for all the others."""
 RECONSIDER = 16
 """Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
 HORIZON = 64.0
@@ -146,7 +147,7 @@ class Goodput(Member):
     _copies_rest: list[int] = field(default_factory=lambda: [0] * len(COPIES))
     """By the kind of a match, how many more are left alone without thinking: they were not worth it."""
     _looks_rest: int = 0
-    """Rounds in which no match is looked for: among many the last one was not worth copying."""
+    """Rounds still to come in which no match is looked for."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """Weigh what drafting is expected to give against what it costs everybody."""
@@ -155,7 +156,10 @@ class Goodput(Member):
         kept = self._kept
         if self._rest and (not kept or lacking <= CATCH_UP) and pair.rests(drafting=kept > 0):
             self._rest -= 1
-            self._off = 0 if kept else self._off + 1
+            if not kept:
+                self._off += 1
+                return 0
+            self._off = 0
             return self._asking(min(kept, most), lacking)
         table = pair.begin_round()
         if table is None:
@@ -165,7 +169,7 @@ class Goodput(Member):
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
         if ballot is None or news > much or (not news and self._off >= self._reconsiders):
-            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER
+            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER * self._crowds
             expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
             self._vote(ballot)
@@ -181,15 +185,20 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
-        self._kept, self._rest = trial, 0 if self._measures else REST
+        self._kept, self._rest = trial, 0 if self._measures else REST * (1 if trial else self._crowds)
         return self._asking(min(trial, most), lacking)
 
+    @property
+    def _crowds(self) -> int:
+        return max(1, self.pair.sequences // CROWD)
+
     def looks(self) -> bool:
-        """Among many that decode plainly, seldom after a match that was not worth copying."""
-        if not self._looks_rest:
-            return True
-        self._looks_rest -= 1
-        return False
+        """Among many that decode plainly, seldom while nothing is found that is worth copying."""
+        if self._looks_rest:
+            self._looks_rest -= 1
+            return False
+        self._looks_rest = 0 if self._kept or self.pair.sequences < CROWD else REST
+        return True
 
     def copy(self, match: int, most: int, drafting: int) -> int:
         """Weigh what copying is expected to give against what was chosen."""
@@ -201,11 +210,10 @@ class Goodput(Member):
         if self._copies_rest[kind]:
             self._copies_rest[kind] -= 1
         elif k := self._worth_copying(match, most, drafting, table):
+            self._looks_rest = 0
             return k
         else:
             self._copies_rest[kind] = REST
-        if not drafting and self.pair.sequences >= CROWD:
-            self._looks_rest = REST
         return min(PROBE_DRAFT, most) if self._tries_copy(match) else 0
 
     def _worth_copying(self, match: int, most: int, drafting: int, table: RoundSeconds) -> int:

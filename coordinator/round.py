@@ -60,6 +60,8 @@ from paceline.core.types import Proposal, Verdict
 
 MAX_ATTEMPTS = 4
 """Times one round may be put to the target again before the sequence fails."""
+NOTHING = Proposal()
+"""The proposal of a plain round."""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class RoundMachine(Sequence):
                 return self._begin_round(now) if self.phase is Phase.PAUSED else []
             case Signal.DRAFT_LOST:
                 self._draft.lose()
-                return self._verify(Proposal(), now) if self.phase is Phase.DRAFTING else []
+                return self._verify(NOTHING, now) if self.phase is Phase.DRAFTING else []
             case Signal.DEADLINE:
                 return self._on_deadline(now)
             case Signal.CANCEL:
@@ -149,8 +151,8 @@ class RoundMachine(Sequence):
         planned, self._planned = self._planned, None
         if self.round == 1 or not self._draft.usable(self.round):
             return 0
-        wanted = planned if planned is not None else self._choose(max(0, self._room()))
-        return max(0, min(wanted, self._room()))
+        room = max(0, self._room())
+        return min(planned if planned is not None else self._choose(room), room)
 
     def _choose(self, most: int) -> int:
         most = min(most, self.num_speculative_tokens)
@@ -160,14 +162,12 @@ class RoundMachine(Sequence):
     def _copy_from_text(self) -> Proposal:
         """What followed the last time the text went like this, where that is worth more than a draft."""
         # The first round has no proposal, wherever it would come from.
-        most = min(self.num_speculative_tokens, self._room_on_target())
-        if not self.prompt_lookup or self.round == 1 or most <= 0 or not self._policy.looks():
-            return Proposal()
-        tokens = self.ledger.token_ids
-        match = self._text.find(tokens)
-        count = self._policy.copy(match.length, most, self._wanted) if match is not None else 0
-        if match is None or not count:
-            return Proposal()
+        if not self.prompt_lookup or self.round == 1 or not self._policy.looks():
+            return NOTHING
+        tokens, most = self.ledger.token_ids, min(self.num_speculative_tokens, self._room_on_target())
+        match = self._text.find(tokens) if most > 0 else None
+        if match is None or not (count := self._policy.copy(match.length, most, self._wanted)):
+            return NOTHING
         self._match, self._record.copied = match.length, True
         self.stats.num_prompt_lookups += 1
         return Proposal(copied(tokens, match.start, count))
@@ -212,7 +212,7 @@ class RoundMachine(Sequence):
 
     def _shortened(self, proposal: Proposal, outcome: tuple[int, int]) -> Proposal | None:
         most = min(self._planned or 0, self._room(outcome[0] + 1))
-        return shortened(proposal, most, self.vocabulary_size, self._foreseen.get(outcome, Proposal()))
+        return shortened(proposal, most, self.vocabulary_size, self._foreseen.get(outcome, NOTHING))
 
     def _go_on_with(self, proposal: Proposal, now: float) -> list[Action]:
         """A hit: the verification leaves at once, and the draft learns which branch is its trunk."""
@@ -293,7 +293,7 @@ class RoundMachine(Sequence):
         return [Emit(report)] if report.prompt_logprobs else []
 
     def _foreseen_by(self, verdict: Verdict) -> Proposal:
-        return self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]), Proposal())
+        return self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]), NOTHING)
 
     def _fits(self, verdict: Verdict) -> bool:
         wants_logprobs = self.params.sampling.logprobs is not None
@@ -330,7 +330,7 @@ class RoundMachine(Sequence):
     def _without_draft(self, now: float) -> list[Action]:
         """This round goes on alone, and so do the next few, twice as many after every failure."""
         self._draft.pause(self.round)
-        return self._verify(Proposal(), now)
+        return self._verify(NOTHING, now)
 
     def _on_target_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
         if self.phase is not Phase.VERIFYING or failure.epoch != self._target.epoch:
@@ -347,7 +347,7 @@ class RoundMachine(Sequence):
                 self._target.behind(known, self.ledger)
             case InvalidArgumentError() if self._proposal.num_draft_tokens:
                 # The target finds the proposal wrong: do without it.
-                self._proposal = Proposal()
+                self._proposal = NOTHING
             case error:
                 return self._fail(error)
         if self._target.attempts >= MAX_ATTEMPTS:

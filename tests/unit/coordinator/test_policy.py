@@ -10,7 +10,7 @@ from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.agreement import ADVANTAGE
 from coordinator.costs import MANY
 from coordinator.member import CATCH_UP, Verification
-from coordinator.pair import COPY_AGAIN, PROBE_FIRST, Pair
+from coordinator.pair import COPY_AGAIN, PROBE_CROWD, PROBE_FIRST, Pair
 from coordinator.policy import CROWD, PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
 from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
@@ -216,6 +216,21 @@ def test_sequences_do_not_probe_together() -> None:
     assert 0 < most <= PROBE_ROUNDS
 
 
+@pytest.mark.parametrize(("sequences", "longer"), [(PROBE_CROWD - 1, 1), (2 * PROBE_CROWD, 4), (32, 16)])
+def test_probes_of_many_are_as_much_rarer_as_each_costs_more(sequences: int, longer: int) -> None:
+    """A probe splits the passes of all, and all of them begin rounds."""
+    pair = Pair(MOST)
+    members = [Goodput(pair, MOST) for _ in range(sequences)]
+    for one in members:
+        one.verifying(0, prefills=False)
+    pair.probing()
+    waited = 0
+    while not pair.may_probe:
+        pair.count_round()
+        waited += 1
+    assert waited == PROBE_FIRST * longer
+
+
 def test_no_probe_for_which_the_draft_must_read_too_much() -> None:
     pair = known_pair(*CHEAP)
     one = off(pair)
@@ -339,6 +354,29 @@ def test_among_many_a_match_is_seldom_looked_for_where_copying_is_of_no_use(
             count += 1
             assert one.copy(2, MOST, drafting) == 0
     assert count == looked
+
+
+def test_among_many_a_match_is_seldom_looked_for_where_there_is_none() -> None:
+    pair = known_pair([1.0 + k for k in range(MOST + 1)], [9.0] * (MOST + 1), CROWD)
+    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(CROWD)]
+    for other in members:
+        other.verifying(0, prefills=False)
+    without_trials(pair)
+    assert [members[0].looks() for _ in range(2 * (REST + 1))] == 2 * [True, *[False] * REST]
+
+
+def test_among_many_the_next_match_is_looked_for_at_once_where_copying_is_of_use() -> None:
+    pair = known_pair([1.0 + 0.1 * k for k in range(MOST + 1)], [9.0] * (MOST + 1), CROWD)
+    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(CROWD)]
+    for other in members:
+        other.verifying(0, prefills=False)
+    one = members[0]
+    copies_well(one, 9, MOST)
+    for _ in range(20):
+        drafting = one.choose(MOST, 0, 1000)
+        without_trials(pair)
+        assert one.looks()
+        assert one.copy(9, MOST, drafting)
 
 
 def test_a_copy_is_not_longer_than_what_can_be_used() -> None:

@@ -7,7 +7,7 @@ import pytest
 from coordinator.agreement import Agreement
 from coordinator.member import Verification
 from coordinator.pair import Pair
-from coordinator.policy import REST, Fixed, Goodput
+from coordinator.policy import CROWD, REST, Fixed, Goodput
 from coordinator.trials import (
     AFTERMATH,
     EARLY,
@@ -25,7 +25,7 @@ from coordinator.trials import (
     Trial,
     Trials,
 )
-from tests.unit.coordinator.pairs import FAR, MOST, known_pair, learned, rounds, settled
+from tests.unit.coordinator.pairs import FAR, MOST, known_pair, learned, rounds, settled, without_trials
 
 
 def newcomer() -> Goodput:
@@ -281,6 +281,20 @@ def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(thought: lis
     thought.clear()
     assert rounds(one, 40 * (REST + 1)) == [0] * 40 * (REST + 1)
     assert 40 <= len(thought) <= 42
+
+
+@pytest.mark.parametrize(("sequences", "rests"), [(CROWD, REST), (4 * CROWD, 4 * REST)])
+def test_the_more_decode_plainly_the_less_is_thought(thought: list[int], sequences: int, rests: int) -> None:
+    """All of them wait for what is done for each."""
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1), sequences)
+    one = settled(pair, 0.2)
+    for other in [one, *(learned(Goodput(pair, MOST), 0.2) for _ in range(sequences - 1))]:
+        other.verifying(0, prefills=False)
+    one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    thought.clear()
+    assert [one.choose(MOST, 0, 1000) for _ in range(10 * (rests + 1))] == [0] * 10 * (rests + 1)
+    assert 10 <= len(thought) <= 11
 
 
 def drafts_steadily() -> Goodput:
