@@ -34,7 +34,7 @@ PACE = 1 / 32
 """Share of a measurement in how fast everything is now."""
 KNOWN = 4.0
 """Measurements from which on a mean can tell that everything became slower or faster."""
-MANY, SCATTERED = 16, 0.75
+MANY, SCATTERED = 8, 0.75
 """Where so many share plain passes, a row that one of them adds costs this share of a sequence more:
 64 sequences of which a tenth copied two tokens took a fifth longer. Rows that all add are cheaper."""
 STRAY = 3.0
