@@ -22,9 +22,6 @@ ADVANTAGE = 0.04
 """Share by which drafting must be better than plain decoding to begin. Nothing can go wrong with plain
 rounds, and drafting makes that much less than its usual rounds promise: drafts read prompts, and of the
 last rounds not all tokens are of use."""
-UNTRIED = 0.12
-"""The same share without a trial. What is then new of drafting is mostly what plain rounds take: where these
-became slower a while, drafting only seems better, and drafts would read all sequences for it."""
 STEADY = 0.02
 """Share by which another K must be better than the one all have."""
 
@@ -77,8 +74,8 @@ class Agreement:
         if new is not None:
             self._count(new, 1)
 
-    def revise(self, seconds: RoundSeconds, *, tried: bool = True) -> None:
-        """Decide again, by what rounds take; `tried` while a trial shows it."""
+    def revise(self, seconds: RoundSeconds) -> None:
+        """Decide again, by what rounds take."""
         if not self.size:
             return
         size = self.size
@@ -93,8 +90,7 @@ class Agreement:
         mean = self._drafted / size
         if mean >= ALMOST_NONE:
             self.rate = max(self.rate, self._made / size / _round(seconds, mean))
-        advantage = 0.0 if self.drafts else ADVANTAGE if tried else UNTRIED
-        self.drafts = self.rate > self.plain_rate * (1 + advantage)
+        self.drafts = self.rate > self.plain_rate * (1 if self.drafts else 1 + ADVANTAGE)
 
     def _count(self, ballot: Ballot, sign: int) -> None:
         expected, tokens = ballot.expected, self._tokens

@@ -31,7 +31,7 @@ FRESH, FRESH_PLAIN = 2, 16
 eight of each. Half as many in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
-PROBE_CROWD = 4
+PROBE_CROWD = 8
 """So many sequences, and twice as many, and so on, have one, four, nine times the rounds between probes: one
 that drafts splits the passes of all of them."""
 
@@ -159,7 +159,7 @@ class Pair:
     def _agree(self) -> None:
         self._votes = 0
         if self._knows_drafting and self._seconds is not None:
-            self.agreement.revise(self._seconds, tried=self.trial is not None)
+            self.agreement.revise(self._seconds)
         else:
             self.agreement.drafts = False
 

@@ -84,8 +84,8 @@ def test_it_is_hardly_slower_than_the_best_k(machine: Machine, concurrency: int,
 def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes the K that suits it, and takes plain rounds for as short as where nobody drafts."""
 
-    def revise(self: Agreement, seconds: RoundSeconds, *, tried: bool = True) -> None:
-        honest(self, dataclasses.replace(seconds, beside=seconds.whole[0]), tried=tried)
+    def revise(self: Agreement, seconds: RoundSeconds) -> None:
+        honest(self, dataclasses.replace(seconds, beside=seconds.whole[0]))
         self.drafts = self.rate > 0
 
     together = [of_the_best(CROWDED, n, "of all kinds") for n in (8, 16)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.acceptance import expected_tokens
-from coordinator.agreement import ADVANTAGE, STEADY, UNTRIED, Agreement, Ballot, interpolated
+from coordinator.agreement import ADVANTAGE, STEADY, Agreement, Ballot, interpolated
 from coordinator.costs import RoundSeconds
 
 MOST = 4
@@ -60,24 +60,6 @@ def test_drafting_begins_with_an_advantage_and_ends_without_one() -> None:
     agreement.revise(seconds(1.001))
     assert agreement.drafts
     agreement.revise(seconds(0.999))
-    assert not agreement.drafts
-
-
-def test_without_a_trial_drafting_begins_with_a_greater_advantage() -> None:
-    """Plain rounds that became slower a while make it seem better."""
-
-    def seconds(plain: float) -> RoundSeconds:
-        return table(plain, *(expected_tokens([0.5] * MOST)[k] for k in range(1, MOST + 1)))
-
-    agreement = agreed(seconds(0.9), ballot(0.5, 2))
-    for plain in (1 + 1.1 * ADVANTAGE, 1 + 0.9 * UNTRIED):
-        agreement.revise(seconds(plain), tried=False)
-        assert not agreement.drafts
-    agreement.revise(seconds(1 + 1.1 * UNTRIED), tried=False)
-    assert agreement.drafts
-    agreement.revise(seconds(1.001), tried=False)
-    assert agreement.drafts
-    agreement.revise(seconds(0.999), tried=False)
     assert not agreement.drafts
 
 

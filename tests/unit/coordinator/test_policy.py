@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 
 from coordinator.acceptance import expected_tokens, kind_of
-from coordinator.agreement import UNTRIED
+from coordinator.agreement import ADVANTAGE
 from coordinator.costs import MANY
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, PROBE_CROWD, PROBE_FIRST, Pair
@@ -29,7 +29,7 @@ def test_alone_it_maximises_tokens_over_seconds(acceptance: float, row: float, s
     seconds = [verdict[0], *(verdict[k] + drafting[k] for k in range(1, MOST + 1))]
     rates = [e / t for e, t in zip(expected, seconds, strict=True)]
     chosen = one.choose(MOST, 0, 1000)
-    assert rates[chosen] >= max(rates) - 1.01 * UNTRIED * max(rates[0], rates[chosen])
+    assert rates[chosen] >= max(rates) - 1.01 * ADVANTAGE * max(rates[0], rates[chosen])
 
 
 def test_where_rows_cost_as_much_as_rounds_nothing_is_drafted() -> None:
