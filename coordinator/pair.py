@@ -31,9 +31,8 @@ FRESH, FRESH_PLAIN = 2, 16
 eight of each. Half as many in a trial, where every measurement tells."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
-PROBE_CROWD = 8
-"""So many sequences, and twice as many, and so on, have one, four, nine times the rounds between probes: one
-that drafts splits the passes of all of them."""
+CROWD = 8
+"""So many sequences are a crowd, twice as many two: what all of them do tells what one of them would find."""
 
 
 @dataclass(slots=True)
@@ -85,6 +84,11 @@ class Pair:
     def size(self) -> int:
         """Sequences among which rounds are counted: at least the one that asks."""
         return max(self.sequences, 1)
+
+    @property
+    def crowds(self) -> int:
+        """At least one; a part of another is none."""
+        return max(1, self.sequences // CROWD)
 
     @property
     def mean_draft(self) -> float:
@@ -213,8 +217,8 @@ class Pair:
     @property
     def may_probe(self) -> bool:
         """One sequence at a time, and seldom while probes find nothing."""
-        crowds = max(1, self.sequences // PROBE_CROWD)
-        return self._rounds - self._probed_at >= self._probe_after * crowds**2
+        # One that drafts splits the passes of all of them.
+        return self._rounds - self._probed_at >= self._probe_after * self.crowds**2
 
     def probing(self) -> None:
         """A probe begins."""

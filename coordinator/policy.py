@@ -27,21 +27,20 @@ from coordinator.acceptance import COPIES, expected_tokens
 from coordinator.agreement import ADVANTAGE, Ballot, interpolated
 from coordinator.costs import RoundSeconds
 from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
-from coordinator.pair import PROBE_FIRST
+from coordinator.pair import CROWD, PROBE_FIRST
 
 HYSTERESIS = 0.02
 """Share of a round's tokens by which another K must be better than the last one."""
 ALONE = 0.05
 """Share by which it must be better than the K of all others: proposals that differ do not come together."""
-CROWD = 8
-"""So many sequences think about K again less often than every round, twice as many half as often."""
 REST = 3
 """Rounds for which a sequence does as before without thinking, times the crowds where it decodes plainly, and
 matches of a kind that was not worth copying: where cores are full, thinking costs, and a few verdicts hardly
 change what is known. What is due ends a rest. A crowd that decodes plainly looks for no match in as many
-rounds after one that was not worth copying: each waits for what is done for all the others."""
+rounds after a look that found nothing worth copying: each waits for what is done for all the others."""
 RECONSIDER = 16
-"""Rounds without drafting after which a sequence thinks again all the same: the others may have learned."""
+"""Rounds without drafting, times the crowds, after which a sequence thinks again all the same: the others may
+have learned."""
 HORIZON = 64.0
 """Rounds in which catching up must pay for itself, if the sequence does not end before."""
 TRIAL_CATCH_UP = 4
@@ -169,7 +168,7 @@ class Goodput(Member):
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
         if ballot is None or news > much or (not news and self._off >= self._reconsiders):
-            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER * self._crowds
+            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER * pair.crowds
             expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
             self._vote(ballot)
@@ -185,12 +184,8 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
-        self._kept, self._rest = trial, 0 if self._measures else REST * (1 if trial else self._crowds)
+        self._kept, self._rest = trial, 0 if self._measures else REST * (1 if trial else pair.crowds)
         return self._asking(min(trial, most), lacking)
-
-    @property
-    def _crowds(self) -> int:
-        return max(1, self.pair.sequences // CROWD)
 
     def looks(self) -> bool:
         """Among many that decode plainly, seldom while nothing is found that is worth copying."""

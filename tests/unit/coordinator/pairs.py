@@ -44,6 +44,16 @@ def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:
     return one
 
 
+def crowd(pair: Pair, size: int, acceptance: float | None = None) -> list[Goodput]:
+    """So many sequences that all verify, with `learned` acceptance if one is given."""
+    members = [Goodput(pair, MOST) for _ in range(size)]
+    for one in members:
+        if acceptance is not None:
+            learned(one, acceptance)
+        one.verifying(0, prefills=False)
+    return members
+
+
 def settled(pair: Pair, acceptance: float) -> Goodput:
     one = learned(Goodput(pair, MOST), acceptance)
     one.choose(MOST, 0, 1000)

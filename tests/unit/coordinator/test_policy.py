@@ -10,11 +10,11 @@ from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.agreement import ADVANTAGE
 from coordinator.costs import MANY
 from coordinator.member import CATCH_UP, Verification
-from coordinator.pair import COPY_AGAIN, PROBE_CROWD, PROBE_FIRST, Pair
-from coordinator.policy import CROWD, PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
+from coordinator.pair import COPY_AGAIN, CROWD, PROBE_FIRST, Pair
+from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
 from coordinator.trials import FIRST_TRIAL
 from paceline.core.types import Timings
-from tests.unit.coordinator.pairs import MOST, known_pair, learned, settled, without_trials
+from tests.unit.coordinator.pairs import MOST, crowd, known_pair, learned, settled, without_trials
 
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
@@ -199,11 +199,9 @@ def test_sequences_do_not_probe_together() -> None:
     pair = known_pair(*CHEAP, sequences=30)
     for _ in range(1000):
         pair.habits.drafts.observe(MOST, 0)
-    many = [learned(Goodput(pair, MOST), 0.0) for _ in range(30)]
-    for one in many:
-        one.verifying(0, prefills=False)
+    many = crowd(pair, 30, 0.0)
     most = 0
-    for _ in range(2 * PROBE_FIRST):
+    for _ in range(PROBE_FIRST + 10):
         drafted = 0
         for one in many:
             k = one.choose(MOST, 0, 1000)
@@ -216,15 +214,11 @@ def test_sequences_do_not_probe_together() -> None:
     assert 0 < most <= PROBE_ROUNDS
 
 
-@pytest.mark.parametrize(
-    ("sequences", "longer"), [(PROBE_CROWD - 1, 1), (2 * PROBE_CROWD, 4), (8 * PROBE_CROWD, 64)]
-)
+@pytest.mark.parametrize(("sequences", "longer"), [(CROWD - 1, 1), (2 * CROWD, 4), (8 * CROWD, 64)])
 def test_probes_of_many_are_as_much_rarer_as_each_costs_more(sequences: int, longer: int) -> None:
     """A probe splits the passes of all, and all of them begin rounds."""
     pair = Pair(MOST)
-    members = [Goodput(pair, MOST) for _ in range(sequences)]
-    for one in members:
-        one.verifying(0, prefills=False)
+    crowd(pair, sequences)
     pair.probing()
     waited = 0
     while not pair.may_probe:
@@ -328,12 +322,10 @@ def test_alone_it_copies_where_that_makes_more_tokens_a_second(
 def test_among_many_a_row_that_few_add_is_dear(sequences: int, useful: float, copies: int) -> None:
     """What all of them paid for draft tokens says little of what it costs."""
     pair = known_pair([1 + 0.05 * k for k in range(MOST + 1)], [9.0] * (MOST + 1), sequences)
-    members = [Goodput(pair, MOST) for _ in range(sequences)]
-    one = members[0]
+    one, *_ = crowd(pair, sequences)
     for i in range(300):
         copies_well(one, 9, MOST if i % 2 or useful == 1 else 0, rounds=1)
-    for other in members:
-        other.verifying(0, prefills=False)
+    one.verifying(0, prefills=False)
     assert one.choose(MOST, 0, 1000) == 0
     without_trials(pair)
     assert one.copy(9, MOST, 0) == copies * MOST
@@ -344,11 +336,9 @@ def test_among_many_a_match_is_seldom_looked_for_where_copying_is_of_no_use(
     sequences: int, looked: int
 ) -> None:
     pair = known_pair([1.0 + k for k in range(MOST + 1)], [9.0] * (MOST + 1), sequences)
-    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(sequences)]
-    for other in members:
-        other.verifying(0, prefills=False)
+    one, *_ = crowd(pair, sequences, 0.1)
     without_trials(pair)
-    one, count = members[0], 0
+    count = 0
     copies_well(one, 2, 0)
     for _ in range(40):
         drafting = one.choose(MOST, 0, 1000)
@@ -360,19 +350,14 @@ def test_among_many_a_match_is_seldom_looked_for_where_copying_is_of_no_use(
 
 def test_among_many_a_match_is_seldom_looked_for_where_there_is_none() -> None:
     pair = known_pair([1.0 + k for k in range(MOST + 1)], [9.0] * (MOST + 1), CROWD)
-    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(CROWD)]
-    for other in members:
-        other.verifying(0, prefills=False)
+    one, *_ = crowd(pair, CROWD, 0.1)
     without_trials(pair)
-    assert [members[0].looks() for _ in range(2 * (REST + 1))] == 2 * [True, *[False] * REST]
+    assert [one.looks() for _ in range(2 * (REST + 1))] == 2 * [True, *[False] * REST]
 
 
 def test_among_many_the_next_match_is_looked_for_at_once_where_copying_is_of_use() -> None:
     pair = known_pair([1.0 + 0.1 * k for k in range(MOST + 1)], [9.0] * (MOST + 1), CROWD)
-    members = [learned(Goodput(pair, MOST), 0.1) for _ in range(CROWD)]
-    for other in members:
-        other.verifying(0, prefills=False)
-    one = members[0]
+    one, *_ = crowd(pair, CROWD, 0.1)
     copies_well(one, 9, MOST)
     for _ in range(20):
         drafting = one.choose(MOST, 0, 1000)

@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.agreement import Agreement
 from coordinator.member import Verification
-from coordinator.pair import Pair
-from coordinator.policy import CROWD, REST, Fixed, Goodput
+from coordinator.pair import CROWD, Pair
+from coordinator.policy import REST, Fixed, Goodput
 from coordinator.trials import (
     AFTERMATH,
     EARLY,
@@ -25,7 +25,16 @@ from coordinator.trials import (
     Trial,
     Trials,
 )
-from tests.unit.coordinator.pairs import FAR, MOST, known_pair, learned, rounds, settled, without_trials
+from tests.unit.coordinator.pairs import (
+    FAR,
+    MOST,
+    crowd,
+    known_pair,
+    learned,
+    rounds,
+    settled,
+    without_trials,
+)
 
 
 def newcomer() -> Goodput:
@@ -287,9 +296,7 @@ def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(thought: lis
 def test_the_more_decode_plainly_the_less_is_thought(thought: list[int], sequences: int, rests: int) -> None:
     """All of them wait for what is done for each."""
     pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1), sequences)
-    one = settled(pair, 0.2)
-    for other in [one, *(learned(Goodput(pair, MOST), 0.2) for _ in range(sequences - 1))]:
-        other.verifying(0, prefills=False)
+    one, *_ = crowd(pair, sequences, 0.2)
     one.choose(MOST, 0, 1000)
     without_trials(pair)
     thought.clear()
