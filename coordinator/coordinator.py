@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from coordinator.access import Gate, principal
+from coordinator.dialects import Dialect, DraftDialect, TargetDialect
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
 from coordinator.ledger import Commit
-from coordinator.links import DraftDialect, Link, LinkObserver, LinkState, TargetDialect
+from coordinator.links import Link, LinkObserver, LinkState
 from coordinator.machines import Machines
 from coordinator.observer import Observer, RequestRecord
 from coordinator.record import Record, ending
@@ -80,9 +81,12 @@ class Coordinator:
         """Set whenever `serving` may have changed."""
         self._draining = False
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
-        tls = config.worker_tls
-        self.dispatcher.targets = [Link(a, TargetDialect(), observer, tls) for a in config.targets]
-        self.dispatcher.drafts = [Link(a, DraftDialect(), observer, tls) for a in config.drafts]
+
+        def link(address: str, dialect: Dialect) -> Link:
+            return Link(address, dialect, observer, config.worker_tls, local_sockets=config.local_sockets)
+
+        self.dispatcher.targets = [link(address, TargetDialect()) for address in config.targets]
+        self.dispatcher.drafts = [link(address, DraftDialect()) for address in config.drafts]
 
     @property
     def links(self) -> Sequence[Link]:

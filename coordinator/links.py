@@ -1,7 +1,8 @@
 """The connection to one worker: found, checked, streamed to, lost, and found again.
 
 A link reconnects for as long as the coordinator lives. Commands queued in one turn of the event loop
-leave in one frame.
+leave in one frame. Frames go through gRPC, or through the worker's local socket where it offers one and
+the coordinator finds it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from coordinator.dialects import Dialect
 from paceline.core.errors import PacelineError, UnavailableError
-from paceline.core.messages import DraftCommand, DraftEvent, TargetCommand, TargetEvent
 from paceline.core.tls import Tls
-from paceline.rpc import frames
+from paceline.rpc import local
 from paceline.rpc.auth import PeerRole
 from paceline.rpc.credentials import open_aio_channel
 from paceline.rpc.server import CHANNEL_OPTIONS
-from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
@@ -43,74 +45,6 @@ class LinkState(enum.Enum):
     REFUSED = "refused"
 
 
-class Dialect(Protocol):
-    """What differs between talking to a draft worker and to a target worker."""
-
-    @property
-    def role(self) -> str:
-        """`draft` or `target`."""
-
-    async def info(self, channel: grpc.aio.Channel, seconds: float) -> common_pb2.WorkerInfo:
-        """Ask the worker what it is."""
-
-    def open(self, channel: grpc.aio.Channel) -> Any:
-        """The bidirectional stream."""
-
-    def request(self, commands: Sequence[Any]) -> Any:
-        """A frame of commands."""
-
-    def events(self, frame: Any) -> Sequence[Any]:
-        """The events of a frame."""
-
-
-class TargetDialect:
-    """Verify streams."""
-
-    role = "target"
-
-    async def info(self, channel: grpc.aio.Channel, seconds: float) -> common_pb2.WorkerInfo:
-        """Ask the worker what it is."""
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        request = target_pb2.TargetServiceGetWorkerInfoRequest()
-        return (await stub.GetWorkerInfo(request, timeout=seconds, wait_for_ready=True)).info
-
-    def open(self, channel: grpc.aio.Channel) -> Any:
-        """The bidirectional stream."""
-        return target_pb2_grpc.TargetServiceStub(channel).Verify()
-
-    def request(self, commands: Sequence[TargetCommand]) -> target_pb2.VerifyRequest:
-        """A frame of commands."""
-        return frames.verify_request(commands)
-
-    def events(self, frame: target_pb2.VerifyResponse) -> Sequence[TargetEvent]:
-        """The events of a frame."""
-        return frames.target_events(frame)
-
-
-class DraftDialect:
-    """Draft streams."""
-
-    role = "draft"
-
-    async def info(self, channel: grpc.aio.Channel, seconds: float) -> common_pb2.WorkerInfo:
-        """Ask the worker what it is."""
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        request = draft_pb2.DraftServiceGetWorkerInfoRequest()
-        return (await stub.GetWorkerInfo(request, timeout=seconds, wait_for_ready=True)).info
-
-    def open(self, channel: grpc.aio.Channel) -> Any:
-        """The bidirectional stream."""
-        return draft_pb2_grpc.DraftServiceStub(channel).Draft()
-
-    def request(self, commands: Sequence[DraftCommand]) -> draft_pb2.DraftRequest:
-        """A frame of commands."""
-        return frames.draft_request(commands)
-
-    def events(self, frame: draft_pb2.DraftResponse) -> Sequence[DraftEvent]:
-        """The events of a frame."""
-        return frames.draft_events(frame)
-
-
 @dataclass(frozen=True, slots=True)
 class LinkObserver:
     """Whom a link tells what; all calls happen on the event loop."""
@@ -126,10 +60,18 @@ class Link:
     """One worker, by address."""
 
     def __init__(
-        self, address: str, dialect: Dialect, observer: LinkObserver, tls: Tls | None = None
+        self,
+        address: str,
+        dialect: Dialect,
+        observer: LinkObserver,
+        tls: Tls | None = None,
+        *,
+        local_sockets: bool = True,
     ) -> None:
-        """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is."""
+        """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is;
+        a local socket knows no certificates."""
         self.address = address
+        self._local_sockets = local_sockets and tls is None
         self._tls = tls and replace(tls, server_name=PeerRole(dialect.role).dns_name)
         self.dialect = dialect
         self.state = LinkState.CONNECTING
@@ -199,7 +141,7 @@ class Link:
             return REFUSED_RETRY_SECONDS
         except grpc.aio.AioRpcError as error:
             self._end(self._told(error.code()))
-        except grpc.aio.UsageError:
+        except (grpc.aio.UsageError, DecodeError):
             self._end("the stream broke")
         return RETRY_SECONDS
 
@@ -223,17 +165,23 @@ class Link:
             log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
 
     async def _converse(self, channel: grpc.aio.Channel) -> None:
-        self._stream = stream = self.dialect.open(channel)
+        beside = await self._connect_locally()
+        stream: Any = beside or self.dialect.open(channel)
+        self._stream = stream
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()
-        log.info("the %s worker at %s is ready", self.role, self.address)
+        where = "" if beside is None else f", on this machine: frames go through {self._offered}"
+        log.info("the %s worker at %s is ready%s", self.role, self.address, where)
         self._observer.ready(self)
         writer = asyncio.create_task(self._write(stream))
         try:
-            async for frame in stream:
-                self._observer.events(self, self.dialect.events(frame))
-            self._end("it ended the stream")
+            if beside is not None:
+                await beside.ended
+            else:
+                async for frame in stream:
+                    self._observer.events(self, self.dialect.events(frame))
+            self._end("it did not answer in time" if stream.cancelled() else "it ended the stream")
         except asyncio.CancelledError:
             # Our own hang_up cancels the call, not this task.
             if not stream.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
@@ -241,6 +189,22 @@ class Link:
             self._end("it did not answer in time")
         finally:
             writer.cancel()
+            if beside is not None:
+                beside.close()
+
+    @property
+    def _offered(self) -> str:
+        """The path of the worker's local socket; empty without one."""
+        return self.known.local_socket if self.known is not None and self._local_sockets else ""
+
+    async def _connect_locally(self) -> local.LocalStream | None:
+        if not self._offered or self.known is None:
+            return None
+
+        def received(frame: bytes) -> None:
+            self._observer.events(self, self.dialect.events(self.dialect.read(frame)))
+
+        return await local.connect(self._offered, self.known.instance_id, received, INFO_SECONDS)
 
     async def _write(self, stream: Any) -> None:
         while True:

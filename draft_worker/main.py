@@ -13,10 +13,13 @@ from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
+from paceline.rpc.local import Dialect
 from paceline.rpc.worker import serve_stream
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
+
+DIALECT = Dialect(draft_pb2.DraftRequest, frames.draft_commands, frames.draft_response)
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -43,8 +46,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             request_iterator,
             context,
             self._shell.thread,
-            frames.draft_commands,
-            frames.draft_response,
+            DIALECT.parse,
+            DIALECT.render,
             self._shell.stopping,
         )
         async for frame in stream:
@@ -67,7 +70,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftService(shell), server)
 
 
-ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register)
+ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register, DIALECT)
 
 
 def run(config: WorkerConfig) -> None:

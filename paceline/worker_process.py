@@ -27,6 +27,7 @@ from paceline.kv import BlockPool
 from paceline.rpc import event_loop
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
+from paceline.rpc.local import Dialect, LocalServer
 from paceline.rpc.server import Server, tune_interpreter
 from paceline.rpc.worker import ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
@@ -63,6 +64,8 @@ class Role:
     """Full name of the gRPC service, for health checks."""
     make_engine: Callable[[Built, WorkerConfig], Holder]
     register: Callable[[WorkerShell, grpc.aio.Server], None]
+    dialect: Dialect
+    """What its stream carries."""
 
 
 class WorkerShell:
@@ -77,11 +80,27 @@ class WorkerShell:
         self._built = build(config)
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
         self._engine.observer = WorkerObserver(role.answers, spans)
+        self._local: LocalServer | None = None
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
 
     async def hand_over(self, _seconds: float) -> None:
         """What runs here can run elsewhere: end the streams, so that it does."""
         self.stopping.set()
+        self.stop_locally()
+
+    def serve_locally(self) -> None:
+        """Serve at the local socket too, where one is wanted. Raises UnavailableError naming it."""
+        path = self._config.local_socket
+        if path:
+            server = LocalServer(path, self._instance_id, self.thread, self._role.dialect)
+            server.start()
+            self._local = server
+
+    def stop_locally(self) -> None:
+        """End the streams of the local socket, and remove it."""
+        if self._local is not None:
+            self._local.stop()
+            self._local = None
 
     async def info(self) -> common_pb2.WorkerInfo:
         """What this worker is and has; the cache's numbers are read between two steps."""
@@ -100,6 +119,7 @@ class WorkerShell:
             device=str(built.runner.device),
             dtype=str(built.runner.dtype).removeprefix("torch."),
             num_parameters=built.num_parameters,
+            local_socket=self._local.path if self._local is not None else "",
         )
         info.cache.CopyFrom(await ask(self.thread, self._cache_info))
         return info
@@ -168,7 +188,12 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     loop = asyncio.get_running_loop()
     shell.thread.on_death = lambda: _call_from_thread(loop, server.abandon)
     shell.thread.start()
-    await server.start()
+    shell.serve_locally()
+    try:
+        await server.start()
+    except BaseException:
+        shell.stop_locally()
+        raise
     await server.set_serving(True, [role.service])
     watcher = asyncio.create_task(
         watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
@@ -184,6 +209,7 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
         await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
     finally:
         watcher.cancel()
+        shell.stop_locally()
         shell.thread.stop()
         if metrics is not None:
             metrics.stop()

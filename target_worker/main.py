@@ -11,12 +11,15 @@ from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
+from paceline.rpc.local import Dialect
 from paceline.rpc.worker import serve_stream
 from paceline.v1 import target_pb2, target_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
 from target_worker.decide import warm_up
 from target_worker.verifier import Verifier
+
+DIALECT = Dialect(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
 
 
 class TargetService(target_pb2_grpc.TargetServiceServicer):
@@ -43,8 +46,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             request_iterator,
             context,
             self._shell.thread,
-            frames.target_commands,
-            frames.verify_response,
+            DIALECT.parse,
+            DIALECT.render,
             self._shell.stopping,
         )
         async for frame in stream:
@@ -67,7 +70,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetService(shell), server)
 
 
-ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register)
+ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register, DIALECT)
 
 
 def run(config: WorkerConfig) -> None:

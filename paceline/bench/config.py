@@ -55,6 +55,8 @@ class BenchConfig:
     prompts: int = len(PROMPTS)
     """How many of the prompts; one request at a time runs each of them singly."""
     peers: bool = True
+    local_sockets: bool | None = None
+    """Frames go through Unix sockets; None does as `paceline serve` would on this machine."""
     num_blocks: int | None = None
     """Cache blocks of each worker; None takes what the most concurrent requests need."""
     start_timeout: float = 900.0

@@ -76,6 +76,14 @@ def bench(
     num_blocks: Annotated[
         int | None, option("num_blocks", "Cache blocks of each worker; enough for all requests if not given.")
     ] = None,
+    local_sockets: Annotated[
+        bool | None,
+        option(
+            "local_sockets",
+            "Frames through Unix sockets, or through gRPC; as `paceline serve` if not given.",
+            negative=True,
+        ),
+    ] = None,
     no_peers: Annotated[bool, option("no_peers", "Leave other systems out.")] = False,
     quick: Annotated[bool, option("quick", "Only the ratios at one request, in under a minute.")] = False,
     json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
@@ -100,6 +108,7 @@ def bench(
         "repeats": repeats,
         "prompts": prompts,
         "num_blocks": num_blocks,
+        "local_sockets": local_sockets,
         "peers": False if no_peers else None,
     }
     config = configured(QUICK if quick else FULL, given)

@@ -81,9 +81,10 @@ class Defaults:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def option(name: str, description: str, **settings: Any) -> Any:
-    """A single option, with the environment variable that its name gives."""
-    return typer.Option(flag(name), envvar=variable(name), help=description, **settings)
+def option(name: str, description: str | None, *, negative: bool = False, **settings: Any) -> Any:
+    """A single option, with the environment variable that its name gives; `negative` adds its opposite."""
+    flags = f"{flag(name)}/{negative_flag(name)}" if negative else flag(name)
+    return typer.Option(flags, envvar=variable(name), help=description, **settings)
 
 
 def options_from_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -124,15 +125,9 @@ def _parameters(cls: type[Any], defaults: Mapping[str, Any]) -> list[inspect.Par
         if kind is None:
             continue
         both = f.default is True or kind == bool | None
-        names = f"{flag(f.name)}/{negative_flag(f.name)}" if both else flag(f.name)
         settings = DRAFT_TOKENS if AUTO in _literals(hints[f.name]) else {}
-        described = typer.Option(
-            names,
-            envvar=variable(f.name),
-            help=docs.get(f.name, _HELP.get(f.name)),
-            show_choices=True,
-            **settings,
-        )
+        description = docs.get(f.name, _HELP.get(f.name))
+        described = option(f.name, description, negative=both, show_choices=True, **settings)
         result.append(
             inspect.Parameter(
                 f.name,

@@ -83,6 +83,8 @@ class WorkerInfo:
     device: str
     dtype: str
     num_parameters: int
+    local_socket: str
+    """Path of the Unix socket at which it can be reached too; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,9 @@ class WorkerConfig:
     """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
     served without."""
     trust_remote_code: bool = False
+    local_socket: str = ""
+    """Path of a Unix socket at which coordinators on this machine are served besides, with less work than
+    through gRPC; only processes of the same user may open it."""
     tls_certificate: str = ""
     """PEM file with this process's certificate; none means plain text."""
     tls_key: str = ""
@@ -118,6 +121,11 @@ class WorkerConfig:
         without_authority = self.tls is not None and not self.tls_ca
         _check(
             not without_authority, "tls_ca", "is required with tls_certificate: it tells coordinators apart"
+        )
+        _check(
+            not (self.local_socket and self.tls is not None),
+            "local_socket",
+            "knows no certificates, so it cannot be used with tls_certificate",
         )
         _check(
             0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
@@ -181,6 +189,8 @@ class CoordinatorConfig:
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
     """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    local_sockets: bool = True
+    """Talk to workers through the Unix socket that they offer, where it is found on this machine."""
     worker_tls_certificate: str = ""
     """PEM file with the certificate shown to the workers; none means plain text."""
     worker_tls_key: str = ""

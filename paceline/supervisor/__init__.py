@@ -15,7 +15,8 @@ from paceline.supervisor.children import (
     log_to_stderr,
     sigterm_as_interrupt,
 )
-from paceline.supervisor.stack import Stack, StackConfig, serve_stack
+from paceline.supervisor.stack import Stack, serve_stack
+from paceline.supervisor.stack_config import StackConfig
 
 __all__ = [
     "Backoff",

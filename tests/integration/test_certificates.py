@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Certificates, make, says_nothing
 from harness.waiting import HANG
 
-from coordinator.links import Link, LinkObserver, TargetDialect
+from coordinator.dialects import TargetDialect
+from coordinator.links import Link, LinkObserver
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls

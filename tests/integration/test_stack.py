@@ -112,6 +112,7 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
         ("draft.wrong", {"draft": {"wrong": 1}}),
         ("coordinator.wrong", {"coordinator": {"wrong": 1}}),
         ("start_timeout", {"start_timeout": 0}),
+        ("local_sockets", {"local_sockets": True, "certificates": "folder"}),
     ],
 )
 def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: dict[str, Any]) -> None:

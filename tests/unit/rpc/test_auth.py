@@ -77,6 +77,7 @@ def test_roles_are_named_in_full_in_any_case() -> None:
         ({"tls_key": "k"}, "tls_certificate"),
         ({"tls_ca": "a"}, "tls_certificate"),
         ({"tls_certificate": "c", "tls_key": "k"}, "tls_ca"),
+        ({"tls_certificate": "c", "tls_key": "k", "tls_ca": "a", "local_socket": "s"}, "local_socket"),
     ],
 )
 def test_a_worker_has_all_of_tls_or_none(values: dict[str, str], field: str) -> None:

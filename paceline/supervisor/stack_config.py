@@ -1,0 +1,234 @@
+"""What a stack runs, and the configuration of each of its processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode
+
+_ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
+
+_SHARED = (
+    "block_size",
+    "num_blocks",
+    "max_model_len",
+    "prefix_cache",
+    "deterministic",
+    "cuda_graphs",
+    "trust_remote_code",
+    "log_format",
+    "otlp_traces_endpoint",
+    "reflection",
+)
+"""Fields of both workers' WorkerConfig."""
+
+_NVIDIA = Path("/dev/nvidia0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """One target, at most one draft and their coordinator on this machine.
+
+    Workers listen on 127.0.0.1, the coordinator on `host`. Port 0 takes a free one.
+    """
+
+    target_model: str = "embedded:target"
+    draft_model: str | None = "embedded:draft"
+    """`none` on the command line, None here: no draft worker; only what a text repeats is proposed."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    http: bool = True
+    """Serve the OpenAI-compatible HTTP face."""
+    http_port: int = 0
+    """Port of the HTTP face, on the same host; 0 takes a free one."""
+    chat_template: str = ""
+    """A file with a Jinja chat template; empty takes the tokenizer's own."""
+    target_port: int = 0
+    draft_port: int = 0
+    num_speculative_tokens: DraftTokens = AUTO
+    max_num_speculative_tokens: int = 8
+    """The most draft tokens of a round where K is `auto`."""
+    acceptance: AcceptanceMode = AcceptanceMode.COUPLED
+    prompt_lookup: bool = True
+    """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
+    target_device: str = "auto"
+    draft_device: str = "auto"
+    target_dtype: str = "auto"
+    draft_dtype: str = "auto"
+    target_threads: int = 0
+    """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
+    draft_threads: int = 0
+    lookahead_branches: int | None = None
+    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
+    as many as a draft worker's default where the models leave a core to the rest, else 0."""
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_model_len: int | None = None
+    deterministic: bool = False
+    """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
+    cuda_graphs: bool = True
+    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
+    served without."""
+    prefix_cache: bool = True
+    """Keep what ended requests computed, for those that begin with the same tokens."""
+    local_sockets: bool | None = None
+    """Frames between the processes go through Unix sockets, with less work than through gRPC. If not given,
+    where the system has them and there are no certificates."""
+    trust_remote_code: bool = False
+    certificates: str = ""
+    """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
+    both ends."""
+    tls_certificate: str = ""
+    """PEM file with the certificate of the ports for clients; empty takes the folder's coordinator.pem."""
+    tls_key: str = ""
+    """PEM file with that certificate's private key."""
+    tls_ca: str = ""
+    """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    api_keys: str = ""
+    """File of API keys, as `paceline keys` writes it; none admits everybody."""
+    log_format: str = "text"
+    """Log lines of all processes as text or as json."""
+    otlp_traces_endpoint: str = ""
+    """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    otlp_traces_sampling_ratio: float = 1.0
+    """Share of the requests that are traced, of those that do not say so themselves."""
+    target_metrics_port: int | None = None
+    """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
+    draft_metrics_port: int | None = None
+    """The same for the draft."""
+    reflection: bool = False
+    """Describe the gRPC services of all processes to whoever asks (server reflection)."""
+    start_timeout: float = 900.0
+    """Seconds for all processes to become ready; a first download counts."""
+    target: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of the target's WorkerConfig; they win over the ones above."""
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    """The same for the draft."""
+    coordinator: Mapping[str, Any] = field(default_factory=dict)
+    """The same for the coordinator's CoordinatorConfig."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to what the children inherit."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
+        if self.start_timeout <= 0:
+            raise InvalidArgumentError("start_timeout", "must be positive")
+        if self.local_sockets and self.certificates:
+            raise InvalidArgumentError(
+                "local_sockets", "know no certificates, so they cannot be used with certificates"
+            )
+        if self.local_sockets and not hasattr(socket, "AF_UNIX"):
+            raise InvalidArgumentError("local_sockets", "are not there on this system")
+        for role in self.worker_roles:
+            self.worker_config(role)
+        self.coordinator_config(("127.0.0.1:1",), ())
+
+    @property
+    def uses_local_sockets(self) -> bool:
+        """What `local_sockets` says, or what it is if not given."""
+        if self.local_sockets is None:
+            return hasattr(socket, "AF_UNIX") and not self.certificates
+        return self.local_sockets
+
+    @property
+    def worker_roles(self) -> tuple[str, ...]:
+        """Which workers there are."""
+        return ("target", "draft") if self.draft_model else ("target",)
+
+    def worker_config(self, role: str) -> WorkerConfig:
+        """The configuration of the `target` or the `draft` worker."""
+        mine: Mapping[str, Any] = getattr(self, role)
+        prefix = f"{role}_"
+        values = {
+            name: getattr(self, prefix + name)
+            for name in ("model", "port", "device", "dtype", "threads", "metrics_port")
+        }
+        values["threads"] = values["threads"] or _threads(len(self.worker_roles))
+        values |= {name: getattr(self, name) for name in _SHARED}
+        values |= self._certificate_of(role, "tls")
+        if role == "draft":
+            branches = self.lookahead_branches
+            if branches is not None:
+                values["lookahead_branches"] = branches
+            elif self._crowded:
+                values["lookahead_branches"] = 0
+        return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
+
+    @property
+    def _crowded(self) -> bool:
+        """True when drafting ahead takes the time it saves: both models compute on all cores there are.
+
+        The coordinator and the workers' own sockets need a core besides.
+        """
+        on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
+        return on_cpu and _cores() <= len(self.worker_roles)
+
+    def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
+        """The coordinator's configuration, once the workers' addresses are known."""
+        values = {
+            "targets": targets,
+            "drafts": drafts,
+            "tokenizer": self.target_model,
+            "host": self.host,
+            "port": self.port,
+            "http": self.http,
+            "http_port": self.http_port,
+            "chat_template": self.chat_template,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "max_num_speculative_tokens": self.max_num_speculative_tokens,
+            "acceptance": self.acceptance,
+            "prompt_lookup": self.prompt_lookup,
+            "api_keys": self.api_keys,
+            "log_format": self.log_format,
+            "otlp_traces_endpoint": self.otlp_traces_endpoint,
+            "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
+            "reflection": self.reflection,
+        }
+        edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
+        if self.certificates and not any(edge.values()):
+            edge = self._certificate_of("coordinator", "tls")
+        values |= {**edge, "tls_ca": self.tls_ca, **self._certificate_of("coordinator", "worker_tls")}
+        return _build(
+            CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
+        )
+
+    def _certificate_of(self, role: str, prefix: str) -> dict[str, str]:
+        """A process's files in the folder; nothing without one."""
+        if not self.certificates:
+            return {}
+        names = {"certificate": f"{role}.pem", "key": f"{role}.key", "ca": "ca.pem"}
+        return {f"{prefix}_{what}": str(Path(self.certificates) / name) for what, name in names.items()}
+
+
+def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _ConfigT:
+    known = {f.name for f in fields(cls)}
+    for name in values:
+        if name not in known:
+            raise InvalidArgumentError(f"{role}.{name}", f"unknown; known are {', '.join(sorted(known))}")
+    try:
+        return cls(**values)
+    except InvalidArgumentError as error:
+        own = f"{role}_{error.field}"
+        known_as = own if own in {f.name for f in fields(StackConfig)} else error.field
+        raise InvalidArgumentError(known_as, error.description) from None
+
+
+def _threads(workers: int) -> int:
+    """Torch's threads spin while they wait, so workers must not share cores.
+
+    A worker that is alone leaves one to the coordinator: on two cores the embedded target decodes four
+    times faster with one thread than with both.
+    """
+    return max(1, min(_cores() // workers, _cores() - 1))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,124 @@
+"""Workers reached through Unix sockets: the same tokens as through gRPC, and gRPC wherever they are not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.stacks import Log, RunningStack, own_coordinator, own_worker, running_stack
+from harness.waiting import HANG, until
+
+from paceline.client import Client
+from paceline.supervisor import ChildFailedError
+
+THROUGH = "frames go through"
+LENGTH: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True}
+SAMPLINGS: list[dict[str, Any]] = [
+    {**LENGTH, "temperature": 0},
+    {**LENGTH, "temperature": 1, "seed": 9},
+    {**LENGTH, "temperature": 0.8, "seed": 4, "repetition_penalty": 1.2, "logprobs": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_pair: Any) -> Iterator[RunningStack]:
+    with running_stack(tiny_pair) as running:
+        yield running
+        running.check_pools_whole()
+        running.check_logs()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: a socket's has a hundred bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+def text(client: Client, sampling: dict[str, Any] = SAMPLINGS[0], k: int = 4) -> tuple[int, ...]:
+    speculation = {"num_speculative_tokens": k}
+    return tuple(client.generate("def f(", sampling, speculation=speculation, timeout=HANG).token_ids)
+
+
+def texts(client: Client) -> list[tuple[int, ...]]:
+    return [text(client, sampling, k) for sampling in SAMPLINGS for k in (0, 4)]
+
+
+def sockets(running: RunningStack) -> list[Path]:
+    infos = [worker.info for worker in running.client.status().workers]
+    return [Path(info.local_socket) for info in infos if info is not None and info.local_socket]
+
+
+def test_a_stack_s_workers_are_reached_through_sockets_of_their_own(stack: RunningStack) -> None:
+    assert len(stack.log.find(THROUGH)) >= 2
+    paths = sockets(stack)
+    assert len(set(paths)) == 2
+    assert all(path.is_socket() for path in paths)
+
+
+def test_the_tokens_are_those_of_grpc(stack: RunningStack, tiny_pair: Any) -> None:
+    with running_stack(tiny_pair, local_sockets=False) as other:
+        assert not other.log.find(THROUGH)
+        assert sockets(other) == []
+        expected = texts(other.client)
+    assert texts(stack.client) == expected
+
+
+def test_a_coordinator_may_stay_with_grpc(stack: RunningStack, tiny_pair: Any) -> None:
+    targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
+    with own_coordinator(tiny_pair, targets, drafts, local_sockets=False) as own:
+        assert texts(own.client) == texts(stack.client)
+        assert not own.log.find(THROUGH)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_worker_that_was_killed_is_reached_through_its_socket_again(stack: RunningStack, role: str) -> None:
+    """The file of the killed one is in the way."""
+    before = texts(stack.client)
+    (path,) = [path for path in sockets(stack) if str(path) == info_of(stack, role).local_socket]
+    seen = len(stack.log.find(THROUGH))
+    killed = stack.stack.kill(role)
+    stack.stack.wait_for_restart(role, killed, HANG)
+    stack.wait_for_worker(role)
+    until(lambda: len(stack.log.find(THROUGH)) > seen, "the way through the socket")
+    assert info_of(stack, role).local_socket == str(path)
+    assert texts(stack.client) == before
+
+
+def info_of(running: RunningStack, role: str) -> Any:
+    info = running.worker(role).info
+    assert info is not None
+    return info
+
+
+def test_the_files_end_with_the_stack(tiny_pair: Any) -> None:
+    with running_stack(tiny_pair, draft_model=None) as running:
+        (path,) = sockets(running)
+        assert path.is_socket()
+        assert path.parent.stat().st_mode & 0o077 == 0, "nobody else may enter"
+    assert not path.parent.exists()
+
+
+def test_a_worker_of_its_own_listens_where_it_is_told(tiny_pair: Any, folder: Path) -> None:
+    path = folder / "target.sock"
+    log = Log()
+    with own_worker("target", tiny_pair.target, log, local_socket=str(path)) as address:
+        with own_coordinator(tiny_pair, [address]) as own:
+            first = text(own.client)
+            assert own.log.find(f"{THROUGH} {path}")
+            # No coordinator finds the file any more, as in another container: it asks through gRPC.
+            path.unlink()
+            with own_coordinator(tiny_pair, [address]) as other:
+                assert text(other.client) == first
+                assert not other.log.find(THROUGH)
+        assert not log.find("Traceback")
+
+
+def test_a_path_that_cannot_be_used_is_refused_by_name(tiny_pair: Any, folder: Path) -> None:
+    path = folder / "nowhere" / "target.sock"
+    with pytest.raises(ChildFailedError, match=str(path)):  # noqa: SIM117
+        with own_worker("target", tiny_pair.target, local_socket=str(path)):
+            pytest.fail("it must not start")

@@ -1,0 +1,359 @@
+"""Frames over a Unix socket: whole, in order, from any thread; and who is talked to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError, UnavailableError
+from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.rpc import frames, local
+from paceline.rpc.local import Dialect, LocalServer, LocalStream, connect
+from paceline.v1 import target_pb2
+
+SECONDS = 20.0
+SIZES = [0, 1, 3, 4, 5, 255, 256, 65_531, 65_532, 65_533, 200_000]
+WORKER = "a1b2"
+
+
+def framed(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "little") + frame
+
+
+def frame_of(size: int) -> bytes:
+    return bytes(i * 7 % 251 for i in range(size))
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0)
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
+class Ends:
+    """A stream, and the other end of its socket as it is."""
+
+    def __init__(self, received: Callable[[bytes], None] | None = None) -> None:
+        mine, self.other = socket.socketpair(socket.AF_UNIX)
+        self.frames: list[bytes] = []
+        self.stream = LocalStream(mine, received or self.frames.append)
+
+    def __enter__(self) -> Ends:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self.other.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: a socket's has a hundred bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+# ---- frames ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+async def test_frames_arrive_whole_however_they_are_cut(piece: int) -> None:
+    sizes = [size for size in SIZES if size < 1000 or piece > 1000]
+    data = b"".join(framed(frame_of(size)) for size in sizes)
+    with Ends() as ends:
+        ends.other.setblocking(False)
+        loop = asyncio.get_running_loop()
+        for at in range(0, len(data), piece):
+            await loop.sock_sendall(ends.other, data[at : at + piece])
+            if piece < 1000:
+                await asyncio.sleep(0)
+        await soon(lambda: len(ends.frames) == len(sizes))
+        assert ends.frames == [frame_of(size) for size in sizes]
+
+
+async def test_what_the_other_side_has_no_room_for_is_sent_when_it_has() -> None:
+    """From two threads, each in its order, more than any socket holds."""
+    with Ends() as ends:
+        ends.other.setblocking(False)
+        threads = [
+            threading.Thread(
+                target=lambda name=name: [
+                    ends.stream.send(bytes([name, i]) + frame_of(50_000)) for i in range(40)
+                ]
+            )
+            for name in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "whoever sends does not wait for who reads"
+        loop = asyncio.get_running_loop()
+        data, whole = bytearray(), 80 * (4 + 2 + 50_000)
+        async with asyncio.timeout(SECONDS):
+            while len(data) < whole:
+                data += await loop.sock_recv(ends.other, 1 << 16)
+        frame = 4 + 2 + 50_000
+        heads = [tuple(data[at + 4 : at + 6]) for at in range(0, whole, frame)]
+        assert all(data[at + 6 : at + frame] == frame_of(50_000) for at in range(0, whole, frame))
+        for name in (1, 2):
+            assert [i for who, i in heads if who == name] == list(range(40))
+
+
+async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
+    """There is room again, and the rest of an earlier frame has not been sent yet."""
+    with Ends() as ends:
+        big = [bytes([i]) + frame_of(200_000) for i in range(10)]
+        for frame in big:
+            ends.stream.send(frame)
+        data = bytearray(ends.other.recv(150_000))
+        ends.stream.send(b"last")
+        ends.other.setblocking(False)
+        expected = b"".join(framed(frame) for frame in [*big, b"last"])
+        async with asyncio.timeout(SECONDS):
+            while len(data) < len(expected):
+                data += await asyncio.get_running_loop().sock_recv(ends.other, 1 << 16)
+        assert data == expected
+
+
+async def test_frames_go_both_ways_at_once() -> None:
+    a, b = socket.socketpair(socket.AF_UNIX)
+    got: dict[str, list[bytes]] = {"a": [], "b": []}
+    streams = [LocalStream(a, got["a"].append), LocalStream(b, got["b"].append)]
+    for size in SIZES:
+        for stream in streams:
+            stream.send(frame_of(size))
+    await soon(lambda: all(len(frames) == len(SIZES) for frames in got.values()))
+    assert got["a"] == got["b"] == [frame_of(size) for size in SIZES]
+    streams[0].close()
+    async with asyncio.timeout(SECONDS):
+        await streams[1].ended
+    assert not streams[1].cancelled()
+
+
+async def test_a_frame_that_is_too_long_ends_the_stream() -> None:
+    with Ends() as ends:
+        ends.other.sendall((limits.MAX_MESSAGE_BYTES + 1).to_bytes(4, "little"))
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(InvalidArgumentError, match="frame"):
+                await ends.stream.ended
+
+
+async def test_whoever_takes_frames_may_end_the_stream_by_raising() -> None:
+    taken = []
+
+    def received(frame: bytes) -> None:
+        taken.append(frame)
+        raise ValueError("not that one")
+
+    with Ends(received) as ends:
+        ends.other.sendall(framed(b"one") + framed(b"two"))
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(ValueError, match="not that one"):
+                await ends.stream.ended
+        assert taken == [b"one"]
+
+
+async def test_nothing_is_sent_after_the_end_and_ending_twice_is_ending_once() -> None:
+    with Ends() as ends:
+        ends.stream.cancel()
+        assert ends.stream.cancelled()
+        ends.stream.send(b"late")
+        ends.stream.close(ValueError("late"))
+        ends.stream.cancel()
+        assert ends.stream.ended.result() is None
+        assert ends.other.recv(10) == b""
+
+
+async def test_an_end_while_something_waits_to_be_sent() -> None:
+    with Ends() as ends:
+        for _ in range(40):
+            ends.stream.send(frame_of(50_000))
+        await asyncio.sleep(0)
+        ends.stream.close()
+        ends.stream.send(b"late")
+    with Ends() as ends:
+        ends.other.close()
+        for _ in range(40):
+            ends.stream.send(frame_of(50_000))
+        async with asyncio.timeout(SECONDS):
+            await ends.stream.ended
+
+
+# ---- a server --------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Notes what it is given; the test answers on another thread, as an engine does."""
+
+    on_death = None
+    seconds_since_progress = 0.0
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[Any, list[Any]]] = []
+        self.left: list[Any] = []
+
+    def submit(self, route: Callable[[Sequence[Any]], None], commands: Sequence[Any]) -> None:
+        self.submitted.append((route, list(commands)))
+
+    def leave(self, route: Callable[[Sequence[Any]], None]) -> None:
+        self.left.append(route)
+
+    def ask(self, question: Callable[[], None]) -> None:
+        question()
+
+    def answer(self, events: Sequence[Any], at: int = -1) -> None:
+        thread = threading.Thread(target=self.submitted[at][0], args=(events,))
+        thread.start()
+        thread.join(SECONDS)
+
+
+DIALECT = Dialect(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
+COMMAND = CloseSequence("one", 3)
+EVENT = SequenceFailed("one", 3, 0, InvalidArgumentError("x", "y"))
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+async def server(folder: Path, engine: Engine) -> AsyncIterator[LocalServer]:
+    """One that listens; nothing is left of it."""
+    server = LocalServer(str(folder / "w.sock"), WORKER, engine, DIALECT)
+    server.start()
+    yield server
+    server.stop()
+    assert names(folder) == []
+
+
+async def test_commands_go_there_and_events_come_back(server: LocalServer, engine: Engine) -> None:
+    got: list[bytes] = []
+    stream = await connect(server.path, WORKER, got.append, SECONDS)
+    assert stream is not None
+    await stream.write(frames.verify_request([COMMAND]))
+    await soon(lambda: bool(engine.submitted))
+    assert engine.submitted[0][1] == [COMMAND]
+    engine.answer([EVENT])
+    await soon(lambda: bool(got))
+    (event,) = frames.target_events(target_pb2.VerifyResponse.FromString(got[0]))
+    assert isinstance(event, SequenceFailed)
+    assert event.sequence_id == "one"
+    assert str(event.error) == str(EVENT.error)
+    stream.close()
+    await soon(lambda: engine.left == [engine.submitted[0][0]])
+
+
+async def test_bytes_that_are_no_message_end_their_stream_alone(
+    server: LocalServer, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = [await connect(server.path, WORKER, lambda _: None, SECONDS) for _ in range(2)]
+    assert good is not None
+    assert bad is not None
+    bad.send(b"\xff\xff\xff")
+    async with asyncio.timeout(SECONDS):
+        await bad.ended
+    await soon(lambda: len(engine.left) == 1)
+    assert "Traceback" not in caplog.text
+    assert "a coordinator's stream is ended" in caplog.text
+    await good.write(frames.verify_request([COMMAND]))
+    await soon(lambda: bool(engine.submitted))
+    good.close()
+
+
+async def test_an_answer_that_cannot_be_written_does_not_reach_the_engine_s_thread(
+    server: LocalServer, engine: Engine
+) -> None:
+    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    assert stream is not None
+    await stream.write(frames.verify_request([COMMAND]))
+    await soon(lambda: bool(engine.submitted))
+    engine.submitted[0][0]([SequenceFailed("one", -1, 0, EVENT.error)])
+    async with asyncio.timeout(SECONDS):
+        await stream.ended
+    await soon(lambda: len(engine.left) == 1)
+
+
+async def test_the_end_of_the_server_is_the_end_of_its_streams(server: LocalServer) -> None:
+    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    assert stream is not None
+    server.stop()
+    async with asyncio.timeout(SECONDS):
+        await stream.ended
+    assert await connect(server.path, WORKER, lambda _: None, SECONDS) is None
+
+
+async def test_only_this_user_may_open_it(server: LocalServer) -> None:
+    mode = os.stat(server.path).st_mode  # noqa: PTH116 - of a path as users give it
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+# ---- who is talked to ------------------------------------------------------------------------------
+
+
+async def test_nobody_talks_to_another_worker(server: LocalServer, engine: Engine) -> None:
+    assert await connect(server.path, "another", lambda _: None, SECONDS) is None
+    await soon(lambda: len(engine.left) == 1)
+
+
+async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -> None:
+    plain = folder / "plain"
+    plain.write_text("text")
+    for path in (folder / "none", plain, folder / ("long" * 50)):
+        assert await connect(str(path), WORKER, lambda _: None, SECONDS) is None
+
+
+async def test_who_says_nothing_is_not_waited_for(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(folder / "s"))
+        silent.listen()
+        assert await connect(str(folder / "s"), WORKER, lambda _: None, 0.01) is None
+
+
+# ---- the file --------------------------------------------------------------------------------------
+
+
+async def test_what_a_killed_process_left_is_replaced(folder: Path, engine: Engine) -> None:
+    path = str(folder / "w.sock")
+    killed = socket.socket(socket.AF_UNIX)
+    killed.bind(path)
+    killed.close()
+    server = LocalServer(path, WORKER, engine, DIALECT)
+    server.start()
+    stream = await connect(path, WORKER, lambda _: None, SECONDS)
+    assert stream is not None
+    stream.close()
+    server.stop()
+
+
+async def test_what_others_use_is_left_alone(server: LocalServer, engine: Engine, folder: Path) -> None:
+    text = folder / "text"
+    text.write_text("mine")
+    for path in (server.path, str(text), str(folder / "none" / "w.sock"), str(folder / ("long" * 50))):
+        with pytest.raises(UnavailableError, match="cannot listen on"):
+            LocalServer(path, "second", engine, DIALECT).start()
+    assert text.read_text() == "mine"
+    text.unlink()
+    stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    assert stream is not None
+    stream.close()
+
+
+def test_this_system_has_them() -> None:
+    assert local.SUPPORTED
