@@ -33,9 +33,10 @@ from paceline.rpc.worker import Engine
 
 log = logging.getLogger(__name__)
 
-SUPPORTED = hasattr(socket, "AF_UNIX")
 MAX_PATH_BYTES = 107
 """What the system takes for the path of a socket."""
+PAUSE_SECONDS = 1.0
+"""Until the next try, where a connection could not be accepted: out of files, for example."""
 _LENGTH = 4
 _CHUNK = 1 << 16
 _BACKLOG = 16
@@ -198,7 +199,7 @@ async def connect(
         undo.callback(connection.close)
         try:
             await loop.sock_connect(connection, path)
-        except OSError:
+        except (OSError, ValueError):  # no path at all, for example
             return None
         stream = LocalStream(connection, take)
         undo.callback(stream.close)
@@ -248,8 +249,13 @@ class LocalServer:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
-            self._serve(connection)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("a coordinator cannot be let in: %s", error.strerror)
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         """Carry one coordinator's stream until either side ends it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import NO_SOCKETS, CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
 
@@ -126,7 +126,7 @@ class StackConfig:
                 "local_sockets", "know no certificates, so they cannot be used with certificates"
             )
         if self.local_sockets and not hasattr(socket, "AF_UNIX"):
-            raise InvalidArgumentError("local_sockets", "are not there on this system")
+            raise InvalidArgumentError("local_sockets", NO_SOCKETS)
         for role in self.worker_roles:
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())

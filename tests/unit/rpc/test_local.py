@@ -17,8 +17,8 @@ import pytest
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
-from paceline.rpc import frames, local
-from paceline.rpc.local import Dialect, LocalServer, LocalStream, connect
+from paceline.rpc import frames
+from paceline.rpc.local import PAUSE_SECONDS, Dialect, LocalServer, LocalStream, connect
 from paceline.v1 import target_pb2
 
 SECONDS = 20.0
@@ -304,6 +304,34 @@ async def test_only_this_user_may_open_it(server: LocalServer) -> None:
     assert stat.S_IMODE(mode) == 0o600
 
 
+async def test_a_connection_that_cannot_be_accepted_is_not_the_end(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, paused = asyncio.get_running_loop(), []
+    accept, sleep = loop.sock_accept, asyncio.sleep
+    failures = [OSError(24, "Too many open files")]
+
+    async def starved(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(listener)
+
+    async def noted(seconds: float) -> None:
+        paused.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(loop, "sock_accept", starved)
+    monkeypatch.setattr("paceline.rpc.local.asyncio.sleep", noted)
+    first = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    second = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    assert first is not None
+    assert second is not None
+    assert PAUSE_SECONDS in paused
+    assert "Too many open files" in caplog.text
+    first.close()
+    second.close()
+
+
 # ---- who is talked to ------------------------------------------------------------------------------
 
 
@@ -315,7 +343,7 @@ async def test_nobody_talks_to_another_worker(server: LocalServer, engine: Engin
 async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -> None:
     plain = folder / "plain"
     plain.write_text("text")
-    for path in (folder / "none", plain, folder / ("long" * 50)):
+    for path in (folder / "none", plain, folder / ("long" * 50), f"{folder}/a\0b"):
         assert await connect(str(path), WORKER, lambda _: None, SECONDS) is None
 
 
@@ -353,7 +381,3 @@ async def test_what_others_use_is_left_alone(server: LocalServer, engine: Engine
     stream = await connect(server.path, WORKER, lambda _: None, SECONDS)
     assert stream is not None
     stream.close()
-
-
-def test_this_system_has_them() -> None:
-    assert local.SUPPORTED
