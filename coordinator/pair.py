@@ -86,9 +86,9 @@ class Pair:
         return max(self.sequences, 1)
 
     @property
-    def crowds(self) -> int:
-        """At least one; a part of another is none."""
-        return max(1, self.sequences // CROWD)
+    def crowds(self) -> float:
+        """At least one. Of sixteen clients one is usually between two requests: parts of a crowd count."""
+        return max(1.0, self.sequences / CROWD)
 
     @property
     def mean_draft(self) -> float:

@@ -168,7 +168,7 @@ class Goodput(Member):
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
         if ballot is None or news > much or (not news and self._off >= self._reconsiders):
-            self._seen, self._reconsiders = drafts.observed, self._off + RECONSIDER * pair.crowds
+            self._seen, self._reconsiders = drafts.observed, self._off + int(RECONSIDER * pair.crowds)
             expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
             self._vote(ballot)
@@ -184,7 +184,7 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
-        self._kept, self._rest = trial, 0 if self._measures else REST * (1 if trial else pair.crowds)
+        self._kept, self._rest = trial, 0 if self._measures else int(REST * (1 if trial else pair.crowds))
         return self._asking(min(trial, most), lacking)
 
     def looks(self) -> bool:

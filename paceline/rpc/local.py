@@ -120,6 +120,8 @@ class LocalStream:
             self._loop.remove_reader(self._connection)
             self._loop.remove_writer(self._connection)
             self._connection.close()
+        if self.ended.done():
+            return  # whoever waited for the end was cancelled, and with it the future
         if error is None:
             self.ended.set_result(None)
         else:

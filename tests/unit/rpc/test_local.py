@@ -179,6 +179,21 @@ async def test_nothing_is_sent_after_the_end_and_ending_twice_is_ending_once() -
         assert ends.other.recv(10) == b""
 
 
+async def test_whoever_waits_for_the_end_may_be_cancelled() -> None:
+    with Ends() as ends:
+
+        async def wait() -> None:
+            await ends.stream.ended
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        ends.stream.close()
+        assert ends.other.recv(10) == b""
+
+
 async def test_an_end_while_something_waits_to_be_sent() -> None:
     with Ends() as ends:
         for _ in range(40):
