@@ -7,7 +7,7 @@ way to the coordinator and back; with two groups, the step twice:
 
     together  return + step + rows      apart  2 step + rows
 
-So sequences are waited for whose usual return is well below the step. What drafts for longer, or is on a
+So sequences are waited for whose usual return is below the step. What drafts for longer, or is on a
 device whose step is short, is not: while it is away another group's pass is of more use than a larger one.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.lines import Line, Moments
 
-WORTH = 1.25
+WORTH = 1.1
 """Times as long as together must a round take apart: times vary, and one that is late delays all others."""
 LATE = 2.0
 """Mean deviations by which a sequence may be later than usual and is still waited for."""

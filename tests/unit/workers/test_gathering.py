@@ -58,8 +58,8 @@ def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
     assert (gathering.patience(1, now + 1e-3) == 0) is lost
 
 
-@pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.59, True), (0.61, False), (3.0, False)])
-def test_only_who_takes_well_below_a_step_is_waited_for(usual: float, waited_for: bool) -> None:
+@pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.81, True), (0.83, False), (3.0, False)])
+def test_only_who_takes_less_than_a_step_is_waited_for(usual: float, waited_for: bool) -> None:
     """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
     gathering = known(row=0.0)
     now = returned(gathering, [usual * STEP])
