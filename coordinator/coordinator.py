@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from coordinator.access import Gate, principal
-from coordinator.dialects import Dialect, DraftDialect, TargetDialect
+from coordinator.dialects import DRAFT, TARGET, Dialect
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
 from coordinator.ledger import Commit
@@ -85,8 +85,8 @@ class Coordinator:
         def link(address: str, dialect: Dialect) -> Link:
             return Link(address, dialect, observer, config.worker_tls, local_sockets=config.local_sockets)
 
-        self.dispatcher.targets = [link(address, TargetDialect()) for address in config.targets]
-        self.dispatcher.drafts = [link(address, DraftDialect()) for address in config.drafts]
+        self.dispatcher.targets = [link(address, TARGET) for address in config.targets]
+        self.dispatcher.drafts = [link(address, DRAFT) for address in config.drafts]
 
     @property
     def links(self) -> Sequence[Link]:

@@ -127,9 +127,9 @@ class Link:
     async def _session(self, channel: grpc.aio.Channel) -> float:
         """One connection, from first contact to its end. Returns seconds to wait before the next."""
         try:
-            self.known = await self.dialect.info(channel, INFO_SECONDS)
-            self._observer.admit(self, self.known)
-            await self._converse(channel)
+            info = self.known = await self.dialect.info(channel, INFO_SECONDS)
+            self._observer.admit(self, info)
+            await self._converse(channel, info)
         except UnavailableError as error:
             # Nothing is wrong with the worker: what it must be compared with is not there yet.
             self._end(str(error))
@@ -164,14 +164,14 @@ class Link:
         elif self._tls is not None and reason != before:
             log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
 
-    async def _converse(self, channel: grpc.aio.Channel) -> None:
-        beside = await self._connect_locally()
+    async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
+        beside = await self._connect_locally(info)
         stream: Any = beside or self.dialect.open(channel)
         self._stream = stream
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()
-        where = "" if beside is None else f", on this machine: frames go through {self._offered}"
+        where = "" if beside is None else f", on this machine: frames go through {info.local_socket}"
         log.info("the %s worker at %s is ready%s", self.role, self.address, where)
         self._observer.ready(self)
         writer = asyncio.create_task(self._write(stream))
@@ -192,19 +192,14 @@ class Link:
             if beside is not None:
                 beside.close()
 
-    @property
-    def _offered(self) -> str:
-        """The path of the worker's local socket; empty without one."""
-        return self.known.local_socket if self.known is not None and self._local_sockets else ""
-
-    async def _connect_locally(self) -> local.LocalStream | None:
-        if not self._offered or self.known is None:
+    async def _connect_locally(self, info: common_pb2.WorkerInfo) -> local.LocalStream | None:
+        if not self._local_sockets or not info.local_socket:
             return None
 
         def received(frame: bytes) -> None:
-            self._observer.events(self, self.dialect.events(self.dialect.read(frame)))
+            self._observer.events(self, self.dialect.read(frame))
 
-        return await local.connect(self._offered, self.known.instance_id, received, INFO_SECONDS)
+        return await local.connect(info.local_socket, info.instance_id, received, INFO_SECONDS)
 
     async def _write(self, stream: Any) -> None:
         while True:

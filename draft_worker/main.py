@@ -13,8 +13,7 @@ from paceline.core.config import WorkerConfig
 from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
-from paceline.rpc.local import Dialect
-from paceline.rpc.worker import serve_stream
+from paceline.rpc.worker import Dialect, serve_stream
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
@@ -46,8 +45,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             request_iterator,
             context,
             self._shell.thread,
-            DIALECT.parse,
-            DIALECT.render,
+            DIALECT,
             self._shell.stopping,
         )
         async for frame in stream:

@@ -7,10 +7,11 @@ is here, once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,9 +28,9 @@ from paceline.kv import BlockPool
 from paceline.rpc import event_loop
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
-from paceline.rpc.local import Dialect, LocalServer
+from paceline.rpc.local import LocalServer
 from paceline.rpc.server import Server, tune_interpreter
-from paceline.rpc.worker import ask, watch_progress
+from paceline.rpc.worker import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.tracing import Spans, make_spans
 from paceline.telemetry.worker import WorkerObserver
@@ -88,13 +89,18 @@ class WorkerShell:
         self.stopping.set()
         self.stop_locally()
 
-    def serve_locally(self) -> None:
-        """Serve at the local socket too, where one is wanted. Raises UnavailableError naming it."""
+    @contextlib.contextmanager
+    def served_locally(self) -> Iterator[None]:
+        """Served at the local socket too, where one is wanted. Raises UnavailableError naming it."""
         path = self._config.local_socket
         if path:
             server = LocalServer(path, self._instance_id, self.thread, self._role.dialect)
             server.start()
             self._local = server
+        try:
+            yield
+        finally:
+            self.stop_locally()
 
     def stop_locally(self) -> None:
         """End the streams of the local socket, and remove it."""
@@ -188,33 +194,31 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
     loop = asyncio.get_running_loop()
     shell.thread.on_death = lambda: _call_from_thread(loop, server.abandon)
     shell.thread.start()
-    shell.serve_locally()
-    try:
+    with shell.served_locally():
         await server.start()
-    except BaseException:
-        shell.stop_locally()
-        raise
-    await server.set_serving(True, [role.service])
-    watcher = asyncio.create_task(
-        watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
-    )
-    metrics = shell.serve_metrics()
-    server.heed_signals(exit_with_parent=config.exit_with_parent)
-    tune_interpreter()
-    server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
-    log.info("%s worker listens on %s", role.name, server.address)
-    if metrics is not None:
-        log.info("metrics are served on %s", metrics.address, extra=fields(metrics_address=metrics.address))
-    try:
-        await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
-    finally:
-        watcher.cancel()
-        shell.stop_locally()
-        shell.thread.stop()
+        await server.set_serving(True, [role.service])
+        watcher = asyncio.create_task(
+            watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
+        )
+        metrics = shell.serve_metrics()
+        server.heed_signals(exit_with_parent=config.exit_with_parent)
+        tune_interpreter()
+        server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
+        log.info("%s worker listens on %s", role.name, server.address)
         if metrics is not None:
-            metrics.stop()
-        if spans is not None:
-            await asyncio.to_thread(spans.close)
+            log.info(
+                "metrics are served on %s", metrics.address, extra=fields(metrics_address=metrics.address)
+            )
+        try:
+            await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
+        finally:
+            watcher.cancel()
+            shell.stop_locally()  # before all that takes time: nobody answers these streams any more
+            shell.thread.stop()
+            if metrics is not None:
+                metrics.stop()
+            if spans is not None:
+                await asyncio.to_thread(spans.close)
     if server.abandoned:
         # A worker without its engine thread can only be restarted: the exit code says that it failed.
         raise InternalError("the engine thread died")

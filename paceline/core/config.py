@@ -14,7 +14,8 @@ from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOG_FORMATS = ("text", "json")
-NO_SOCKETS = "is not there on this system"
+HAS_LOCAL_SOCKETS = hasattr(socket, "AF_UNIX")
+NO_LOCAL_SOCKETS = "is not there on this system"
 
 
 def _check(condition: bool, name: str, message: str) -> None:
@@ -124,7 +125,7 @@ class WorkerConfig:
         _check(
             not without_authority, "tls_ca", "is required with tls_certificate: it tells coordinators apart"
         )
-        _check(not self.local_socket or hasattr(socket, "AF_UNIX"), "local_socket", NO_SOCKETS)
+        _check(not self.local_socket or HAS_LOCAL_SOCKETS, "local_socket", NO_LOCAL_SOCKETS)
         _check(
             not (self.local_socket and self.tls is not None),
             "local_socket",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
-"""One gRPC message, either direction."""
+"""One message, either direction."""
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""What the system takes for the path of a Unix socket."""
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 """Headers of one gRPC call."""

@@ -21,43 +21,22 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
-from paceline.rpc.worker import Engine
+from paceline.rpc.worker import Dialect, Engine
 
 log = logging.getLogger(__name__)
 
-MAX_PATH_BYTES = 107
-"""What the system takes for the path of a socket."""
 PAUSE_SECONDS = 1.0
 """Until the next try, where a connection could not be accepted: out of files, for example."""
 _LENGTH = 4
 _CHUNK = 1 << 16
 _BACKLOG = 16
-
-
-class Frame(Protocol):
-    """A type of messages."""
-
-    def FromString(self, data: bytes) -> Any:  # noqa: N802
-        """Parse one. Raises DecodeError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What a worker's stream carries."""
-
-    request: Frame
-    parse: Callable[[Any], Sequence[Any]]
-    """A request's commands. Raises InvalidArgumentError for the frame as a whole."""
-    render: Callable[[Sequence[Any]], Any]
-    """Events as a response, which is a message."""
 
 
 class LocalStream:
@@ -293,8 +272,9 @@ class LocalServer:
 
 
 def _listen(path: str) -> socket.socket:
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise UnavailableError(f"cannot listen on {path}: its name is longer than {MAX_PATH_BYTES} bytes")
+    most = limits.MAX_SOCKET_PATH_BYTES
+    if len(os.fsencode(path)) > most:
+        raise UnavailableError(f"cannot listen on {path}: its name is longer than {most} bytes")
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_abandoned(path)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from paceline.core.errors import InternalError, PacelineError, UnavailableError
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
-
-Request = TypeVar("Request", contravariant=True)
-Response = TypeVar("Response", covariant=True)
 
 MAX_IDLE_SECONDS = 30.0
 """A worker whose engine thread has not come round for this long is not ready."""
@@ -45,14 +44,24 @@ class Engine(Protocol):
         """Run something on the engine thread between steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a worker's stream carries, whatever it goes through."""
+
+    request: type[Message]
+    parse: Callable[[Any], Sequence[Any]]
+    """A request's commands. Raises InvalidArgumentError for the frame as a whole."""
+    render: Callable[[Sequence[Any]], Any]
+    """Events as a response, which is a message."""
+
+
 async def serve_stream(
-    requests: AsyncIterator[Request],
+    requests: AsyncIterator[Any],
     context: grpc.aio.ServicerContext[Any, Any],
     engine: Engine,
-    parse: Callable[[Request], Sequence[Any]],
-    render: Callable[[Sequence[Any]], Response],
+    dialect: Dialect,
     stopping: asyncio.Event,
-) -> AsyncIterator[Response]:
+) -> AsyncIterator[Any]:
     """Carry one coordinator's stream until either side ends it.
 
     A worker that stops ends it at once: its sequences move, or wait, and are opened again from the ledger.
@@ -76,7 +85,7 @@ async def serve_stream(
     async def read() -> None:
         try:
             async for frame in requests:
-                engine.submit(route, parse(frame))
+                engine.submit(route, dialect.parse(frame))
         except PacelineError as error:
             end(error)
         except Exception:
@@ -98,7 +107,7 @@ async def serve_stream(
             if outbox:
                 events = outbox.copy()
                 outbox.clear()
-                yield render(events)
+                yield dialect.render(events)
         if ended[0] is not None:
             await abort(context, ended[0])
     finally:

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from paceline import assets
+from paceline.core import limits
 from paceline.core.config import CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
@@ -29,8 +30,9 @@ from paceline.supervisor.children import (
 )
 from paceline.supervisor.stack_config import StackConfig
 
-_LONG, _SHORT = 80, "/tmp"  # noqa: S108 - a folder of our own in it
-"""The path of a socket has about 100 bytes."""
+_SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
+_ROOM = len("/paceline-12345678/12345.sock")
+"""Of a socket's path in such a folder."""
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
 
@@ -183,7 +185,8 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
         yield None
         return
     place = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=place if len(place) < _LONG else _SHORT))
+    fits = len(os.fsencode(place)) + _ROOM <= limits.MAX_SOCKET_PATH_BYTES
+    folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=place if fits else _SHORT))
     try:
         yield folder
     finally:

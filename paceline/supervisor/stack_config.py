@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.config import NO_SOCKETS, CoordinatorConfig, WorkerConfig
+from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
 
@@ -125,8 +124,8 @@ class StackConfig:
             raise InvalidArgumentError(
                 "local_sockets", "know no certificates, so they cannot be used with certificates"
             )
-        if self.local_sockets and not hasattr(socket, "AF_UNIX"):
-            raise InvalidArgumentError("local_sockets", NO_SOCKETS)
+        if self.local_sockets and not HAS_LOCAL_SOCKETS:
+            raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
         for role in self.worker_roles:
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
@@ -135,7 +134,7 @@ class StackConfig:
     def uses_local_sockets(self) -> bool:
         """What `local_sockets` says, or what it is if not given."""
         if self.local_sockets is None:
-            return hasattr(socket, "AF_UNIX") and not self.certificates
+            return HAS_LOCAL_SOCKETS and not self.certificates
         return self.local_sockets
 
     @property

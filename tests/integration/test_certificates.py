@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Certificates, make, says_nothing
 from harness.waiting import HANG
 
-from coordinator.dialects import TargetDialect
+from coordinator.dialects import TARGET
 from coordinator.links import Link, LinkObserver
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -190,7 +190,7 @@ async def linked(address: str, tls: Tls) -> AsyncIterator[tuple[Link, asyncio.Ev
         lost=lambda _link: None,
         events=lambda _link, _events: None,
     )
-    link = Watched(address, TargetDialect(), observer, tls)
+    link = Watched(address, TARGET, observer, tls)
     running = asyncio.create_task(link.run())
     try:
         async with asyncio.timeout(HANG):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.stacks import Log, RunningStack, own_coordinator, own_worker, running_stack
+from harness.stacks import Log, RunningStack, own_coordinator, own_worker, running_stack, sound_stack
 from harness.waiting import HANG, until
 
 from paceline.client import Client
@@ -25,17 +24,8 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def stack(tiny_pair: Any) -> Iterator[RunningStack]:
-    with running_stack(tiny_pair) as running:
+    with sound_stack(tiny_pair) as running:
         yield running
-        running.check_pools_whole()
-        running.check_logs()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: a socket's has a hundred bytes."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        yield Path(name)
 
 
 def text(client: Client, sampling: dict[str, Any] = SAMPLINGS[0], k: int = 4) -> tuple[int, ...]:
@@ -78,13 +68,13 @@ def test_a_coordinator_may_stay_with_grpc(stack: RunningStack, tiny_pair: Any) -
 def test_a_worker_that_was_killed_is_reached_through_its_socket_again(stack: RunningStack, role: str) -> None:
     """The file of the killed one is in the way."""
     before = texts(stack.client)
-    (path,) = [path for path in sockets(stack) if str(path) == info_of(stack, role).local_socket]
+    path = info_of(stack, role).local_socket
     seen = len(stack.log.find(THROUGH))
     killed = stack.stack.kill(role)
     stack.stack.wait_for_restart(role, killed, HANG)
     stack.wait_for_worker(role)
     until(lambda: len(stack.log.find(THROUGH)) > seen, "the way through the socket")
-    assert info_of(stack, role).local_socket == str(path)
+    assert info_of(stack, role).local_socket == path
     assert texts(stack.client) == before
 
 

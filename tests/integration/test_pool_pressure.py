@@ -9,7 +9,7 @@ import pytest
 from harness.oracle import Ids, Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
-from harness.stacks import RunningStack, own_coordinator, running_stack, together
+from harness.stacks import RunningStack, own_coordinator, sound_stack, together
 from harness.waiting import HANG, until
 from harness.wire import Line, next_round
 
@@ -27,7 +27,7 @@ NEW_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def small(pair_paths: Pair) -> Iterator[RunningStack]:
-    with running_stack(
+    with sound_stack(
         pair_paths,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK,
@@ -35,8 +35,6 @@ def small(pair_paths: Pair) -> Iterator[RunningStack]:
         draft={"num_blocks": DRAFT_BLOCKS, "lease_seconds": LEASE},
     ) as stack:
         yield stack
-        stack.check_pools_whole()
-        stack.check_logs()
 
 
 def prompts_of(oracle: Oracle, count: int) -> list[Ids]:

@@ -6,9 +6,8 @@ import asyncio
 import os
 import socket
 import stat
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
 from paceline.rpc import frames
-from paceline.rpc.local import PAUSE_SECONDS, Dialect, LocalServer, LocalStream, connect
+from paceline.rpc.local import PAUSE_SECONDS, LocalServer, LocalStream, connect
+from paceline.rpc.worker import Dialect
 from paceline.v1 import target_pb2
 
 SECONDS = 20.0
@@ -58,13 +58,6 @@ class Ends:
     def __exit__(self, *_: object) -> None:
         self.stream.close()
         self.other.close()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: a socket's has a hundred bytes."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        yield Path(name)
 
 
 # ---- frames ----------------------------------------------------------------------------------------

@@ -150,6 +150,15 @@ def running_stack(pair: Pair, **changes: Any) -> Iterator[RunningStack]:
         yield RunningStack(stack, client, log, pair)
 
 
+@contextlib.contextmanager
+def sound_stack(pair: Pair, **changes: Any) -> Iterator[RunningStack]:
+    """The same; in the end its pools are whole and its logs clean."""
+    with running_stack(pair, **changes) as running:
+        yield running
+        running.check_pools_whole()
+        running.check_logs()
+
+
 def together(calls: Sequence[Callable[[], T]], at_once: int = 16) -> list[T]:
     """Run calls in threads, `at_once` of them; results in order, the first error raised."""
     if at_once == 1:
