@@ -244,23 +244,15 @@ def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]
             f"The two ways differ from token {different} on: other matrix shapes, other last bits of logits."
         )
     counts = with_draft.speculative_decoding
-    if not counts.num_draft_tokens:
+    rejected = with_draft.origins.count(TokenOrigin.CORRECTION)
+    alpha = theory.measured_alpha(counts.num_accepted_draft_tokens, rejected)
+    if alpha is None:
         return [same, "Nothing was drafted."]
     k = round(counts.num_draft_tokens / counts.num_spec_steps)
     step = without.timings.target / max(1, without.speculative_decoding.num_rounds)
     c = with_draft.timings.draft / counts.num_draft_tokens / step if step else 0.0
-    alpha = per_token_alpha(counts.mean_acceptance_length, k)
     return [
         same,
         f"Theorem 3.8 allows {theory.speedup(alpha, c, k):.2f}× with the measured α = {alpha:.2f}, "
         f"c = {c:.2f} and K = {k}; it knows neither the wire nor the price of the target's extra rows.",
     ]
-
-
-def per_token_alpha(mean_length: float, k: int) -> float:
-    """The α for which (1 − α^(K+1)) / (1 − α) is the measured mean acceptance length, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if theory.expected_tokens(middle, k) < mean_length else (low, middle)
-    return (low + high) / 2

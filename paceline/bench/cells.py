@@ -9,6 +9,8 @@ from typing import Any
 
 from paceline.bench.arms import Arm
 from paceline.client.results import GenerationResult, to_plain
+from paceline.core.types import TokenOrigin
+from paceline.decoding import theory
 
 Place = tuple[int, int]
 """(repeat, workload): runs of two arms at the same place did the same work, one shortly after the other."""
@@ -56,8 +58,8 @@ class Counts:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
-    num_accepted_first: int = 0
-    """Proposals whose first draft token was accepted."""
+    num_rejected_draft_tokens: int = 0
+    """Proposals that were not accepted whole: what follows a rejected token was not judged."""
     draft: float = 0.0
     target: float = 0.0
     queue: float = 0.0
@@ -70,7 +72,7 @@ class Counts:
         stats = result.speculative_decoding
         self.requests += 1
         self.completion_tokens += len(result.token_ids)
-        self.num_accepted_first += stats.num_spec_steps - sum(stats.acceptance_histogram[:1])
+        self.num_rejected_draft_tokens += result.origins.count(TokenOrigin.CORRECTION)
         for source, names in ((stats, _COUNTED), (result.timings, (*PARTS, "total"))):
             for name in names:
                 setattr(self, name, getattr(self, name) + getattr(source, name))
@@ -90,12 +92,9 @@ class Counts:
         return _share(self.num_accepted_draft_tokens, self.num_draft_tokens)
 
     @property
-    def first_position_acceptance(self) -> float | None:
-        """Share of proposals whose first token was accepted: the theory's alpha.
-
-        Later positions are left out: only proposals that got there count at them.
-        """
-        return _share(self.num_accepted_first, self.num_spec_steps)
+    def alpha(self) -> float | None:
+        """The theory's: accepted over judged."""
+        return theory.measured_alpha(self.num_accepted_draft_tokens, self.num_rejected_draft_tokens)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -163,7 +162,7 @@ class Cell:
                 "counts": to_plain(c),
                 "opening": to_plain(self.opening),
                 "acceptance_rate": c.acceptance_rate,
-                "first_position_acceptance": c.first_position_acceptance,
+                "alpha": c.alpha,
                 "mean_acceptance_length": c.mean_acceptance_length,
                 "hit_rate": c.hit_rate,
                 "seconds_per_round": self.decoding.parts,

@@ -1,8 +1,8 @@
 """From cells to what they mean: the ratios, and the figures of the theory beside them.
 
-Theory is Leviathan et al. 2023, section 3: alpha is the acceptance of the first draft token, c the draft's
-compute of one token over the target's plain step, both measured without lookahead, because the theorem
-knows a draft that runs before its verification, not beside it. It knows no prompt either: times and
+Theory is Leviathan et al. 2023, section 3: alpha is the acceptance of a draft token that was judged, c the
+draft's compute of one token over the target's plain step, both measured without lookahead, because the
+theorem knows a draft that runs before its verification, not beside it. It knows no prompt either: times and
 speed-ups that are set beside it leave the pass over the prompt out.
 """
 
@@ -66,7 +66,7 @@ class Figures:
 
     k: int
     alpha: float | None
-    """Acceptance at the first position, without lookahead."""
+    """Accepted over judged draft tokens, without lookahead."""
     c: float | None
     """Draft compute of one draft token over the target's plain step, without lookahead."""
     hit_rate: float | None
@@ -112,7 +112,7 @@ def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds
     )
     k = config.k[0]
     step = plain.decoding.target_seconds_per_round if plain else None
-    alpha = without.counts.first_position_acceptance if without else None
+    alpha = without.counts.alpha if without else None
     draft = without.decoding.draft_seconds_per_token if without else None
     visible = ahead.decoding.draft_seconds_per_token if ahead else None
     verification = without.decoding.target_seconds_per_round if without else None

@@ -137,7 +137,7 @@ def figures_table(by_temperature: dict[float, Figures]) -> Table:
     table = _table(f"What explains it, one request, K = {k}", *(f"T = {t:g}" for t in by_temperature))
     found = list(by_temperature.values())
     rows: tuple[tuple[str, list[str]], ...] = (
-        ("α: acceptance of the first draft token", [_number(f.alpha) for f in found]),
+        ("α: accepted of the draft tokens judged", [_number(f.alpha) for f in found]),
         ("c: draft's token over target's step, no lookahead", [_number(f.c, 3) for f in found]),
         ("hit rate of lookahead", [_percent(f.hit_rate) for f in found]),
         ("share of draft time hidden", [_percent(f.hidden_draft_share) for f in found]),

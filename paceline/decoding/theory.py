@@ -10,6 +10,18 @@ import math
 from collections.abc import Sequence
 
 
+def measured_alpha(accepted: int, rejected: int) -> float | None:
+    """Alpha as rounds tell it: the share of the draft tokens that were judged which were accepted.
+
+    A round judges its draft tokens up to the first one that it rejects. So every token of the text but those
+    after an accepted proposal is judged once, and the share is a mean over the text, as the paper measures
+    it (section 4.2). First positions alone say more: what comes after a token that the draft did not know is
+    easier than the rest. None when nothing was judged.
+    """
+    judged = accepted + rejected
+    return accepted / judged if judged else None
+
+
 def expected_tokens(alpha: float, k: int) -> float:
     """Tokens of one round, the next token included: (1 - alpha^(k+1)) / (1 - alpha) (equation 1)."""
     _check(alpha, k)

@@ -10,12 +10,14 @@ import pytest
 from paceline.bench.arms import Arm
 from paceline.bench.cells import Cell, Counts, Spread, decode_ratio, pooled, ratio
 from paceline.client import RoundTimings
+from paceline.client import TokenOrigin as T
 
 
 def result() -> Any:
     """What is counted of a request: 4 rounds, 3 with a proposal of 2, of which 1, 2 and 0 were accepted."""
     return SimpleNamespace(
         token_ids=(1, 2, 3, 4, 5, 6, 7),
+        origins=(T.TARGET, T.ACCEPTED, T.CORRECTION, T.ACCEPTED, T.ACCEPTED, T.BONUS, T.CORRECTION),
         speculative_decoding=SimpleNamespace(
             acceptance_histogram=(1, 1, 1),
             num_spec_steps=3,
@@ -60,7 +62,7 @@ def test_counts_are_sums_over_requests() -> None:
         counts.add(result())
     assert (counts.requests, counts.completion_tokens, counts.num_rounds) == (3, 21, 12)
     assert counts.acceptance_rate == pytest.approx(0.5)
-    assert counts.first_position_acceptance == pytest.approx(2 / 3)
+    assert counts.alpha == pytest.approx(3 / 5)
     assert counts.mean_acceptance_length == pytest.approx(2.0)
     assert counts.hit_rate == pytest.approx(2 / 3)
     assert counts.draft_seconds_per_token == pytest.approx(0.05)
@@ -72,7 +74,7 @@ def test_counts_are_sums_over_requests() -> None:
 def test_without_drafts_there_are_no_rates() -> None:
     counts = Counts(requests=1, num_rounds=3, target=0.3, total=0.3)
     assert counts.acceptance_rate is counts.hit_rate is counts.draft_seconds_per_token is None
-    assert counts.first_position_acceptance is None
+    assert counts.alpha is None
     assert counts.mean_acceptance_length == 1
 
 

@@ -60,7 +60,7 @@ def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     assert row(text, "lookahead, coupled, K=4")[:3] == ["150.0", "125-175", "2.00"]
     assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]"] * 2
     assert row(text, "worst_over_plain")[:4] == ["1.28", "[1.28-1.28]", "at", "4"]
-    assert row(text, "α: acceptance of the first draft token") == ["0.75", "0.75"]
+    assert row(text, "α: accepted of the draft tokens judged") == ["0.75", "0.75"]
     assert row(text, "step over floor") == ["5.00", "5.00"]
     assert row(text, "client's share of a core, at most") == ["25%"] * 3
     assert "CTranslate2: absent, pip install ctranslate2" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from rich.console import Console
 
 from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
 from paceline.core.types import AcceptanceMode, TokenOrigin
-from paceline.decoding import theory
 from paceline.demo import (
     STYLES,
     DemoConfig,
@@ -20,7 +20,6 @@ from paceline.demo import (
     TokenTexts,
     comparison,
     conclusions,
-    per_token_alpha,
     round_account,
     stream_completion,
 )
@@ -188,7 +187,8 @@ def test_without_drafts_there_is_no_theory() -> None:
     assert told[1:] == ["Nothing was drafted."]
 
 
-@pytest.mark.parametrize("k", [1, 4, 16])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 0.99, 1.0])
-def test_alpha_is_found_from_the_mean_acceptance_length(alpha: float, k: int) -> None:
-    assert per_token_alpha(theory.expected_tokens(alpha, k), k) == pytest.approx(alpha, abs=1e-6)
+def test_alpha_is_of_the_draft_tokens_that_were_judged() -> None:
+    """Of each four two are accepted and one is rejected; the one behind it is not judged."""
+    origins = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION) * 2
+    told = conclusions([Measured(replace(result(), origins=origins), 1.0)], [Measured(result(), 1.0)])
+    assert "α = 0.67" in told[1]

@@ -14,6 +14,7 @@ from paceline.decoding.theory import (
     expected_tokens,
     improvement_possible,
     least_improvement,
+    measured_alpha,
     operations_factor,
     oracle_bound,
     speedup,
@@ -70,6 +71,37 @@ def test_expected_tokens_is_the_mean_of_a_capped_geometric() -> None:
         for k in range(6):
             mean = sum((i + 1) * alpha**i * (1 - alpha if i < k else 1) for i in range(k + 1))
             assert expected_tokens(alpha, k) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("alpha", [0.3, 0.7, 0.95])
+def test_the_measured_alpha_is_that_of_independent_tokens(alpha: float, k: int) -> None:
+    """Exactly, in expectation: a round accepts i < k and rejects one, or accepts all."""
+    rejected = 1 - alpha**k
+    accepted = sum(i * alpha**i * (1 - alpha) for i in range(k)) + k * alpha**k
+    assert accepted / (accepted + rejected) == pytest.approx(alpha)
+    assert measured_alpha(7, 3) == pytest.approx(0.7)
+    assert measured_alpha(0, 0) is None
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_measured_alpha_is_that_of_the_text(k: int) -> None:
+    """Hard tokens come behind easy ones, so rounds often begin with an easy one: first positions say more."""
+    rng = random.Random(k)
+    text, easy = [], True
+    for _ in range(200_000):
+        easy = not easy or rng.random() < 0.7
+        text.append(easy)
+    accepted = rejected = first = rounds = i = 0
+    while i + k < len(text):
+        run = next((j for j in range(k) if not text[i + j]), k)
+        accepted, rejected, first = accepted + run, rejected + (run < k), first + (run > 0)
+        rounds, i = rounds + 1, i + run + 1
+    of_the_text = sum(text) / len(text)
+    judged = measured_alpha(accepted, rejected)
+    assert judged is not None
+    assert abs(judged - of_the_text) < 0.03  # what follows a proposal that is accepted whole is not judged
+    assert first / rounds > of_the_text + 0.1
 
 
 def test_improvement() -> None:
