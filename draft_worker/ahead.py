@@ -32,7 +32,7 @@ from paceline.kv import Branch, Branching
 
 OF_USE = 2
 """Tokens from which on a continuation is worth verifying although it is not finished."""
-ALIKE = 0.5
+ALIKE = 0.2
 """An outcome shares a chain's call with the likeliest one if it is at least this much as likely."""
 
 

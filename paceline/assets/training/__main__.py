@@ -49,15 +49,35 @@ def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return parts[0], parts[1]
 
 
-def _train_target(
+def _train_narrow_target(
     work: Path, tokens: torch.Tensor, held_out: torch.Tensor, seed: int, device: torch.device
 ) -> None:
     """A third of the depth first, then the full stack grown from it."""
-    shallow = models.build(models.target_config(layers=4), seed).to(device)
+    shallow = models.build(models.narrow_target_config(layers=4), seed).to(device)
     plan = Plan(steps=1400, seed=seed, long_share=0.0, decay_share=0.0)
     train(shallow, tokens, plan, next_token_loss, work / "shallow.pt", "shallow target")
-    target = models.grow(shallow, models.target_config()).to(device)
+    target = models.grow(shallow, models.narrow_target_config()).to(device)
     plan = Plan(steps=720, seed=seed + 1, warmup=20, decay_share=0.6)
+    train(target, tokens, plan, next_token_loss, work / "narrow-target.pt", "narrow target")
+    print(f"held-out loss {held_out_loss(target, held_out):.3f}", flush=True)
+
+
+def _train_target(
+    work: Path, tokens: torch.Tensor, held_out: torch.Tensor, seed: int, device: torch.device
+) -> None:
+    """More neurons in every layer, which learn on with the others."""
+    narrow = _shipped(work, "narrow-target", models.narrow_target_config(), device)
+    target = models.enlarged(narrow, models.target_config(), seed + 11).to(device)
+    plan = Plan(
+        steps=600,
+        seed=seed + 11,
+        tokens_per_pass=1024,
+        long_share=0.15,
+        warmup=20,
+        decay_share=0.7,
+        muon_lr=0.015,
+        adamw_lr=1.5e-3,
+    )
     train(target, tokens, plan, next_token_loss, work / "target.pt", "target")
     print(f"held-out loss {held_out_loss(target, held_out):.3f}", flush=True)
 
@@ -68,12 +88,17 @@ def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> L
     return model.to(device).eval()
 
 
+def _shipped(work: Path, name: str, config: LlamaConfig, device: torch.device) -> LlamaForCausalLM:
+    """As a checkpoint has it: rounded to bfloat16."""
+    return _load(work, name, config, device).bfloat16().float()
+
+
 def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
     """The corpus, then the target's view of it, then the target's view of its own text, then of both.
 
     The last and longest stage sees more of the target's own text, greedy text among it.
     """
-    target = _load(work, "target", models.target_config(), device)
+    target = _load(work, "narrow-target", models.narrow_target_config(), device)
     draft = distill.start_from(target, models.build(models.wide_draft_config(), seed + 2).to(device))
     plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
     train(draft, tokens, plan, next_token_loss, work / "draft-corpus.pt", "draft on the corpus")
@@ -93,17 +118,24 @@ def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch
     train(draft, mixed, plan, imitate, work / "draft-wide.pt", "draft on more of both")
 
 
-def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """Two layers instead of one, which learn from much more of the target's own text.
-
-    Both models are taken as they are shipped, rounded to bfloat16.
-    """
-    target = _load(work, "target", models.target_config(), device).bfloat16().float()
-    wide = _load(work, "draft-wide", models.wide_draft_config(), device).bfloat16().float()
-    record = Record(target, tokens, work, seed + 8)
+def _train_small_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
+    """Two layers instead of one, which learn from much more of the narrow target's own text."""
+    target = _shipped(work, "narrow-target", models.narrow_target_config(), device)
+    wide = _shipped(work, "draft-wide", models.wide_draft_config(), device)
+    record = Record(target, tokens, work / "narrow-record", seed + 8)
     text = torch.from_numpy(record.batch(0)[0][:32]).to(device)
-    draft = deepen.deepened(wide, models.draft_config(), text, seed + 9).to(device)
-    deepen.train_on(record, draft, deepen.Plan(seed=seed + 10), work / "draft.pt")
+    draft = deepen.deepened(wide, models.small_draft_config(), text, seed + 9).to(device)
+    deepen.train_on(record, draft, deepen.Plan(seed=seed + 10), work / "draft-small.pt")
+
+
+def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
+    """More neurons and twice the layers, which learn from the text of the target."""
+    target = _shipped(work, "target", models.target_config(), device)
+    small = _shipped(work, "draft-small", models.small_draft_config(), device)
+    draft = models.enlarged(small, models.draft_config(), seed + 12).to(device)
+    record = Record(target, tokens, work / "record", seed + 13)
+    plan = deepen.Plan(steps=2000, steps_a_batch=16, seed=seed + 14)
+    deepen.train_on(record, draft, plan, work / "draft.pt")
 
 
 def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:
@@ -128,7 +160,8 @@ def _export(work: Path, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    stages = ["tokenizer", "target", "wide-draft", "draft", "export", "measure"]
+    models_in_order = ["narrow-target", "wide-draft", "small-draft", "target", "draft"]
+    stages = ["tokenizer", *models_in_order, "export", "measure"]
     parser.add_argument("stage", choices=[*stages, "all"])
     parser.add_argument("--work", type=Path, default=Path("build/assets"))
     parser.add_argument("--seed", type=int, default=20)
@@ -142,10 +175,14 @@ def main() -> None:
     tokens, held_out = _prepare(args.work)
     for stage in stages if args.stage == "all" else [args.stage]:
         match stage:
+            case "narrow-target":
+                _train_narrow_target(args.work, tokens, held_out, args.seed, device)
             case "target":
                 _train_target(args.work, tokens, held_out, args.seed, device)
             case "wide-draft":
                 _train_wide_draft(args.work, tokens, args.seed, device)
+            case "small-draft":
+                _train_small_draft(args.work, tokens, args.seed, device)
             case "draft":
                 _train_draft(args.work, tokens, args.seed, device)
             case "export":

@@ -1,4 +1,4 @@
-"""From a draft of one wide layer to one of two narrow layers, at the same size and price of a step.
+"""Drafts that learn from what their target wrote, and the first of them: two narrow layers of one wide layer.
 
 A single layer of attention cannot look up what followed the last time that something stood there: that takes
 one layer that knows which token came before, and another that looks for it (Olsson et al. 2022, "In-context
@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.assets.training.models import Muon, Optimisers, build, schedule
 from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, Record
-from paceline.assets.training.trainer import resume, save
+from paceline.assets.training.trainer import autocast, resume, save
 
 HELD_BACK = 4
 """The first batches of the record, which nobody learns from."""
@@ -33,6 +33,8 @@ class Plan:
     rows: int = 4
     """Of each of the `passes` in a step; each pass takes them from one batch."""
     passes: int = 4
+    steps_a_batch: int = 10
+    """There is a new batch to learn from every so many steps, so that no text is seen often."""
     divergence_weight: float = 0.3
     """Of KL(p, q) beside the total variation. It moves what q has all but lost, where that has no slope."""
     muon_lr: float = 0.015
@@ -42,8 +44,8 @@ class Plan:
     checkpoint_every: int = 100
 
     def batches_at(self, step: int) -> int:
-        """Batches to learn from: new ones all the way, so that no text is seen often."""
-        return HELD_BACK + 4 + step // 10
+        """Batches to learn from."""
+        return HELD_BACK + 4 + step // self.steps_a_batch
 
 
 def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: int) -> LlamaForCausalLM:
@@ -88,7 +90,8 @@ def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Pa
         for index, row in places:
             tokens, logits = record.batch(index)
             rows = slice(row, row + plan.rows)
-            divergence, variation = _distances(draft, tokens[rows], logits[rows])
+            with autocast(next(draft.parameters()).device):
+                divergence, variation = _distances(draft, tokens[rows], logits[rows])
             ((plan.divergence_weight * divergence + variation) / plan.passes).backward()
             lost += variation.item() / plan.passes
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)

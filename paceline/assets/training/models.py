@@ -15,9 +15,14 @@ from paceline.assets.training.corpus import END_OF_TEXT_ID, VOCAB_SIZE
 MAX_POSITIONS = 2048
 
 
-def target_config(layers: int = 12) -> LlamaConfig:
-    """Deep and narrow: 12 layers make a step worth speculating about at 6.6M parameters."""
+def narrow_target_config(layers: int = 12) -> LlamaConfig:
+    """What the target begins as. Its 6.6M parameters learn three times as fast as 21M."""
     return _config(hidden_size=256, intermediate_size=448, num_hidden_layers=layers)
+
+
+def target_config() -> LlamaConfig:
+    """21M parameters: 82 MiB in float32, which no cache of a core keeps, so a step is bound by memory."""
+    return _config(hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
 
 
 def wide_draft_config() -> LlamaConfig:
@@ -25,9 +30,14 @@ def wide_draft_config() -> LlamaConfig:
     return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=1)
 
 
-def draft_config() -> LlamaConfig:
-    """Two small layers: its step must cost about a tenth of the target's."""
+def small_draft_config() -> LlamaConfig:
+    """Two small layers, for the narrow target."""
     return _config(hidden_size=256, intermediate_size=256, num_hidden_layers=2)
+
+
+def draft_config() -> LlamaConfig:
+    """3.1M parameters: its step must cost about a seventh of the target's, and fit in a core's cache."""
+    return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=4)
 
 
 def _config(**shape: int) -> LlamaConfig:
@@ -68,6 +78,29 @@ def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
         model.model.norm.load_state_dict(small.model.norm.state_dict())
         for index, layer in enumerate(model.model.layers):
             layer.load_state_dict(small.model.layers[index % len(small.model.layers)].state_dict())
+    return model
+
+
+def enlarged(small: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCausalLM:
+    """The same function in a larger shape: more neurons a layer and more layers above, which do nothing yet.
+
+    What they would add to the residual stream is zero; what they read is drawn at random, so they can learn.
+    """
+    model = build(config, seed)
+    with torch.no_grad():
+        model.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
+        model.model.norm.load_state_dict(small.model.norm.state_dict())
+        for new, old in zip(model.model.layers, small.model.layers, strict=False):
+            neurons = old.mlp.gate_proj.weight.size(0)
+            for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+                getattr(new, name).load_state_dict(getattr(old, name).state_dict())
+            new.mlp.gate_proj.weight[:neurons] = old.mlp.gate_proj.weight
+            new.mlp.up_proj.weight[:neurons] = old.mlp.up_proj.weight
+            new.mlp.down_proj.weight[:, :neurons] = old.mlp.down_proj.weight
+            new.mlp.down_proj.weight[:, neurons:] = 0.0
+        for new in model.model.layers[len(small.model.layers) :]:
+            new.self_attn.o_proj.weight.zero_()
+            new.mlp.down_proj.weight.zero_()
     return model
 
 

@@ -23,10 +23,11 @@ class Record:
     """Batches in a folder, each written when it is first asked for: a pure function of seed and number."""
 
     def __init__(self, target: LlamaForCausalLM, prompts: torch.Tensor, folder: Path, seed: int) -> None:
-        """`prompts`: flat tokens, of which windows are continued."""
+        """`prompts`: flat tokens, of which windows are continued. The folder is made where it is missing."""
         self._target = target
         self._prompts = prompts.numpy()
         self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self._seed = seed
 
     def batch(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float16]]:

@@ -1,4 +1,4 @@
-"""The draft's second layer: it changes nothing when it is added, and learning goes on where it stopped."""
+"""What is added to a model changes nothing at first, and learning goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from paceline.assets.training import deepen, record
 from paceline.assets.training.deepen import Plan, deepened, train_on
-from paceline.assets.training.models import _orthogonal, build
+from paceline.assets.training.models import _orthogonal, build, enlarged
 
 VOCAB = 64
 
@@ -50,6 +50,20 @@ def test_the_neurons_that_do_most_are_kept(text: torch.Tensor) -> None:
     deep = deepened(wide, config(2, intermediate=16), text, 2)
     with torch.no_grad():
         torch.testing.assert_close(deep(text).logits, wide(text).logits)
+
+
+@pytest.mark.parametrize(("layers", "intermediate"), [(2, 80), (4, 48), (4, 80)])
+def test_neurons_and_layers_that_are_added_change_nothing_at_first_and_can_learn(
+    text: torch.Tensor, layers: int, intermediate: int
+) -> None:
+    small = build(config(2), 1)
+    large = enlarged(small, config(layers, intermediate), 2)
+    torch.testing.assert_close(large(text).logits, small(text).logits)
+    large(text).logits.square().sum().backward()
+    for layer in large.model.layers:
+        gradient = layer.mlp.down_proj.weight.grad
+        assert gradient is not None
+        assert (gradient.abs().sum(0) > 0).all()
 
 
 def test_an_update_turns_and_does_not_stretch() -> None:
