@@ -44,8 +44,9 @@ class BenchConfig:
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    k: tuple[int, ...] = (8, 4, 2)
-    """The first one is about what the service chooses for a single greedy request."""
+    k: tuple[int, ...] = (4, 8, 2)
+    """The first one is what a draft that looks ahead makes most with at both temperatures, the second about
+    what the service chooses for a single greedy request."""
     max_tokens: int = 128
     """Of each request; on average where there are several at a time."""
     length_spread: float = 0.5
@@ -106,7 +107,7 @@ QUICK = replace(
     FULL,
     acceptance=(AcceptanceMode.COUPLED,),
     concurrency=(1,),
-    k=(8,),
+    k=(4,),
     max_tokens=48,
     repeats=1,
     prompts=3,
