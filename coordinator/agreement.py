@@ -4,7 +4,7 @@ Sequences share passes only while their rounds come at the same time. Where some
 or some draft 2 tokens and others 6, proposals arrive one after the other and the target's passes fall
 apart: each costs a step, the draft works at the same time as the target, and everybody waits for passes
 that it has no part in. Half of the sequences drafting is slower than all of them, and than none
-(docs/benchmarks.md, "Many requests"). A sequence that weighs its own K alone does not see that.
+(docs/benchmarks-first-pair.md, "Many requests"). A sequence that weighs its own K alone does not see that.
 
 So each says what it would do if drafting were allowed, and what every K is expected to give it. Nobody
 drafts where that makes more tokens of a second. Where drafting does, the K that is best for all of them

@@ -19,7 +19,7 @@ from tests.sim.closed_loop import QUICK, ClosedLoop, Machine, constant, text_of_
 Acceptance = Callable[[int, float], Callable[[int], float]]
 
 CROWDED = dataclasses.replace(QUICK, target_sequence=6e-4, target_row=1e-4, wire=4e-4, contention=2.5)
-"""Fitted to two cores (docs/benchmarks.md): one of the two kinds of sequences waits while others draft."""
+"""Fitted to two cores (docs/benchmarks-first-pair.md): one kind of sequence waits while others draft."""
 ROOMIER = dataclasses.replace(CROWDED, contention=2.0)
 DRIFTING = dataclasses.replace(QUICK, drift=0.5)
 """Others use it as well, for seconds at a time."""

@@ -21,7 +21,7 @@ def narrow_target_config(layers: int = 12) -> LlamaConfig:
 
 
 def target_config() -> LlamaConfig:
-    """21M parameters: 82 MiB in float32, which no cache of a core keeps, so a step is bound by memory."""
+    """21M parameters: 82 MiB in float32, more than a last-level cache, so a step is bound by memory."""
     return _config(hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
 
 
@@ -36,7 +36,7 @@ def small_draft_config() -> LlamaConfig:
 
 
 def draft_config() -> LlamaConfig:
-    """3.1M parameters: its step must cost about a seventh of the target's, and fit in a core's cache."""
+    """3.1M parameters: its step costs about a seventh of the target's."""
     return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=4)
 
 
