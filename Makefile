@@ -39,7 +39,7 @@ imports: $(STAMP)
 proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 	$(BIN)/python -m tools.generate_proto
 
-bench: $(STAMP)  ## measure against plain decoding and other systems, in one run (some forty minutes)
+bench: $(STAMP)  ## measure against plain decoding and other systems, in one run (an hour or more)
 	$(BIN)/paceline bench
 
 assets: $(STAMP)  ## train the embedded pair again (some hours on two cores)
