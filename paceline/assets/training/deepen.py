@@ -7,6 +7,7 @@ learning and induction heads"). Source code repeats itself, and what a small tar
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.assets.training.models import Muon, Optimisers, build, schedule
+from paceline.assets.training.models import Muon, Optimisers, enlarged, schedule
 from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, Record
 from paceline.assets.training.trainer import autocast, resume, save
 
@@ -50,26 +51,19 @@ class Plan:
 
 def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: int) -> LlamaForCausalLM:
     """`wide`, with the neurons that do most on `text` [B, L], and a layer above it that does nothing yet."""
-    deep = build(config, seed)
-    above, layer = wide.model.layers[0], deep.model.layers[0]
+    narrow = deepcopy(wide)
+    mlp = narrow.model.layers[0].mlp
     activity: list[Tensor] = []
-    hook = above.mlp.down_proj.register_forward_hook(lambda _, given, __: activity.append(given[0]))
+    hook = mlp.down_proj.register_forward_hook(lambda _, given, __: activity.append(given[0]))
     with torch.no_grad():
-        wide(text, use_cache=False)
+        narrow(text, use_cache=False)
         hook.remove()
-        strength = activity[0].flatten(0, 1).pow(2).mean(0).sqrt() * above.mlp.down_proj.weight.norm(dim=0)
+        strength = activity[0].flatten(0, 1).pow(2).mean(0).sqrt() * mlp.down_proj.weight.norm(dim=0)
         kept = strength.topk(config.intermediate_size).indices.sort().values
-        deep.model.embed_tokens.load_state_dict(wide.model.embed_tokens.state_dict())
-        deep.model.norm.load_state_dict(wide.model.norm.state_dict())
-        for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
-            getattr(layer, name).load_state_dict(getattr(above, name).state_dict())
-        layer.mlp.gate_proj.weight.copy_(above.mlp.gate_proj.weight[kept])
-        layer.mlp.up_proj.weight.copy_(above.mlp.up_proj.weight[kept])
-        layer.mlp.down_proj.weight.copy_(above.mlp.down_proj.weight[:, kept])
-        for new in deep.model.layers[1:]:
-            new.self_attn.o_proj.weight.zero_()
-            new.mlp.down_proj.weight.zero_()
-    return deep
+        mlp.gate_proj.weight.data = mlp.gate_proj.weight[kept]
+        mlp.up_proj.weight.data = mlp.up_proj.weight[kept]
+        mlp.down_proj.weight.data = mlp.down_proj.weight[:, kept]
+    return enlarged(narrow, config, seed)
 
 
 def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Path) -> None:
