@@ -21,6 +21,7 @@ from paceline.core import limits
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
+from paceline.engine.cores import check_cores
 from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
 from paceline.engine.loop import Engine, EngineThread
@@ -78,11 +79,14 @@ class WorkerShell:
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
         """Set when streams are to end."""
+        check_cores(config.cores)  # before the minutes that loading a model may take
         self._built = build(config)
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
         self._engine.observer = WorkerObserver(role.answers, spans)
         self._local: LocalServer | None = None
-        self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
+        self.thread: EngineThread[Any, Any] = EngineThread(
+            self._engine, f"{role.name}-engine", cores=config.cores
+        )
 
     async def hand_over(self, _seconds: float) -> None:
         """What runs here can run elsewhere: end the streams, so that it does."""

@@ -46,7 +46,9 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-    """CPU threads of the model; 0 leaves torch's choice."""
+    """CPU threads of the model; 0 takes one for each of `cores`, without them torch's choice."""
+    cores: tuple[int, ...] = ()
+    """Processor core to compute on; may be repeated; any if none is given."""
     block_size: int = 16
     """Positions per cache block."""
     num_blocks: int | None = None
@@ -109,6 +111,13 @@ class WorkerConfig:
         _check_telemetry(self.log_format, self.otlp_traces_endpoint)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 0, "threads", "must not be negative")
+        _check(all(core >= 0 for core in self.cores), "cores", "must not be negative")
+        _check(len(set(self.cores)) == len(self.cores), "cores", "must differ from each other")
+        _check(
+            not self.cores or self.threads <= len(self.cores),
+            "cores",
+            f"must be at least as many as threads, got {len(self.cores)} for {self.threads}",
+        )
         _check(self.block_size >= 1, "block_size", "must be at least 1")
         _check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "must be at least 1")
         _check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "must be at least 2")

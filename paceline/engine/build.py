@@ -43,8 +43,8 @@ def choose_device(name: str) -> torch.device:
 
 def build(config: WorkerConfig) -> Built:
     """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    if threads := config.threads or len(config.cores):
+        torch.set_num_threads(threads)
     # Nobody looks at a hub or at telemetry while a request waits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     device = choose_device(config.device)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.engine.cores import bind_thread
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,17 @@ Route = Callable[[Sequence[Any]], None]
 class EngineThread(Generic[Command, Event]):
     """Owns an engine; everything else talks to it through `submit`, `leave` and `ask`."""
 
-    def __init__(self, engine: Engine[Command, Event], name: str, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine[Command, Event],
+        name: str,
+        clock: Clock = monotonic,
+        cores: Collection[int] = (),
+    ) -> None:
+        """`cores`: those that it may run on; any if there are none."""
         self._engine = engine
         self._clock = clock
+        self._cores = cores
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._routes: dict[str, Route] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -103,6 +112,7 @@ class EngineThread(Generic[Command, Event]):
 
     def _run(self) -> None:
         try:
+            bind_thread(self._cores)
             while self._drain():
                 if self._engine.has_work:
                     self._send(self._engine.step())

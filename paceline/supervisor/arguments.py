@@ -10,6 +10,7 @@ from paceline.core.config import CoordinatorConfig, WorkerConfig
 _REPEATABLE = {
     "targets": "target",
     "drafts": "draft",
+    "cores": "core",
     "stop_token_ids": "stop_token_id",
     "bad_words": "bad_word",
     "allowed_token_ids": "allowed_token_id",

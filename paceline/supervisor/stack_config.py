@@ -12,6 +12,7 @@ from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
+from paceline.engine.cores import CAN_BIND
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
 
@@ -65,6 +66,9 @@ class StackConfig:
     target_threads: int = 0
     """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
     draft_threads: int = 0
+    bind_cores: bool | None = None
+    """Each model computes on cores of its own, whatever else runs there. If not given, where a draft that
+    drafts ahead and its target have one core each, and there is no third."""
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
     as many as a draft worker's default where the models leave a core to the rest, else 0."""
@@ -126,6 +130,11 @@ class StackConfig:
             )
         if self.local_sockets and not HAS_LOCAL_SOCKETS:
             raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
+        if self.bind_cores:
+            if not CAN_BIND:
+                raise InvalidArgumentError("bind_cores", "is not possible on this system")
+            if (needed := sum(map(self._threads_of, self.worker_roles))) > len(_cores()):
+                raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {len(_cores())}")
         for role in self.worker_roles:
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
@@ -150,16 +159,41 @@ class StackConfig:
             name: getattr(self, prefix + name)
             for name in ("model", "port", "device", "dtype", "threads", "metrics_port")
         }
-        values["threads"] = values["threads"] or _threads(len(self.worker_roles))
+        values["threads"] = self._threads_of(role)
+        values["cores"] = self._cores_of(role) if self._binds else ()
         values |= {name: getattr(self, name) for name in _SHARED}
         values |= self._certificate_of(role, "tls")
-        if role == "draft":
-            branches = self.lookahead_branches
-            if branches is not None:
-                values["lookahead_branches"] = branches
-            elif self._crowded:
-                values["lookahead_branches"] = 0
+        if role == "draft" and (branches := self._branches) is not None:
+            values["lookahead_branches"] = branches
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
+
+    def _threads_of(self, role: str) -> int:
+        threads: int = getattr(self, f"{role}_threads")
+        return threads or _threads(len(self.worker_roles))
+
+    def _cores_of(self, role: str) -> tuple[int, ...]:
+        """As many as it has threads: the target's are the first ones."""
+        before = 0 if role == "target" else self._threads_of("target")
+        return _cores()[before : before + self._threads_of(role)]
+
+    @property
+    def _binds(self) -> bool:
+        """What `bind_cores` says, or what it is if not given.
+
+        Models that take turns are in nobody's way, and with cores to spare the system finds room by itself.
+        """
+        if self.bind_cores is None:
+            one_each = [self._threads_of(role) for role in self.worker_roles] == [1, 1]
+            ahead = self.draft.get("lookahead_branches", self._branches)
+            return CAN_BIND and one_each and bool(ahead) and self._crowded and len(_cores()) == 2
+        return self.bind_cores
+
+    @property
+    def _branches(self) -> int | None:
+        """Of the draft worker; None leaves it its default."""
+        if self.lookahead_branches is None and self._crowded:
+            return 0
+        return self.lookahead_branches
 
     @property
     def _crowded(self) -> bool:
@@ -168,7 +202,7 @@ class StackConfig:
         The coordinator and the workers' own sockets need a core besides.
         """
         on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
-        return on_cpu and _cores() <= len(self.worker_roles)
+        return on_cpu and len(_cores()) <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
@@ -226,8 +260,12 @@ def _threads(workers: int) -> int:
     A worker that is alone leaves one to the coordinator: on two cores the embedded target decodes four
     times faster with one thread than with both.
     """
-    return max(1, min(_cores() // workers, _cores() - 1))
+    cores = len(_cores())
+    return max(1, min(cores // workers, cores - 1))
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores() -> tuple[int, ...]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))

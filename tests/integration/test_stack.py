@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
+from paceline.engine.cores import CAN_BIND
 from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
@@ -119,6 +121,51 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: 
     with pytest.raises(InvalidArgumentError) as refused:
         StackConfig(**values)
     assert refused.value.field == field
+
+
+def _cores(config: StackConfig) -> tuple[tuple[int, ...], ...]:
+    return tuple(config.worker_config(role).cores for role in config.worker_roles)
+
+
+@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
+def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
+    cpu = {"target_device": "cpu", "draft_device": "cpu"}
+    assert _cores(StackConfig(**cpu)) == ((), ()), "they take turns"
+    ahead = {"lookahead_branches": 4, **cpu}
+    assert _cores(StackConfig(**ahead)) == ((3,), (5,))
+    assert _cores(StackConfig(draft={"lookahead_branches": 4}, **cpu)) == ((3,), (5,))
+    assert _cores(StackConfig(bind_cores=False, **ahead)) == ((), ())
+    assert _cores(StackConfig(bind_cores=True, **cpu)) == ((3,), (5,))
+    assert _cores(StackConfig(draft_model=None, **ahead)) == ((),), "nothing to keep it apart from"
+    assert _cores(StackConfig(target_threads=2, **ahead)) == ((), ()), "more threads than cores"
+    with pytest.raises(InvalidArgumentError, match="needs 3 cores, there are 2") as refused:
+        StackConfig(target_threads=2, bind_cores=True, **cpu)
+    assert refused.value.field == "bind_cores"
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
+    assert _cores(StackConfig(**ahead)) == ((), ()), "with cores to spare the system finds room"
+    assert _cores(StackConfig(target_threads=2, bind_cores=True, **cpu)) == ((0, 1), (2, 3))
+
+
+def _threads(pid: int) -> dict[int, set[int]]:
+    """Which cores each thread of a process may run on."""
+    threads = (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
+    return {thread: os.sched_getaffinity(thread) for thread in threads}
+
+
+@pytest.mark.skipif(not CAN_BIND or not Path("/proc/self/task").is_dir(), reason="looks at Linux's threads")
+def test_one_thread_of_a_worker_is_bound_and_no_other(tiny_pair: Pair) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    target = {"cores": (usable[-1],)}
+    with serve_stack(config(tiny_pair, bind_cores=False, target=target), sink=discard) as stack:
+        with Client(stack.address) as client:
+            assert len(client.generate("def", SAMPLING).token_ids) == 16
+        main = stack.pid("target")
+        target_threads, draft_threads = _threads(main), _threads(stack.pid("draft"))
+    assert target_threads[main] == set(usable), "sockets are served wherever there is room"
+    if len(usable) > 1:
+        assert list(target_threads.values()).count({usable[-1]}) == 1
+    assert set(map(frozenset, draft_threads.values())) == {frozenset(usable)}
 
 
 def test_the_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

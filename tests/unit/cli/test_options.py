@@ -24,6 +24,7 @@ _WORKER = WorkerConfig(
     device="cuda:1",
     dtype="bfloat16",
     threads=3,
+    cores=(7, 0, 2),
     block_size=8,
     num_blocks=100,
     max_model_len=512,

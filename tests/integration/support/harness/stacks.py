@@ -138,6 +138,8 @@ def stack_config(pair: Pair, **changes: Any) -> StackConfig:
         "start_timeout": 300.0,
         # Also where two cores would leave drafting ahead off.
         "lookahead_branches": 8,
+        # Several stacks share the machine.
+        "bind_cores": False,
     }
     return StackConfig(**(values | changes))
 

@@ -1,0 +1,33 @@
+"""Engine threads on processor cores of their own.
+
+Where two models and all that lies between them share two cores, every message wakes threads up, and the
+system moves the others about. Engines that stay where they are never wait for each other, and find their
+caches as they left them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from paceline.core.errors import InvalidArgumentError
+
+CAN_BIND = hasattr(os, "sched_setaffinity")
+
+
+def check_cores(cores: Collection[int]) -> None:
+    """Raises InvalidArgumentError naming `cores` where this process may not use one of them."""
+    if not cores:
+        return
+    if not CAN_BIND:
+        raise InvalidArgumentError("cores", "cannot be chosen on this system")
+    usable = os.sched_getaffinity(0)
+    if missing := sorted(set(cores) - usable):
+        there = ", ".join(map(str, sorted(usable)))
+        raise InvalidArgumentError("cores", f"include {missing[0]}; this process may use {there}")
+
+
+def bind_thread(cores: Collection[int]) -> None:
+    """Keep the calling thread, and threads that it will start, on these cores; none leaves it as it is."""
+    if cores:
+        os.sched_setaffinity(0, cores)
