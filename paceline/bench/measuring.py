@@ -16,6 +16,7 @@ from paceline.client import AsyncClient
 from paceline.core.checks import AUTO
 
 _WARM_UP_TOKENS = 16
+_LEARNING_RUNS = 4  # of several requests at a time: what a service tries at a new load is most of one run
 _OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
 _SEEDS_A_REPEAT = 1_000_000
 
@@ -83,7 +84,8 @@ class Bench:
 
     async def _learn(self, chosen: Sequence[tuple[Arm, float]], loads: Sequence[Workload]) -> None:
         """A service that chooses K finds out what a round costs: that is of its start, and not measured."""
-        for load in loads:
+        runs = _LEARNING_RUNS if loads[0].concurrency > 1 else 1
+        for load in [*loads] * runs:
             for arm, temperature in chosen:
                 await self._once(arm, load, temperature, seed=0, max_tokens=self._config.max_tokens)
 
