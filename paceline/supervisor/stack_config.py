@@ -168,7 +168,8 @@ class StackConfig:
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
 
     def _threads_of(self, role: str) -> int:
-        threads: int = getattr(self, f"{role}_threads")
+        own: Mapping[str, Any] = getattr(self, role)
+        threads: int = own.get("threads", 0) or getattr(self, f"{role}_threads")
         return threads or _threads(len(self.worker_roles))
 
     def _cores_of(self, role: str) -> tuple[int, ...]:

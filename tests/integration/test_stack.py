@@ -142,6 +142,8 @@ def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidArgumentError, match="needs 3 cores, there are 2") as refused:
         StackConfig(target_threads=2, bind_cores=True, **cpu)
     assert refused.value.field == "bind_cores"
+    assert _cores(StackConfig(target={"threads": 2}, **ahead)) == ((), ()), "the same, said singly"
+    assert _cores(StackConfig(target={"cores": (5,)}, **ahead)) == ((5,), (5,)), "what is said singly wins"
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
     assert _cores(StackConfig(**ahead)) == ((), ()), "with cores to spare the system finds room"
     assert _cores(StackConfig(target_threads=2, bind_cores=True, **cpu)) == ((0, 1), (2, 3))
