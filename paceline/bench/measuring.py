@@ -16,7 +16,7 @@ from paceline.client import AsyncClient
 from paceline.core.checks import AUTO
 
 _WARM_UP_TOKENS = 16
-_LEARNING_RUNS = 4  # of several requests at a time: what a service tries at a new load is most of one run
+_LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones
 _OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
 _SEEDS_A_REPEAT = 1_000_000
 
