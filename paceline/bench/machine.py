@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.client.server_status import WorkerInfo
+from paceline.engine.cores import usable_cores
 
 _PACKAGES = ("paceline", "torch", "transformers", "grpcio")
 _ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -31,7 +31,7 @@ class Machine:
         """This one."""
         return cls(
             processor=_processor(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=len(usable_cores()),
             last_level_cache=_last_level_cache(),
             python=platform.python_version(),
             packages={name: version for name in _PACKAGES if (version := installed(name))},

@@ -15,15 +15,22 @@ from paceline.core.errors import InvalidArgumentError
 CAN_BIND = hasattr(os, "sched_setaffinity")
 
 
+def usable_cores() -> tuple[int, ...]:
+    """Those that this process may use, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 def check_cores(cores: Collection[int]) -> None:
     """Raises InvalidArgumentError naming `cores` where this process may not use one of them."""
     if not cores:
         return
     if not CAN_BIND:
         raise InvalidArgumentError("cores", "cannot be chosen on this system")
-    usable = os.sched_getaffinity(0)
-    if missing := sorted(set(cores) - usable):
-        there = ", ".join(map(str, sorted(usable)))
+    usable = usable_cores()
+    if missing := sorted(set(cores).difference(usable)):
+        there = ", ".join(map(str, usable))
         raise InvalidArgumentError("cores", f"include {missing[0]}; this process may use {there}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
-from paceline.engine.cores import CAN_BIND
+from paceline.engine.cores import CAN_BIND, usable_cores
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
 
@@ -133,8 +132,9 @@ class StackConfig:
         if self.bind_cores:
             if not CAN_BIND:
                 raise InvalidArgumentError("bind_cores", "is not possible on this system")
-            if (needed := sum(map(self._threads_of, self.worker_roles))) > len(_cores()):
-                raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {len(_cores())}")
+            needed, there = sum(map(self._threads_of, self.worker_roles)), len(usable_cores())
+            if needed > there:
+                raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {there}")
         for role in self.worker_roles:
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
@@ -157,7 +157,7 @@ class StackConfig:
         prefix = f"{role}_"
         values = {
             name: getattr(self, prefix + name)
-            for name in ("model", "port", "device", "dtype", "threads", "metrics_port")
+            for name in ("model", "port", "device", "dtype", "metrics_port")
         }
         values["threads"] = self._threads_of(role)
         values["cores"] = self._cores_of(role) if self._binds else ()
@@ -175,7 +175,7 @@ class StackConfig:
     def _cores_of(self, role: str) -> tuple[int, ...]:
         """As many as it has threads: the target's are the first ones."""
         before = 0 if role == "target" else self._threads_of("target")
-        return _cores()[before : before + self._threads_of(role)]
+        return usable_cores()[before : before + self._threads_of(role)]
 
     @property
     def _binds(self) -> bool:
@@ -186,7 +186,7 @@ class StackConfig:
         if self.bind_cores is None:
             one_each = [self._threads_of(role) for role in self.worker_roles] == [1, 1]
             ahead = self.draft.get("lookahead_branches", self._branches)
-            return CAN_BIND and one_each and bool(ahead) and self._crowded and len(_cores()) == 2
+            return CAN_BIND and one_each and bool(ahead) and self._crowded and len(usable_cores()) == 2
         return self.bind_cores
 
     @property
@@ -203,7 +203,7 @@ class StackConfig:
         The coordinator and the workers' own sockets need a core besides.
         """
         on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
-        return on_cpu and len(_cores()) <= len(self.worker_roles)
+        return on_cpu and len(usable_cores()) <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
@@ -261,12 +261,5 @@ def _threads(workers: int) -> int:
     A worker that is alone leaves one to the coordinator: on two cores the embedded target decodes four
     times faster with one thread than with both.
     """
-    cores = len(_cores())
+    cores = len(usable_cores())
     return max(1, min(cores // workers, cores - 1))
-
-
-def _cores() -> tuple[int, ...]:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))

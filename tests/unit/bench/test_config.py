@@ -114,7 +114,7 @@ def test_the_service_chooses_k_as_serve_would_run_it(
     monkeypatch: pytest.MonkeyPatch, cores: int, ahead: bool
 ) -> None:
     """Where two models take all cores, `paceline serve` does not draft ahead."""
-    monkeypatch.setattr("paceline.supervisor.stack_config._cores", lambda: tuple(range(cores)))
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
     config = replace(FULL, device="cpu")
     arms = paceline_arms(config, 8)
     assert automatic(config).lookahead is ahead
