@@ -1,7 +1,7 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: after a change in tiles.py, kernels.py or decoding/compiled.py,
-touch it.
+numba's cache looks at this file alone: whoever changes tiles.py, kernels.py or decoding/compiled.py touches
+it too.
 """
 
 from __future__ import annotations

@@ -18,13 +18,17 @@ from numba.extending import intrinsic
 
 LANES: Final = 16
 """Outputs of a tile: two AVX registers, one AVX-512 register, four of NEON."""
-MOST_ROWS: Final = 24 if get_host_cpu_features().get("avx512f") else 6
+_AVX_512: Final = bool(get_host_cpu_features().get("avx512f"))
+MOST_ROWS: Final = 9 if _AVX_512 else 6
 """Rows that share one read of a long tile: their sums, one AVX-512 register or two of AVX each, leave room
 among 32 or 16 registers for the weights and an input."""
+MOST_OF_PAIRS: Final = 12 if _AVX_512 else 3
+"""The same for two tiles at a time, where an input is loaded once for both. More rows or two turns of the
+loop at once do not fit: 11 rows whose inputs were loaded for two turns took twice as long."""
 FEW_ROWS: Final = 6
 """The same for tiles that stay in the nearest cache, which costs little to read again."""
 
-_AHEAD: Final = 3072
+AHEAD: Final = 3072
 """Weights are fetched so many numbers ahead: a processor's own prefetching stops at every page."""
 
 _F32 = ir.FloatType()
@@ -105,59 +109,77 @@ def _spread(b: Any, scalar: Any) -> Any:
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(_I32, LANES), None))
 
 
-def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, indexed: bool, adds: bool) -> None:
+def _one_turn_at_a_time(module: Any) -> Any:
+    """Metadata of a loop that LLVM must not unroll. It names itself first, as that of every loop does."""
+    told = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    loop = module.add_metadata([ir.MetaDataString(module, f"loop {len(module.metadata)}"), told])
+    loop.operands = (loop, told)
+    return loop
+
+
+def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: bool, adds: bool) -> None:
     """The sums of so many rows; `after` comes then. What `_sum_of_products` says."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
-    inputs = [b.gep(x, [b.mul(ldx, ir.Constant(_I64, r))]) for r in range(rows)]
-    zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
+
+    def number(value: int) -> Any:
+        return ir.Constant(_I64, value)
+
+    inputs = [b.gep(x, [b.mul(ldx, number(r))]) for r in range(rows)]
     before, begin = b.basic_block, b.append_basic_block("tile")
     loop, done = b.append_basic_block("sum"), b.append_basic_block("summed")
     b.branch(begin)
 
     b.position_at_end(begin)
     t = b.phi(_I64)
-    weights_at = b.gep(w, [b.mul(t, apart)])
-    first = b.gep(out, [b.mul(t, ir.Constant(_I64, LANES))])
-    outputs = [b.gep(first, [b.mul(ldo, ir.Constant(_I64, r))]) for r in range(rows)]
+    weights_at = [b.gep(w, [b.mul(b.add(t, number(u)), apart)]) for u in range(wide)]
+    first = b.gep(out, [b.mul(t, number(LANES))])
+    each = [(r, u) for r in range(rows) for u in range(wide)]
+    outputs = [b.gep(first, [b.add(b.mul(ldo, number(r)), number(u * LANES))]) for r, u in each]
     starts = [_load(b, pointer) if adds else ir.Constant(_VECTOR, None) for pointer in outputs]
     b.branch(loop)
 
     b.position_at_end(loop)
     i = b.phi(_I64)
-    sums = [b.phi(_VECTOR) for _ in range(rows)]
-    place = b.mul(i, ir.Constant(_I64, LANES))
+    sums = [b.phi(_VECTOR) for _ in each]
+    place = b.mul(i, number(LANES))
     if indexed:
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
-    weights = _load(b, b.gep(weights_at, [place]))
+    weights = [_load(b, b.gep(at, [place])) for at in weights_at]
     if adds:
-        _prefetch(b, b.gep(weights_at, [b.add(place, ir.Constant(_I64, _AHEAD))]), 3)
-    grown = [
-        b.call(fma, [_spread(b, b.load(b.gep(row, [i]))), weights, total])
-        for row, total in zip(inputs, sums, strict=True)
-    ]
-    following = b.add(i, one)
-    for phi, start, value in zip([i, *sums], [zero, *starts], [following, *grown], strict=True):
+        ahead = b.add(place, args[9])
+        # Past the end of these tiles come those after all of them.
+        past = b.icmp_signed(">=", ahead, apart)
+        ahead = b.add(ahead, b.select(past, b.mul(apart, number(wide - 1)), number(0)))
+        for at in weights_at:
+            _prefetch(b, b.gep(at, [ahead]), 3)
+    spread = [_spread(b, b.load(b.gep(row, [i]))) for row in inputs]
+    grown = [b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, sums, strict=True)]
+    following = b.add(i, number(1))
+    for phi, start, value in zip([i, *sums], [number(0), *starts], [following, *grown], strict=True):
         phi.add_incoming(start, begin)
         phi.add_incoming(value, loop)
-    b.cbranch(b.icmp_signed("<", following, n), loop, done)
+    again = b.cbranch(b.icmp_signed("<", following, n), loop, done)
+    if wide > 1:
+        again.set_metadata("llvm.loop", _one_turn_at_a_time(b.module))
 
     b.position_at_end(done)
     for total, pointer in zip(grown, outputs, strict=True):
         _store(b, total, pointer)
-    next_tile = b.add(t, one)
-    t.add_incoming(zero, before)
+    next_tile = b.add(t, number(wide))
+    t.add_incoming(number(0), before)
     t.add_incoming(next_tile, done)
     b.cbranch(b.icmp_signed("<", next_tile, tiles), begin, after)
 
 
-def _sum_of_products(most: int, *, indexed: bool = False, adds: bool = False) -> Any:
+def _sum_of_products(most: int, *, wide: int = 1, indexed: bool = False, adds: bool = False) -> Any:
     """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers, r < rows.
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
     w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
-    ahead. n is positive, and rows is 1 to `most`. And so for each of `tiles` outputs of 16: w of the next
+    `ahead`, at most `apart`, numbers before it is read. n is positive, and rows is 1 to `most`. And so for
+    each of `tiles` outputs of 16, a multiple of `wide`, which are computed at the same time: w of the next
     one begins `apart` after that of the one before.
     """
 
@@ -168,7 +190,7 @@ def _sum_of_products(most: int, *, indexed: bool = False, adds: bool = False) ->
             these = b.append_basic_block(f"rows_{rows}")
             cases.add_case(ir.Constant(_I64, rows), these)
             b.position_at_end(these)
-            _sum_rows(b, args, rows, after, indexed=indexed, adds=adds)
+            _sum_rows(b, args, rows, after, wide=wide, indexed=indexed, adds=adds)
         b.position_at_end(after)
         return context.get_dummy_value()
 
@@ -184,6 +206,16 @@ def _sum_of_products(most: int, *, indexed: bool = False, adds: bool = False) ->
             return types.void(*plain, types.CPointer(size), size), generate
 
         return gathered
+    if adds:
+
+        @intrinsic
+        def added(
+            typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
+            apart: Any, ahead: Any,
+        ) -> Any:  # fmt: skip
+            return types.void(*plain, size), generate
+
+        return added
 
     @intrinsic
     def tiled(
@@ -195,6 +227,7 @@ def _sum_of_products(most: int, *, indexed: bool = False, adds: bool = False) ->
 
 
 add = _sum_of_products(MOST_ROWS, adds=True)
+add_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True)
 tile = _sum_of_products(FEW_ROWS)
 mix = _sum_of_products(FEW_ROWS, indexed=True)
 

@@ -20,7 +20,7 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import tiles, weights
+from paceline.engine.compiled import kernels, tiles, weights
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
@@ -245,21 +245,21 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
     assert np.isnan(edges[4])
 
 
-@pytest.mark.parametrize("most", [6, 24])
-def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int) -> None:
+@pytest.mark.parametrize(("most", "wide"), [(6, 1), (9, 1), (3, 2), (12, 2)])
+def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: int) -> None:
     """As many as processors with AVX-512 and without take together, each number of them."""
-    add, n, width = tiles._sum_of_products(most, adds=True), 37, 3 * tiles.LANES
+    add, n, width = tiles._sum_of_products(most, wide=wide, adds=True), 37, 4 * tiles.LANES
 
     @njit
     def product(x: Any, w: Any, out: Any, first: int, rows: int) -> None:
         inputs, outputs = tiles.address_of(x, first * n), tiles.address_of(out, first * width)
-        weights = tiles.address_of(w, 0)
-        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, n * tiles.LANES)
+        weights, apart = tiles.address_of(w, 0), n * tiles.LANES
+        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, apart, apart)
 
     rng = np.random.default_rng(3)
     x, w, before = (
         rng.standard_normal(size, dtype=np.float32)
-        for size in ((most, n), (3, n, tiles.LANES), (most, width))
+        for size in ((most, n), (4, n, tiles.LANES), (most, width))
     )
     alone = before.copy()
     for r in range(most):
@@ -271,6 +271,29 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int) -> None
         product(x.ravel(), w.ravel(), out.reshape(-1), 0, rows)
         assert np.array_equal(out[:rows], alone[:rows])
         assert np.array_equal(out[rows:], before[rows:])
+
+
+@pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5])
+def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int) -> None:
+    """One tile at a time or two, all rows at once or some after the others, an odd tile last."""
+    n, width, most, apart = 150, tiles_of_outputs * tiles.LANES, 40, 3
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((most, n + apart), dtype=np.float32)
+    w = rng.standard_normal(7 + n * width, dtype=np.float32)
+    before = rng.standard_normal((most, width + apart), dtype=np.float32)
+
+    def product(first: int, rows: int) -> Any:
+        out = before[first : first + rows].copy()
+        inputs = x[first:].reshape(-1)
+        kernels._product(inputs, n + apart, w, 7, n, width, out.reshape(-1), width + apart, rows)
+        return out
+
+    alone = np.concatenate([product(r, 1) for r in range(most)])
+    matrix = w[7:].reshape(tiles_of_outputs, n, tiles.LANES).transpose(1, 0, 2).reshape(n, width)
+    exact = before[:, :width] + x[:, :n].astype(np.float64) @ matrix
+    np.testing.assert_allclose(alone[:, :width], exact, rtol=0, atol=1e-4)
+    for rows in range(1, most + 1):
+        assert np.array_equal(product(0, rows), alone[:rows])
 
 
 # ---- chains --------------------------------------------------------------------------------------------
