@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.events import (
@@ -29,7 +29,7 @@ from coordinator.events import (
 )
 from coordinator.ledger import Commit
 from coordinator.links import Link
-from coordinator.observer import Observer, RoundRecord
+from coordinator.observer import Observer, Observers, RoundRecord
 from coordinator.record import Record
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
@@ -68,7 +68,7 @@ class Dispatcher:
         self.num_preemptions = 0
         """Times a sequence that had blocks had to give them up for others."""
         self._clock = clock
-        self._observers = tuple(observers)
+        self._observers = Observers(tuple(observers))
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._unread_timeout = unread_timeout
@@ -78,6 +78,8 @@ class Dispatcher:
         self._submitted = 0
         self._heard: dict[Link, float] = {}
         """When a worker last gave a verdict."""
+        self._held: list[tuple[Running, Commit | None, RoundRecord | None]] | None = None
+        """What clients and observers are told once the workers have what this frame of answers led to."""
 
     @property
     def running(self) -> int:
@@ -166,18 +168,27 @@ class Dispatcher:
             if running.target is link:
                 running.target = None
                 link.load -= 1
-                self._tell(lambda observer: observer.worker_lost("target"))
+                self._observers.tell(lambda observer: observer.worker_lost("target"))
                 self._handle(running, Signal.TARGET_LOST)
             elif running.draft is link:
                 running.draft = None
                 link.load -= 1
-                self._tell(lambda observer: observer.worker_lost("draft"))
+                self._observers.tell(lambda observer: observer.worker_lost("draft"))
                 self._handle(running, Signal.DRAFT_LOST)
             if running.admitted and not running.ended:
                 self._assign(running)
 
     def link_events(self, link: Link, events: Iterable[Any]) -> None:
-        """Answers of a worker."""
+        """Answers of a worker. The next rounds of all of them leave before anybody else is told."""
+        self._held = []
+        try:
+            self._take_up(link, events)
+            for each in (*self.targets, *self.drafts):
+                each.flush()
+        finally:
+            self._release(hold=False)
+
+    def _take_up(self, link: Link, events: Iterable[Any]) -> None:
         for event in events:
             if isinstance(event, RoundVerdict):
                 self._heard[link] = self._clock()
@@ -254,7 +265,8 @@ class Dispatcher:
 
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
         # Workers first: the next round is on its way while the client is told of the last one.
-        for action in sorted(actions, key=lambda action: isinstance(action, Emit)):
+        commit: Commit | None = None
+        for action in actions:
             match action:
                 case ToTarget(command):
                     if running.target is not None:
@@ -262,9 +274,10 @@ class Dispatcher:
                 case ToDraft(command):
                     if running.draft is not None:
                         running.draft.send(command)
-                case Emit(commit):
-                    self._emit(running, commit)
+                case Emit(emitted):
+                    commit = emitted
                 case Fail(error):
+                    self._release(hold=self._held is not None)
                     self.failed, running.error = self.failed + 1, error
                     running.parts.put_nowait(error)
                 case WaitForBlocks(error, preempted):
@@ -272,30 +285,31 @@ class Dispatcher:
                     self._block(running, error)
                 case TargetHangs():
                     self._late(running)
-        if running.machine.committed is not None:
-            self._tell_round(running, running.machine.committed)
+        record, running.machine.committed = running.machine.committed, None
+        if self._held is not None and not running.ended:
+            self._held.append((running, commit, record))
+            return
+        self._release(hold=self._held is not None)
+        self._tell_of(running, commit, record)
         if running.ended:
             self._forget(running)
 
-    def _tell_round(self, running: Running, record: RoundRecord) -> None:
-        running.machine.committed = None
-        if running.first_token_at is None:
-            running.first_token_at = record.ended
-        now = self._clock()
-        # A call of its own for every observer: this one happens in every round.
-        for observer in self._observers:
-            try:
-                observer.round_ended(running, record, now)
-            except Exception:
-                log.exception("an observer failed")
-        running.last_token_at = record.ended
+    def _release(self, *, hold: bool) -> None:
+        """Tell what was held back, in order; `hold` what comes next."""
+        held, self._held = self._held, [] if hold else None
+        for running, commit, record in held or ():
+            begun = self._clock()
+            self._tell_of(running, commit, record)
+            running.machine.times.coordinator += self._clock() - begun
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            try:
-                tell(observer)
-            except Exception:
-                log.exception("an observer failed")
+    def _tell_of(self, running: Running, commit: Commit | None, record: RoundRecord | None) -> None:
+        if commit is not None:
+            self._emit(running, commit)
+        if record is not None:
+            if running.first_token_at is None:
+                running.first_token_at = record.ended
+            self._observers.round_ended(running, record, self._clock())
+            running.last_token_at = record.ended
 
     def _emit(self, running: Running, commit: Commit) -> None:
         if running.record is not None:
@@ -331,7 +345,7 @@ class Dispatcher:
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""
         running.was_blocked = True
-        self._tell(lambda observer: observer.blocks_awaited())
+        self._observers.tell(lambda observer: observer.blocks_awaited())
         now = self._clock()
         if self._somebody_holds_blocks():
             running.alone_since = None
@@ -372,13 +386,12 @@ class Dispatcher:
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:
             return
-        for link in (running.target, running.draft):
-            if link is not None:
-                link.load -= 1
+        for link in filter(None, (running.target, running.draft)):
+            link.load -= 1
         running.target = running.draft = None
         if not running.admitted:
             self._queue.remove(running)
-        self._tell(lambda observer: observer.sequence_ended(running, self._clock()))
+        self._observers.tell(lambda observer: observer.sequence_ended(running, self._clock()))
         self._unblock_one()
         self._admit()
 

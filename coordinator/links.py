@@ -1,8 +1,8 @@
 """The connection to one worker: found, checked, streamed to, lost, and found again.
 
 A link reconnects for as long as the coordinator lives. Commands queued in one turn of the event loop
-leave in one frame. Frames go through gRPC, or through the worker's local socket where it offers one and
-the coordinator finds it.
+leave in one frame, at its end or when it is flushed. Frames go through gRPC, or through the worker's local
+socket where it offers one and the coordinator finds it.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class Link:
         self._outbox: list[Any] = []
         self._pending = asyncio.Event()
         self._stream: Any = None
+        self._beside: local.LocalStream | None = None
+        """The stream, where it is one that takes a frame without waiting."""
 
     @property
     def role(self) -> str:
@@ -102,6 +104,16 @@ class Link:
         if self.ready:
             self._outbox.append(command)
             self._pending.set()
+
+    def flush(self) -> None:
+        """Send what is queued now, not after all else that this turn of the event loop brings.
+
+        gRPC takes a frame only from a task that can wait; there it leaves in its turn.
+        """
+        if self._outbox and self._beside is not None:
+            commands, self._outbox = self._outbox, []
+            self._pending.clear()
+            self._beside.send(self.dialect.request(commands).SerializeToString())
 
     def hang_up(self) -> None:
         """Give the stream up: the worker does not answer. The link then starts over."""
@@ -157,7 +169,7 @@ class Link:
         self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
         self.reason = reason
         self._outbox.clear()
-        self._stream = None
+        self._stream = self._beside = None
         if was_ready:
             log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
             self._observer.lost(self)
@@ -167,7 +179,7 @@ class Link:
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)
         stream: Any = beside or self.dialect.open(channel)
-        self._stream = stream
+        self._stream, self._beside = stream, beside
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()

@@ -1,4 +1,4 @@
-"""What is told of rounds, sequences and requests while they run, and to whom. Pure.
+"""What is told of rounds, sequences and requests while they run, and to whom.
 
 The core knows these types only; metrics, traces and log lines are made of them elsewhere. What is told must
 cost next to nothing: a round of small models takes a few milliseconds.
@@ -6,6 +6,8 @@ cost next to nothing: a round of small models takes a few milliseconds.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from coordinator.generation import Generation
     from coordinator.running import Running
     from paceline.rpc.codec import GenerateCall
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -90,3 +94,26 @@ class Observer(Protocol):
 
     def blocks_awaited(self) -> None:
         """A sequence gave its blocks back and waits for free ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """All of them. One that fails keeps nothing from the others."""
+
+    each: Sequence[Observer] = ()
+
+    def tell(self, tell: Callable[[Observer], None]) -> None:
+        """Call it with each."""
+        for observer in self.each:
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("an observer failed")
+
+    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
+        """As `tell` would, without a function made for it: this one happens in every round."""
+        for observer in self.each:
+            try:
+                observer.round_ended(running, record, now)
+            except Exception:
+                log.exception("an observer failed")

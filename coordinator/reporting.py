@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator import calls
-from coordinator.observer import Observer, RequestRecord
+from coordinator.observer import Observer, Observers, RequestRecord
 from paceline.core.clock import Clock
 from paceline.core.errors import CancelledError, InternalError, PacelineError
 
@@ -17,21 +16,19 @@ if TYPE_CHECKING:
     from coordinator.generation import Generation
     from paceline.rpc.codec import GenerateCall
 
-log = logging.getLogger(__name__)
-
 
 class Reporting:
     """Tells observers when requests begin and end."""
 
     def __init__(self, observers: Sequence[Observer], clock: Clock) -> None:
-        self._observers = observers
+        self._observers = Observers(observers)
         self._clock = clock
 
     @contextlib.contextmanager
     def observed(self, call: GenerateCall, model: str) -> Iterator[RequestRecord]:
         """The record of a request that runs for as long as the block does."""
         request = RequestRecord(call, model, self._clock())
-        self._tell(lambda observer: observer.request_began(request))
+        self._observers.tell(lambda observer: observer.request_began(request))
         try:
             yield request
         except PacelineError as error:
@@ -46,7 +43,7 @@ class Reporting:
             raise
         finally:
             request.ended = self._clock()
-            self._tell(lambda observer: observer.request_ended(request))
+            self._observers.tell(lambda observer: observer.request_ended(request))
             if (of := calls.current.get()) is not None:
                 if request.request_id:
                     of.name(request.request_id)
@@ -59,13 +56,6 @@ class Reporting:
             running.arrived_at = request.began
         if (of := calls.current.get()) is not None:
             of.name(request.request_id)
-
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
-            try:
-                tell(observer)
-            except Exception:
-                log.exception("an observer failed")
 
 
 def _is_whole(request: RequestRecord) -> bool:

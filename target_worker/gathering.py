@@ -9,6 +9,10 @@ way to the coordinator and back; with two groups, the step twice:
 
 So sequences are waited for whose usual return is below the step. What drafts for longer, or is on a
 device whose step is short, is not: while it is away another group's pass is of more use than a larger one.
+
+A sequence that drafts returns later than one that does not, and mostly does what it did the last time. So
+both are kept apart: sequences that stop drafting share passes from their second plain round on, not when a
+mean of both has followed.
 """
 
 from __future__ import annotations
@@ -89,6 +93,11 @@ class _Away:
     rows: int
     """Of its last round."""
 
+    @property
+    def drafted(self) -> bool:
+        """Its last round had draft tokens, and so may its next one."""
+        return self.rows > 1
+
 
 @dataclass(slots=True)
 class Gathering:
@@ -96,22 +105,24 @@ class Gathering:
 
     cost: PassCost = field(default_factory=PassCost)
     _away: dict[str, _Away] = field(default_factory=dict)
-    _returns: dict[str, Usual] = field(default_factory=dict)
+    _returns: dict[str, dict[bool, Usual]] = field(default_factory=dict)
+    """By sequence, with draft tokens and without."""
 
     def answered(self, sequence_id: str, rows: int, now: float) -> None:
         """A verdict is out, and the sequence's next round is not here yet."""
         self._away[sequence_id] = _Away(now, rows)
 
-    def back(self, sequence_id: str, now: float) -> None:
-        """Its next round is here."""
+    def back(self, sequence_id: str, rows: int, now: float) -> None:
+        """Its next round is here, of so many rows."""
         away = self._away.pop(sequence_id, None)
         if away is None:
             return
         seconds = max(now - away.since, 0.0)
-        if sequence_id in self._returns:
-            self._returns[sequence_id].observe(seconds)
+        usual = self._returns.setdefault(sequence_id, {})
+        if (drafted := rows > 1) in usual:
+            usual[drafted].observe(seconds)
         else:
-            self._returns[sequence_id] = Usual(seconds)
+            usual[drafted] = Usual(seconds)
 
     def gone(self, sequence_id: str) -> None:
         """It is over."""
@@ -126,7 +137,7 @@ class Gathering:
         due = [
             (usual.mean, away.since + usual.mean + LATE * usual.deviation - now, away.rows)
             for sequence_id, away in self._away.items()
-            if (usual := self._returns.get(sequence_id)) is not None
+            if (usual := self._returns.get(sequence_id, {}).get(away.drafted)) is not None
         ]
         # The quickest first: with each the pass becomes longer, and what gathering gains a smaller share.
         due.sort()

@@ -202,7 +202,7 @@ class Verifier:
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived, scored=scored)
         self._rounds[command.sequence_id] = _Round(command, job)
-        self._gathering.back(command.sequence_id, arrived)
+        self._gathering.back(command.sequence_id, job.rows, arrived)
         return []
 
     def _foresee(self, command: VerifyAhead) -> None:

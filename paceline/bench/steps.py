@@ -35,7 +35,7 @@ from target_worker.verifier import Verifier
 Arm = Callable[[], float]
 """Runs once; returns the seconds that count."""
 
-SHAPES = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (8, 1), (8, 5), (64, 1))
+SHAPES = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (8, 1), (8, 3), (8, 5), (8, 9), (16, 5), (64, 1))
 """(sequences, rows each) of the target's passes."""
 CONTEXTS = (200, 600)
 """Entries a sequence has: evenly spread over this range in a batch, the middle of it when alone."""

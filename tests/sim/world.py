@@ -247,10 +247,14 @@ class SimLink:
         if self.stream is None:
             return
         if not self.outbox:
-            self.world.after(0.0, self.flush, self.stream)
+            self.world.after(0.0, self._leave, self.stream)
         self.outbox.append(command)
 
-    def flush(self, stream: SimStream) -> None:
+    def flush(self) -> None:
+        if self.stream is not None:
+            self._leave(self.stream)
+
+    def _leave(self, stream: SimStream) -> None:
         if stream is not self.stream or not self.outbox:
             return
         commands, self.outbox = self.outbox, []

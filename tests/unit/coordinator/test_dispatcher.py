@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,13 @@ from coordinator.round import RoundMachine
 from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import ManualClock
-from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.errors import (
+    InternalError,
+    InvalidArgumentError,
+    PacelineError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from paceline.core.messages import (
     CloseSequence,
     DraftRound,
@@ -38,11 +45,15 @@ class FakeLink:
         self.load = 0
         self.known = SimpleNamespace(max_model_len=max_model_len)
         self.sent: list[Any] = []
+        self.flushed = 0
         self.hung_up = 0
         self.address = "fake:1"
 
     def send(self, command: Any) -> None:
         self.sent.append(command)
+
+    def flush(self) -> None:
+        self.flushed = len(self.sent)
 
     def hang_up(self) -> None:
         self.hung_up += 1
@@ -74,11 +85,8 @@ class Service:
         return self.it.submit(machine)
 
     def answer(self, running: Running, *token_ids: int) -> None:
-        machine, target = running.machine, running.target
-        assert target is not None
-        verdict = Verdict(len(token_ids) - 1, token_ids, len(machine.ledger) + len(token_ids) - 1)
-        event = RoundVerdict(machine.sequence_id, machine._target.epoch, machine.round, verdict)
-        self.it.link_events(target, [event])
+        assert running.target is not None
+        self.it.link_events(running.target, [verdict_of(running, *token_ids)])
 
     def failure(self, running: Running, error: PacelineError) -> SequenceFailed:
         machine = running.machine
@@ -99,6 +107,13 @@ class Service:
         sweep.send(None)
         sweep.send(None)
         sweep.close()
+
+
+def verdict_of(running: Running, *token_ids: int) -> RoundVerdict:
+    """Of the round in progress."""
+    machine = running.machine
+    verdict = Verdict(len(token_ids) - 1, token_ids, len(machine.ledger) + len(token_ids) - 1)
+    return RoundVerdict(machine.sequence_id, machine._target.epoch, machine.round, verdict)
 
 
 @pytest.fixture(autouse=True)
@@ -520,6 +535,44 @@ def test_shutting_down_ends_everything_with_one_error_each() -> None:
     service.it.abort_all(error)
     assert parts(first) == parts(second) == [error]
     assert (service.it.running, service.it.waiting, service.targets[0].load) == (0, 0, 0)
+
+
+def test_the_next_rounds_leave_before_anybody_is_told_of_the_last_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A target waits for the rounds of all whose verdicts left in one frame."""
+    service = Service(drafts=1)
+    one, two = service.submit(k=0), service.submit(k=0)
+    (target,), seen = service.targets, []
+
+    def flush() -> None:
+        seen.append((types(target)[4:], one.parts.qsize(), two.parts.qsize()))
+
+    monkeypatch.setattr(target, "flush", flush)
+    service.it.link_events(target, [verdict_of(one, 5), verdict_of(two, 6)])  # type: ignore[arg-type]
+    assert seen == [([VerifyRound, VerifyRound], 0, 0)]
+    assert [[part.token_ids for part in parts(each)] for each in (one, two)] == [[(5,)], [(6,)]]  # type: ignore[union-attr]
+    assert service.drafts[0].flushed == len(service.drafts[0].sent)
+
+
+def test_of_two_answers_in_a_frame_the_first_is_told_first() -> None:
+    """Also where the second one ends the sequence: all that was held back is told before that."""
+    service = Service()
+    other, ends, fails = service.submit(k=0), service.submit(k=0, max_tokens=2), service.submit(k=0)
+    events: list[Any] = [verdict_of(running, 5) for running in (other, ends, fails)]
+    second = dataclasses.replace(verdict_of(ends, 6), round=2, verdict=Verdict(0, (6,), 3))
+    refusals = [
+        dataclasses.replace(service.failure(fails, InvalidArgumentError("field", "is wrong")), round=2)
+    ]
+    service.it.link_events(service.targets[0], [*events, second, *refusals])  # type: ignore[arg-type]
+    told = [parts(running) for running in (other, ends, fails)]
+    assert [[getattr(part, "token_ids", None) for part in each] for each in told] == [
+        [(5,)],
+        [(5,), (6,)],
+        [(5,), None],
+    ]
+    assert isinstance(told[2][1], InvalidArgumentError)
+    assert (ends.ended, service.it.running) == (True, 1)
 
 
 def test_a_defect_met_by_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_sequences_do_not_probe_together() -> None:
         pair.habits.drafts.observe(MOST, 0)
     many = crowd(pair, 30, 0.0)
     most = 0
-    for _ in range(PROBE_FIRST + 10):
+    for _ in range(PROBE_FIRST + REST * len(many) // 4):
         drafted = 0
         for one in many:
             k = one.choose(MOST, 0, 1000)

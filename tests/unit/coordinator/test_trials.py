@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.agreement import Agreement
 from coordinator.member import Verification
-from coordinator.pair import CROWD, Pair
+from coordinator.pair import Pair
 from coordinator.policy import REST, Fixed, Goodput
 from coordinator.trials import (
     AFTERMATH,
@@ -292,7 +292,7 @@ def test_where_nobody_drafts_most_rounds_are_begun_without_thinking(thought: lis
     assert 40 <= len(thought) <= 42
 
 
-@pytest.mark.parametrize(("sequences", "rests"), [(CROWD, REST), (2 * CROWD - 1, 5), (4 * CROWD, 4 * REST)])
+@pytest.mark.parametrize(("sequences", "rests"), [(2, REST), (7, REST), (8, 2 * REST), (32, 8 * REST)])
 def test_the_more_decode_plainly_the_less_is_thought(thought: list[int], sequences: int, rests: int) -> None:
     """All of them wait for what is done for each."""
     pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1), sequences)

@@ -25,7 +25,7 @@ def returned(gathering: Gathering, seconds: Sequence[float], rounds: int = 3, ro
     for _ in range(rounds):
         for i, usual in enumerate(seconds):
             gathering.answered(f"s{i}", rows, now)
-            gathering.back(f"s{i}", now + usual)
+            gathering.back(f"s{i}", rows, now + usual)
         now += 1.0
     for i in range(len(seconds)):
         gathering.answered(f"s{i}", rows, now)
@@ -42,9 +42,9 @@ def test_who_is_back_soon_is_waited_for_until_then() -> None:
 def test_who_has_come_is_not_waited_for() -> None:
     gathering = known()
     now = returned(gathering, [2e-3, 5e-3])
-    gathering.back("s1", now + 1e-3)
+    gathering.back("s1", 1, now + 1e-3)
     assert gathering.patience(2, now + 1e-3) == pytest.approx(1e-3)
-    gathering.back("s0", now + 2e-3)
+    gathering.back("s0", 1, now + 2e-3)
     assert gathering.patience(3, now + 2e-3) == 0
 
 
@@ -97,11 +97,24 @@ def test_nobody_is_waited_for_while_nothing_is_known() -> None:
     assert gathering.patience(1, now) == 0, "what a step is of that"
 
 
+def test_who_stops_drafting_is_waited_for_from_its_second_plain_round_on() -> None:
+    """And who begins to draft is not: a mean of both would follow after a dozen rounds."""
+    gathering = known()
+    now = returned(gathering, [50e-3], rounds=MANY, rows=5)
+    assert gathering.patience(1, now) == 0
+    gathering.back("s0", 1, now + 2e-3)
+    gathering.answered("s0", 1, now + 1)
+    assert gathering.patience(1, now + 1) == pytest.approx(2e-3)
+    gathering.back("s0", 5, now + 1.05)
+    gathering.answered("s0", 5, now + 2)
+    assert gathering.patience(1, now + 2) == 0
+
+
 def test_times_that_vary_are_given_more() -> None:
     gathering = known()
     for i in range(40):
         gathering.answered("s", 1, float(i))
-        gathering.back("s", i + (2e-3 if i % 2 else 4e-3))
+        gathering.back("s", 1, i + (2e-3 if i % 2 else 4e-3))
     gathering.answered("s", 1, 40.0)
     assert gathering.patience(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
 
@@ -109,7 +122,7 @@ def test_times_that_vary_are_given_more() -> None:
 def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
     gathering = known()
     now = returned(gathering, [2e-3], rounds=MANY)
-    gathering.back("s0", now + 60)
+    gathering.back("s0", 1, now + 60)
     gathering.answered("s0", 1, now + 60)
     usual = 2e-3 * (1 + (STALL - 1) / 8)
     assert 0 < gathering.patience(1, now + 60) < usual + 2 * LATE * 1e-3
