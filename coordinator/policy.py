@@ -34,10 +34,10 @@ HYSTERESIS = 0.02
 ALONE = 0.05
 """Share by which it must be better than the K of all others: proposals that differ do not come together."""
 REST = 3
-"""Rounds for which a sequence does as before without thinking, so many for every four sequences where it decodes
-plainly, and matches of a kind that was not worth copying: where cores are full, thinking costs, and a few
-verdicts hardly change what is known. What is due ends a rest. A crowd that decodes plainly looks for no match
-in as many rounds after a look that found nothing worth copying: each waits for what is done for all the
+"""Rounds for which a sequence does as before without thinking (so many for every four sequences, where it
+decodes plainly), and matches of a kind that was not worth copying: where cores are full, thinking costs, and
+a few verdicts hardly change what is known. What is due ends a rest. A crowd that decodes plainly looks for no
+match in as many rounds after a look that found nothing worth copying: each waits for what is done for all the
 others."""
 RECONSIDER = 16
 """Rounds without drafting, times the crowds, after which a sequence thinks again all the same: the others may
