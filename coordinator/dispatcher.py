@@ -29,10 +29,10 @@ from coordinator.events import (
 )
 from coordinator.ledger import Commit
 from coordinator.links import Link
-from coordinator.observer import Observer, Observers, RoundRecord
+from coordinator.observer import Observer, RoundRecord, tell_all
 from coordinator.record import Record
 from coordinator.round import RoundMachine
-from coordinator.running import Parts, Running
+from coordinator.running import Parts, Running, Untold
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
@@ -68,7 +68,7 @@ class Dispatcher:
         self.num_preemptions = 0
         """Times a sequence that had blocks had to give them up for others."""
         self._clock = clock
-        self._observers = Observers(tuple(observers))
+        self._observers = tuple(observers)
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._unread_timeout = unread_timeout
@@ -78,8 +78,7 @@ class Dispatcher:
         self._submitted = 0
         self._heard: dict[Link, float] = {}
         """When a worker last gave a verdict."""
-        self._held: list[tuple[Running, Commit | None, RoundRecord | None]] | None = None
-        """What clients and observers are told once the workers have what this frame of answers led to."""
+        self._held: Untold | None = None  # but while a frame of answers is taken up
 
     @property
     def running(self) -> int:
@@ -168,25 +167,26 @@ class Dispatcher:
             if running.target is link:
                 running.target = None
                 link.load -= 1
-                self._observers.tell(lambda observer: observer.worker_lost("target"))
+                tell_all(self._observers, lambda observer: observer.worker_lost("target"))
                 self._handle(running, Signal.TARGET_LOST)
             elif running.draft is link:
                 running.draft = None
                 link.load -= 1
-                self._observers.tell(lambda observer: observer.worker_lost("draft"))
+                tell_all(self._observers, lambda observer: observer.worker_lost("draft"))
                 self._handle(running, Signal.DRAFT_LOST)
             if running.admitted and not running.ended:
                 self._assign(running)
 
     def link_events(self, link: Link, events: Iterable[Any]) -> None:
         """Answers of a worker. The next rounds of all of them leave before anybody else is told."""
-        self._held = []
+        held = self._held = Untold()
         try:
             self._take_up(link, events)
             for each in (*self.targets, *self.drafts):
                 each.flush()
         finally:
-            self._release(hold=False)
+            self._held = None
+            self._release(held)
 
     def _take_up(self, link: Link, events: Iterable[Any]) -> None:
         for event in events:
@@ -277,7 +277,7 @@ class Dispatcher:
                 case Emit(emitted):
                     commit = emitted
                 case Fail(error):
-                    self._release(hold=self._held is not None)
+                    self._release(self._held)
                     self.failed, running.error = self.failed + 1, error
                     running.parts.put_nowait(error)
                 case WaitForBlocks(error, preempted):
@@ -289,15 +289,14 @@ class Dispatcher:
         if self._held is not None and not running.ended:
             self._held.append((running, commit, record))
             return
-        self._release(hold=self._held is not None)
+        self._release(self._held)
         self._tell_of(running, commit, record)
         if running.ended:
             self._forget(running)
 
-    def _release(self, *, hold: bool) -> None:
-        """Tell what was held back, in order; `hold` what comes next."""
-        held, self._held = self._held, [] if hold else None
-        for running, commit, record in held or ():
+    def _release(self, held: Untold | None) -> None:
+        while held:
+            running, commit, record = held.popleft()
             begun = self._clock()
             self._tell_of(running, commit, record)
             running.machine.times.coordinator += self._clock() - begun
@@ -308,7 +307,8 @@ class Dispatcher:
         if record is not None:
             if running.first_token_at is None:
                 running.first_token_at = record.ended
-            self._observers.round_ended(running, record, self._clock())
+            now = self._clock()
+            tell_all(self._observers, lambda observer: observer.round_ended(running, record, now))
             running.last_token_at = record.ended
 
     def _emit(self, running: Running, commit: Commit) -> None:
@@ -345,7 +345,7 @@ class Dispatcher:
     def _block(self, running: Running, error: ResourceExhaustedError) -> None:
         """Out of blocks: wait for another sequence to end. With no other one they would never come."""
         running.was_blocked = True
-        self._observers.tell(lambda observer: observer.blocks_awaited())
+        tell_all(self._observers, lambda observer: observer.blocks_awaited())
         now = self._clock()
         if self._somebody_holds_blocks():
             running.alone_since = None
@@ -391,7 +391,7 @@ class Dispatcher:
         running.target = running.draft = None
         if not running.admitted:
             self._queue.remove(running)
-        self._observers.tell(lambda observer: observer.sequence_ended(running, self._clock()))
+        tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         self._unblock_one()
         self._admit()
 

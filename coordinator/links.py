@@ -86,8 +86,6 @@ class Link:
         self._outbox: list[Any] = []
         self._pending = asyncio.Event()
         self._stream: Any = None
-        self._beside: local.LocalStream | None = None
-        """The stream, where it is one that takes a frame without waiting."""
 
     @property
     def role(self) -> str:
@@ -110,10 +108,10 @@ class Link:
 
         gRPC takes a frame only from a task that can wait; there it leaves in its turn.
         """
-        if self._outbox and self._beside is not None:
+        if self._outbox and isinstance(self._stream, local.LocalStream):
             commands, self._outbox = self._outbox, []
             self._pending.clear()
-            self._beside.send(self.dialect.request(commands).SerializeToString())
+            self._stream.send(self.dialect.request(commands).SerializeToString())
 
     def hang_up(self) -> None:
         """Give the stream up: the worker does not answer. The link then starts over."""
@@ -169,7 +167,7 @@ class Link:
         self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
         self.reason = reason
         self._outbox.clear()
-        self._stream = self._beside = None
+        self._stream = None
         if was_ready:
             log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
             self._observer.lost(self)
@@ -179,7 +177,7 @@ class Link:
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)
         stream: Any = beside or self.dialect.open(channel)
-        self._stream, self._beside = stream, beside
+        self._stream = stream
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""
         self.settled.set()

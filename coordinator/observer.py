@@ -96,24 +96,10 @@ class Observer(Protocol):
         """A sequence gave its blocks back and waits for free ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observers:
-    """All of them. One that fails keeps nothing from the others."""
-
-    each: Sequence[Observer] = ()
-
-    def tell(self, tell: Callable[[Observer], None]) -> None:
-        """Call it with each."""
-        for observer in self.each:
-            try:
-                tell(observer)
-            except Exception:
-                log.exception("an observer failed")
-
-    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
-        """As `tell` would, without a function made for it: this one happens in every round."""
-        for observer in self.each:
-            try:
-                observer.round_ended(running, record, now)
-            except Exception:
-                log.exception("an observer failed")
+def tell_all(observers: Sequence[Observer], tell: Callable[[Observer], None]) -> None:
+    """Call it with each. One that fails keeps nothing from the others."""
+    for observer in observers:
+        try:
+            tell(observer)
+        except Exception:
+            log.exception("an observer failed")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator import calls
-from coordinator.observer import Observer, Observers, RequestRecord
+from coordinator.observer import Observer, RequestRecord, tell_all
 from paceline.core.clock import Clock
 from paceline.core.errors import CancelledError, InternalError, PacelineError
 
@@ -21,14 +21,14 @@ class Reporting:
     """Tells observers when requests begin and end."""
 
     def __init__(self, observers: Sequence[Observer], clock: Clock) -> None:
-        self._observers = Observers(observers)
+        self._observers = observers
         self._clock = clock
 
     @contextlib.contextmanager
     def observed(self, call: GenerateCall, model: str) -> Iterator[RequestRecord]:
         """The record of a request that runs for as long as the block does."""
         request = RequestRecord(call, model, self._clock())
-        self._observers.tell(lambda observer: observer.request_began(request))
+        tell_all(self._observers, lambda observer: observer.request_began(request))
         try:
             yield request
         except PacelineError as error:
@@ -43,7 +43,7 @@ class Reporting:
             raise
         finally:
             request.ended = self._clock()
-            self._observers.tell(lambda observer: observer.request_ended(request))
+            tell_all(self._observers, lambda observer: observer.request_ended(request))
             if (of := calls.current.get()) is not None:
                 if request.request_id:
                     of.name(request.request_id)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from coordinator.events import Phase
 from coordinator.ledger import Commit
 from coordinator.links import Link
+from coordinator.observer import RoundRecord
 from coordinator.record import Record
 from coordinator.round import RoundMachine
 from paceline.core.errors import PacelineError
@@ -47,3 +49,7 @@ class Running:
     def ended(self) -> bool:
         """True when nothing more will come."""
         return self.machine.phase is Phase.DONE
+
+
+Untold = deque[tuple[Running, Commit | None, RoundRecord | None]]
+"""What clients and observers are told, in order, once the workers have what a frame of answers led to."""

@@ -93,11 +93,6 @@ class _Away:
     rows: int
     """Of its last round."""
 
-    @property
-    def drafted(self) -> bool:
-        """Its last round had draft tokens, and so may its next one."""
-        return self.rows > 1
-
 
 @dataclass(slots=True)
 class Gathering:
@@ -119,7 +114,7 @@ class Gathering:
             return
         seconds = max(now - away.since, 0.0)
         usual = self._returns.setdefault(sequence_id, {})
-        if (drafted := rows > 1) in usual:
+        if (drafted := _drafted(rows)) in usual:
             usual[drafted].observe(seconds)
         else:
             usual[drafted] = Usual(seconds)
@@ -137,7 +132,7 @@ class Gathering:
         due = [
             (usual.mean, away.since + usual.mean + LATE * usual.deviation - now, away.rows)
             for sequence_id, away in self._away.items()
-            if (usual := self._returns.get(sequence_id, {}).get(away.drafted)) is not None
+            if (usual := self._returns.get(sequence_id, {}).get(_drafted(away.rows))) is not None
         ]
         # The quickest first: with each the pass becomes longer, and what gathering gains a smaller share.
         due.sort()
@@ -150,3 +145,8 @@ class Gathering:
                 break
             wait = max(wait, left)
         return wait
+
+
+def _drafted(rows: int) -> bool:
+    """A round of so many rows has draft tokens; so, it is taken, has the next one."""
+    return rows > 1

@@ -10,12 +10,13 @@ from coordinator.dialects import TARGET
 from coordinator.links import Link, LinkObserver, LinkState
 from paceline.core.messages import CloseSequence
 from paceline.rpc import frames
+from paceline.rpc.local import LocalStream
 from paceline.v1 import target_pb2
 
 ONE, TWO = CloseSequence("one", 3), CloseSequence("two", 4)
 
 
-class Beside:
+class Beside(LocalStream):
     """A local stream that keeps its frames."""
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ async def link() -> Link:
 
 
 async def test_a_local_stream_takes_what_is_queued_at_once_in_one_frame(link: Link) -> None:
-    beside = link._beside = Beside()  # type: ignore[assignment]
+    beside = link._stream = Beside()
     link.send(ONE)
     link.send(TWO)
     link.flush()

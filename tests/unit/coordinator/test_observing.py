@@ -11,7 +11,7 @@ import pytest
 
 from coordinator import calls
 from coordinator.calls import Call
-from coordinator.observer import Observers, RequestRecord, RoundRecord
+from coordinator.observer import RequestRecord, RoundRecord
 from coordinator.reporting import Reporting
 from coordinator.running import Running
 from paceline.core.clock import ManualClock
@@ -59,7 +59,7 @@ class Broken(Notes):
 
 def service(*observers: Any, **workers: int) -> Service:
     made = Service(**workers)
-    made.it._observers = Observers(observers)
+    made.it._observers = observers
     return made
 
 
