@@ -18,6 +18,8 @@ PROBE_EVIDENCE = 3.0
 """Tokens a position that what is known counts for when something is tried again."""
 CATCH_UP = 16
 """A draft that lacks more tokens than this is catching up: the time says little of drafting."""
+APART = 2
+"""Sequences up to which a proposal takes the time of its own tokens; those of more come together."""
 STEADY = 0.1
 """Share by which the sequences, and the rows of all of them, may change during a round that is measured."""
 PREFILL = 2.0
@@ -132,11 +134,13 @@ class Member:
         self.pair.vote(self._ballot, ballot)
         self._ballot = ballot
 
-    def _asking(self, num_draft: int, lacking: int) -> int:
-        """`num_draft`, after noting what asking for it means for the draft worker."""
-        self._is_catching_up(num_draft > 0 and lacking > CATCH_UP)
-        self._settled = self.pair.settled
-        return num_draft
+    def _asking(self, num_draft: int, most: int, lacking: int) -> int:
+        """What is of use of `num_draft`, after noting what asking for it means for the draft worker."""
+        pair = self.pair
+        self._is_catching_up(min(num_draft, most) > 0 and lacking > CATCH_UP)
+        # Few tokens that end an answer are waited for as long as the many of the others in their passes.
+        self._settled = pair.settled and (num_draft <= most or pair.sequences <= APART)
+        return min(num_draft, most)
 
     def _is_catching_up(self, now: bool) -> None:
         self.pair.catching_up += now - self._catching_up

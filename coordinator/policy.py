@@ -107,7 +107,7 @@ class Fixed(Member):
         pair.count_round()
         if self._ballot is None:
             self._vote(Ballot(expected_tokens(self.habits.drafts.rates(k)), k, fixed=True))
-        return self._asking(min(self.num_speculative_tokens, most), lacking)
+        return self._asking(self.num_speculative_tokens, most, lacking)
 
     def looks(self) -> bool:
         """Every round."""
@@ -160,7 +160,7 @@ class Goodput(Member):
                 self._off += 1
                 return 0
             self._off = 0
-            return self._asking(min(kept, most), lacking)
+            return self._asking(kept, most, lacking)
         table = pair.begin_round()
         if table is None:
             return 0
@@ -187,7 +187,7 @@ class Goodput(Member):
             self._measures = trial != k
         rests = REST if trial else REST * max(pair.sequences // 4, 1)
         self._kept, self._rest = trial, 0 if self._measures else rests
-        return self._asking(min(trial, most), lacking)
+        return self._asking(trial, most, lacking)
 
     def looks(self) -> bool:
         """Among many that decode plainly, seldom while nothing is found that is worth copying."""

@@ -117,6 +117,30 @@ def test_the_time_of_catching_up_is_not_that_of_drafting() -> None:
     assert pair.costs.at(1).drafting.cells[2].seconds == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("sequences", "timed"), [(1, {1, 8}), (2, {1, 8}), (4, {8})])
+@pytest.mark.parametrize("policy", [Fixed, Goodput])
+def test_the_few_tokens_that_end_an_answer_wait_for_the_chains_of_others(
+    policy: type[Fixed] | type[Goodput], sequences: int, timed: set[int]
+) -> None:
+    """They come with the others' chains: drafting less would save nothing if their times were taken."""
+    pair = known_pair([1.0] * (MOST + 1), [0.0] * (MOST + 1), sequences)
+    load = pair.costs.at(sequences)
+    load.drafting.cells.clear()
+    pair.costs.at(2 * sequences).proposed(MOST, 1.0)
+    members = [learned(policy(pair, MOST), 1.0) for _ in range(sequences)]
+    for one in members:
+        one.verifying(0, prefills=False)
+    for one in members:
+        one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    pair._settled_at = 0
+    for most in (MOST, 1):
+        k = members[0].choose(most, 0, 1000)
+        members[0].proposed(k, 1.0, 0)
+        assert k == most
+    assert set(load.drafting.cells) == timed
+
+
 def test_nothing_is_measured_while_the_workers_read() -> None:
     pair = Pair(MOST)
     one, other = Fixed(pair, 2), Fixed(pair, 2)
