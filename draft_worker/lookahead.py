@@ -109,6 +109,8 @@ class Lookahead:
 
     def _branches_each(self) -> int:
         """Branches a sequence may have: with many sequences there is no idle time to fill."""
+        if len(self._sequences) > self._config.lookahead_sequences:
+            return 0
         return self._config.lookahead_branches // max(1, len(self._sequences))
 
     def step(self) -> list[DraftEvent]:

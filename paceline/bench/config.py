@@ -108,7 +108,7 @@ QUICK = replace(
     acceptance=(AcceptanceMode.COUPLED,),
     concurrency=(1,),
     k=(4,),
-    max_tokens=48,
+    max_tokens=32,
     repeats=1,
     prompts=3,
 )

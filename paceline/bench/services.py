@@ -69,15 +69,18 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
     with serve_stack(stack_config, sink=sink) as stack:
         waiting = replace(stack.config.worker_config("draft"), lookahead_branches=0)
         draft = stack.add("draft without lookahead", "draft-worker", waiting).address
-
-        def coordinator(role: str, draft: str) -> str:
-            other = stack.config.coordinator_config((stack.address_of("target"),), (draft,))
-            return stack.add(role, "coordinator", other).address
-
-        yield Services(
-            lookahead=stack.address,
-            without=coordinator("coordinator without lookahead", draft),
-            choosing=coordinator(
-                "coordinator that chooses K", stack.address_of("draft") if config.drafts_ahead else draft
-            ),
+        ahead = stack.address_of("draft")
+        without, choosing = stack.start(
+            *(
+                (
+                    role,
+                    "coordinator",
+                    stack.config.coordinator_config((stack.address_of("target"),), (worker,)),
+                )
+                for role, worker in (
+                    ("coordinator without lookahead", draft),
+                    ("coordinator that chooses K", ahead if config.drafts_ahead else draft),
+                )
+            )
         )
+        yield Services(lookahead=stack.address, without=without.address, choosing=choosing.address)

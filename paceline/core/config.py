@@ -70,6 +70,8 @@ class WorkerConfig:
     support_bound: int = limits.MAX_SUPPORT
     lookahead_branches: int = 8
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
+    lookahead_sequences: int = 256
+    """Sequences up to which that is done: where cores are shared, more leave no time to fill (draft only)."""
     least_pass_seconds: float = 0.0
     """A pass takes at least so long, asleep for the rest: what a slower device, one of its own, would give.
     For measurements."""
@@ -144,6 +146,11 @@ class WorkerConfig:
             0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
             "lookahead_branches",
             f"must be between 0 and {limits.MAX_CONTINUATIONS}",
+        )
+        _check(
+            1 <= self.lookahead_sequences <= limits.MAX_RUNNING_SEQUENCES,
+            "lookahead_sequences",
+            f"must be between 1 and {limits.MAX_RUNNING_SEQUENCES}",
         )
         _check(0 < self.support_mass <= 1, "support_mass", "must be in (0, 1]")
         _check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
@@ -29,6 +29,8 @@ _SHARED = (
 )
 """Fields of both workers' WorkerConfig."""
 
+FEW_SEQUENCES: Final = 2
+"""Those that leave a draft time to fill on cores that the coordinator shares with the models."""
 _NVIDIA = Path("/dev/nvidia0")
 
 
@@ -70,7 +72,10 @@ class StackConfig:
     drafts ahead and its target have one core each, and there is no third."""
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
-    as many as a draft worker's default where the models leave a core to the rest, else 0."""
+    as many as a draft worker's default where each model has a core, else 0."""
+    lookahead_sequences: int | None = None
+    """Sequences up to which that is done. If not given, a draft worker's default where the models leave a
+    core to the rest, else 2."""
     block_size: int = 16
     num_blocks: int | None = None
     max_model_len: int | None = None
@@ -165,6 +170,8 @@ class StackConfig:
         values |= self._certificate_of(role, "tls")
         if role == "draft" and (branches := self._branches) is not None:
             values["lookahead_branches"] = branches
+        if role == "draft" and (sequences := self._ahead_of) is not None:
+            values["lookahead_sequences"] = sequences
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
 
     def _threads_of(self, role: str) -> int:
@@ -186,21 +193,29 @@ class StackConfig:
         if self.bind_cores is None:
             one_each = [self._threads_of(role) for role in self.worker_roles] == [1, 1]
             ahead = self.draft.get("lookahead_branches", self._branches)
-            return CAN_BIND and one_each and bool(ahead) and self._crowded and len(usable_cores()) == 2
+            return CAN_BIND and one_each and ahead != 0 and self._crowded and len(usable_cores()) == 2
         return self.bind_cores
 
     @property
     def _branches(self) -> int | None:
         """Of the draft worker; None leaves it its default."""
-        if self.lookahead_branches is None and self._crowded:
+        if self.lookahead_branches is None and self._crowded and len(usable_cores()) < len(self.worker_roles):
             return 0
         return self.lookahead_branches
 
     @property
-    def _crowded(self) -> bool:
-        """True when drafting ahead takes the time it saves: both models compute on all cores there are.
+    def _ahead_of(self) -> int | None:
+        """Sequences that the draft worker drafts ahead of; None leaves it its default."""
+        if self.lookahead_sequences is None and self._crowded:
+            return FEW_SEQUENCES
+        return self.lookahead_sequences
 
-        The coordinator and the workers' own sockets need a core besides.
+    @property
+    def _crowded(self) -> bool:
+        """True when both models compute on all cores there are.
+
+        The coordinator and the workers' own sockets need a core besides: with more than a few sequences
+        drafting ahead takes the time it saves.
         """
         on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
         return on_cpu and len(usable_cores()) <= len(self.worker_roles)

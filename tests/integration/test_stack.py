@@ -123,6 +123,24 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: 
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(("cores", "branches", "sequences"), [(1, 0, 2), (2, 8, 2), (3, 8, 256)])
+def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
+    monkeypatch: pytest.MonkeyPatch, cores: int, branches: int, sequences: int
+) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
+    cpu: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
+
+    def ahead(**values: Any) -> tuple[int, int]:
+        draft = StackConfig(**cpu, **values).worker_config("draft")
+        return draft.lookahead_branches, draft.lookahead_sequences
+
+    assert ahead() == (branches, sequences)
+    assert ahead(lookahead_branches=3, lookahead_sequences=5) == (3, 5)
+    with pytest.raises(InvalidArgumentError) as refused:
+        ahead(lookahead_sequences=0)
+    assert refused.value.field == "lookahead_sequences"
+
+
 def _cores(config: StackConfig) -> tuple[tuple[int, ...], ...]:
     return tuple(config.worker_config(role).cores for role in config.worker_roles)
 
@@ -131,7 +149,8 @@ def _cores(config: StackConfig) -> tuple[tuple[int, ...], ...]:
 def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
     cpu = {"target_device": "cpu", "draft_device": "cpu"}
-    assert _cores(StackConfig(**cpu)) == ((), ()), "they take turns"
+    assert _cores(StackConfig(**cpu)) == ((3,), (5,))
+    assert _cores(StackConfig(lookahead_branches=0, **cpu)) == ((), ()), "they take turns"
     ahead = {"lookahead_branches": 4, **cpu}
     assert _cores(StackConfig(**ahead)) == ((3,), (5,))
     assert _cores(StackConfig(draft={"lookahead_branches": 4}, **cpu)) == ((3,), (5,))

@@ -109,11 +109,11 @@ def test_the_pool_holds_all_requests_at_once() -> None:
     assert blocks_needed(config, [(1,) * 40, (1,)]) * 16 >= 5 * tokens
 
 
-@pytest.mark.parametrize(("cores", "ahead"), [(2, False), (4, True)])
+@pytest.mark.parametrize(("cores", "ahead"), [(1, False), (2, True), (4, True)])
 def test_the_service_chooses_k_as_serve_would_run_it(
     monkeypatch: pytest.MonkeyPatch, cores: int, ahead: bool
 ) -> None:
-    """Where two models take all cores, `paceline serve` does not draft ahead."""
+    """Where two models have no core each, `paceline serve` does not draft ahead."""
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
     config = replace(FULL, device="cpu")
     arms = paceline_arms(config, 8)

@@ -47,10 +47,16 @@ class Worker:
         max_model_len: int = 60,
         max_sequences: int = 4,
         skills: ChainSkills | None = None,
+        lookahead_sequences: int = 4,
     ) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.runner.chain_skills = skills
-        config = worker_config(support_mass=0.9, lookahead_branches=branches, max_sequences=max_sequences)
+        config = worker_config(
+            support_mass=0.9,
+            lookahead_branches=branches,
+            lookahead_sequences=lookahead_sequences,
+            max_sequences=max_sequences,
+        )
         self.it = Drafter(
             self.runner, config, vocabulary_size=VOCAB, max_model_len=max_model_len, clock=ManualClock()
         )
@@ -261,6 +267,19 @@ def test_never_more_branches_in_progress_than_the_setting_says() -> None:
     ahead = worker.runner.passes[before:]
     assert max(ahead) == 3
     assert min(ahead) >= 1
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_more_sequences_than_the_setting_says_wait_for_their_verdicts(most: int) -> None:
+    worker = Worker(3, lookahead_sequences=most)
+    worker.open()
+    worker.first_round()
+    assert worker.it.lookahead.has_work
+    worker.run()
+    worker.open(name="another")
+    before = len(worker.runner.passes)
+    assert answer(worker.ask(1, 3, name="another") + worker.run()).num_draft_tokens == K
+    assert (len(worker.runner.passes) - before > K) is (most == 2), "branches take passes"
 
 
 def order(fan_out: FanOut, margins: list[float], bonus: float | None = None) -> list[tuple[int, int]]:
