@@ -254,5 +254,6 @@ def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]
     return [
         same,
         f"Theorem 3.8 allows {theory.speedup(alpha, c, k):.2f}× with the measured α = {alpha:.2f}, "
-        f"c = {c:.2f} and K = {k}; it knows neither the wire nor the price of the target's extra rows.",
+        f"c = {c:.2f} (drafting that was waited for) and K = {k}; it knows neither the wire nor the price of "
+        "the target's extra rows.",
     ]

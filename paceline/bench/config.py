@@ -108,8 +108,8 @@ QUICK = replace(
     acceptance=(AcceptanceMode.COUPLED,),
     concurrency=(1,),
     k=(4,),
-    max_tokens=32,
+    max_tokens=40,
     repeats=1,
-    prompts=3,
+    prompts=2,
 )
 """The ratios at one request, in under a minute with the embedded pair."""
