@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from paceline.bench.config import LOOKAHEAD_BRANCHES, BenchConfig
 from paceline.bench.workload import Prompt
+from paceline.core.config import CoordinatorConfig
 from paceline.supervisor import Sink, StackConfig, serve_stack
 
 _BLOCK_SIZE = 16
@@ -69,18 +70,18 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
     with serve_stack(stack_config, sink=sink) as stack:
         waiting = replace(stack.config.worker_config("draft"), lookahead_branches=0)
         draft = stack.add("draft without lookahead", "draft-worker", waiting).address
-        ahead = stack.address_of("draft")
-        without, choosing = stack.start(
-            *(
-                (
-                    role,
-                    "coordinator",
-                    stack.config.coordinator_config((stack.address_of("target"),), (worker,)),
-                )
-                for role, worker in (
-                    ("coordinator without lookahead", draft),
-                    ("coordinator that chooses K", ahead if config.drafts_ahead else draft),
-                )
+
+        def coordinator(role: str, draft: str) -> tuple[str, str, CoordinatorConfig]:
+            return (
+                role,
+                "coordinator",
+                stack.config.coordinator_config((stack.address_of("target"),), (draft,)),
             )
+
+        without, choosing = stack.start(
+            coordinator("coordinator without lookahead", draft),
+            coordinator(
+                "coordinator that chooses K", stack.address_of("draft") if config.drafts_ahead else draft
+            ),
         )
         yield Services(lookahead=stack.address, without=without.address, choosing=choosing.address)

@@ -29,7 +29,7 @@ _SHARED = (
 )
 """Fields of both workers' WorkerConfig."""
 
-FEW_SEQUENCES: Final = 2
+_FEW_SEQUENCES: Final = 2
 """Those that leave a draft time to fill on cores that the coordinator shares with the models."""
 _NVIDIA = Path("/dev/nvidia0")
 
@@ -168,10 +168,9 @@ class StackConfig:
         values["cores"] = self._cores_of(role) if self._binds else ()
         values |= {name: getattr(self, name) for name in _SHARED}
         values |= self._certificate_of(role, "tls")
-        if role == "draft" and (branches := self._branches) is not None:
-            values["lookahead_branches"] = branches
-        if role == "draft" and (sequences := self._ahead_of) is not None:
-            values["lookahead_sequences"] = sequences
+        if role == "draft":
+            ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
+            values |= {name: value for name, value in ahead.items() if value is not None}
         return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
 
     def _threads_of(self, role: str) -> int:
@@ -207,7 +206,7 @@ class StackConfig:
     def _ahead_of(self) -> int | None:
         """Sequences that the draft worker drafts ahead of; None leaves it its default."""
         if self.lookahead_sequences is None and self._crowded:
-            return FEW_SEQUENCES
+            return _FEW_SEQUENCES
         return self.lookahead_sequences
 
     @property
