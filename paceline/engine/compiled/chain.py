@@ -50,7 +50,7 @@ def _best(row, vocabulary, temperature, noise, values, tokens):
 
 @njit(cache=True, **OPTIONS)
 def decoder_chain(
-    shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
+    shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
     ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noise, noise_at, uniforms,
     masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids, probabilities, lengths,
     stop,
@@ -91,12 +91,12 @@ def decoder_chain(
             going += 1
         if step == 0:
             decoder_pass(
-                shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
+                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
                 ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
             )  # fmt: skip
         else:
             decoder_pass(
-                shape, epsilon, scaling, windows, embedding, weights, biases, head_gains, cos, sin, entries,
+                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
                 newest[:going], at[:going], slot[:going], keys, first[:going], count[:going], rows[:going],
                 work, logits[:going],
             )  # fmt: skip

@@ -28,7 +28,7 @@ class CompiledForward:
     def __init__(self, model: Any, windows: Sequence[int | None], max_model_len: int) -> None:
         self._weights = w = Weights.of(model, windows, max_model_len)
         norms = w.shape, w.epsilon, w.scaling, w.windows
-        self._model_of_pass = *norms, w.embedding, w.weights, w.biases, w.head_gains, w.cos, w.sin
+        self._model_of_pass = *norms, w.embedding, w.weights, w.gains, w.biases, w.head_gains, w.cos, w.sin
         self._model = model
         self._per_row, self._per_key, self._besides = scratch_of(self._weights.shape.tolist())
         self._work = np.empty(0, dtype=np.float32)

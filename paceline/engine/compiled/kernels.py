@@ -65,9 +65,8 @@ def _streamed(of, most, wide):
     """The same for weights that are too many for the nearest caches, `wide` tiles at a time."""
 
     @njit(**OPTIONS)
-    def product(x, ldx, w, n, out, to, ldo, rows, tiles):
+    def product(x, ldx, w, n, out, to, ldo, rows, tiles, apart):
         r, reads = 0, (rows + most - 1) // most
-        apart = n * LANES
         for left in range(reads, 0, -1):
             some = (rows - r + left - 1) // left
             # While the last rows meet tiles that have been read, all of the next ones can come.
@@ -86,34 +85,38 @@ _mix = _by_rows(mix, FEW_ROWS)
 
 
 @njit(**OPTIONS)
-def _product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
-    """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles."""
-    first, pairs = 0, 0
+def _product(x, ldx, weights, a_word, offset, n_in, n_out, out, ldo, rows):
+    """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
+
+    A word of `weights` has `a_word` of them. Returns where the next W begins.
+    """
+    first, pairs, tall = 0, 0, n_in // a_word
     if MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS:
         # Arithmetic takes the time, not the reading of weights.
         pairs = n_out // (2 * LANES) * (2 * LANES)
     # More rows than share a read meet a tile while it is in the nearest cache.
     width = pairs if rows <= MOST_OF_PAIRS else 2 * LANES
     while first < pairs:
-        w = address_of(weights, offset + first * n_in)
-        _add_to_pairs(x, ldx, w, n_in, out, first, ldo, rows, width // LANES)
+        w = address_of(weights, offset + first * tall)
+        _add_to_pairs(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
         first += width
     width = n_out - first if rows <= MOST_ROWS else LANES
     while first < n_out:
-        w = address_of(weights, offset + first * n_in)
-        _add(x, ldx, w, n_in, out, first, ldo, rows, width // LANES)
+        w = address_of(weights, offset + first * tall)
+        _add(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
         first += width
+    return offset + n_out * tall
 
 
 @njit(**OPTIONS)
-def _normed(x, n, epsilon, out):
-    """RMS norm of one row without its gain, which the weights that follow have taken in."""
+def _normed(x, n, epsilon, gains, out):
+    """RMS norm of one row."""
     squares = np.float32(0.0)
     for i in range(n):
         squares += x[i] * x[i]
     scale = np.float32(1.0) / np.sqrt(squares / np.float32(n) + epsilon)
     for i in range(n):
-        out[i] = x[i] * scale
+        out[i] = x[i] * scale * gains[i]
 
 
 @njit(**OPTIONS)
@@ -244,6 +247,7 @@ def decoder_pass(
     windows,
     embedding,
     weights,
+    gains,
     biases,
     head_gains,
     cos,
@@ -262,12 +266,14 @@ def decoder_pass(
     """Feed rows to a decoder, write their keys and values, and give the logits of the rows wanted.
 
     Args:
-        shape: int64 [8]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
-            and whether query, key and value have biases.
+        shape: int64 [9]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
+            whether query, key and value have biases, and how many weights are in a word.
         epsilon, scaling: of the norms and of the attention, float32.
         windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
-        weights: float32, flat: of each layer qkv, output, gate and up, down; then the head (weights.py).
+        weights: flat words of 32 bits, each a float32 or, as uint32, two bfloat16: of each layer qkv,
+            output, gate and up, down; then the head (weights.py).
+        gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.
         cos, sin: float32 [positions, head_dim].
@@ -279,7 +285,7 @@ def decoder_pass(
         work: float32, flat: scratch as `scratch_of` says.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
     """
-    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased = shape
+    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, a_word = shape
     rows, group = len(ids), heads // kv_heads
     qkv_width, rotated, width = (heads + 2 * kv_heads) * dim, heads + kv_heads, 2 * kv_heads * dim
     mixed = heads * dim
@@ -306,22 +312,20 @@ def decoder_pass(
     for layer in range(layers):
         cache = entries[layer]
         for r in range(rows):
-            _normed(x[r * ldx : r * ldx + hidden], hidden, epsilon, normed[r * ldx : r * ldx + hidden])
+            row = x[r * ldx : r * ldx + hidden]
+            _normed(row, hidden, epsilon, gains[2 * layer], normed[r * ldx : r * ldx + hidden])
             row = qkv[r * ldq : r * ldq + qkv_width]
             if biased:
                 row[:] = biases[layer]
             else:
                 row[:] = np.float32(0.0)
-        _product(normed, ldx, weights, offset, hidden, qkv_width, qkv, ldq, rows)
-        offset += hidden * qkv_width
+        offset = _product(normed, ldx, weights, a_word, offset, hidden, qkv_width, qkv, ldq, rows)
         for r in range(rows):
             row = qkv[r * ldq : r * ldq + qkv_width]
             for h in range(rotated):
                 head = row[h * dim : (h + 1) * dim]
                 if head_gains.size > 1:
-                    _normed(head, dim, epsilon, head)
-                    for d in range(dim):
-                        head[d] *= head_gains[layer, h, d]
+                    _normed(head, dim, epsilon, head_gains[layer, h], head)
                 _turned(head, dim, cos[positions[r]], sin[positions[r]])
             cache[slots[r] * width : (slots[r] + 1) * width] = row[mixed:]
         r = 0
@@ -335,21 +339,20 @@ def decoder_pass(
                 window, scaling, near, scratch, attended, lda,
             )  # fmt: skip
             r += together
-        _product(attended, lda, weights, offset, mixed, hidden, x, ldx, rows)
-        offset += mixed * hidden
+        offset = _product(attended, lda, weights, a_word, offset, mixed, hidden, x, ldx, rows)
         for r in range(rows):
-            _normed(x[r * ldx : r * ldx + hidden], hidden, epsilon, normed[r * ldx : r * ldx + hidden])
+            row = x[r * ldx : r * ldx + hidden]
+            _normed(row, hidden, epsilon, gains[2 * layer + 1], normed[r * ldx : r * ldx + hidden])
         gate_up[:] = np.float32(0.0)
-        _product(normed, ldx, weights, offset, hidden, 2 * inner, gate_up, ldu, rows)
-        offset += hidden * 2 * inner
+        offset = _product(normed, ldx, weights, a_word, offset, hidden, 2 * inner, gate_up, ldu, rows)
         for r in range(rows):
             _gated(gate_up[r * ldu : r * ldu + 2 * inner], inner, gated[r * ldg : r * ldg + inner])
-        _product(gated, ldg, weights, offset, inner, hidden, x, ldx, rows)
-        offset += inner * hidden
+        offset = _product(gated, ldg, weights, a_word, offset, inner, hidden, x, ldx, rows)
     for w in range(len(wanted)):
-        r = wanted[w]
-        _normed(x[r * ldx : r * ldx + hidden], hidden, epsilon, normed[w * ldx : w * ldx + hidden])
-    _product(normed, ldx, weights, offset, hidden, vocabulary, logits.reshape(-1), vocabulary, len(wanted))
+        row = x[wanted[w] * ldx : wanted[w] * ldx + hidden]
+        _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
+    out = logits.reshape(-1)
+    _product(normed, ldx, weights, a_word, offset, hidden, vocabulary, out, vocabulary, len(wanted))
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:

@@ -29,12 +29,13 @@ FEW_ROWS: Final = 6
 """The same for tiles that stay in the nearest cache, which costs little to read again."""
 
 AHEAD: Final = 3072
-"""Weights are fetched so many numbers ahead: a processor's own prefetching stops at every page."""
+"""Weights are fetched so many words ahead: a processor's own prefetching stops at every page."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
+_WORDS = ir.VectorType(_I32, LANES)
 _POINTER = types.CPointer(types.float32)
 
 
@@ -84,10 +85,17 @@ def exp(typing: Any, x: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-def _load(b: Any, pointer: Any) -> Any:
-    value = b.load(b.bitcast(pointer, _VECTOR.as_pointer()))
+def _load(b: Any, pointer: Any, kind: Any = _VECTOR) -> Any:
+    value = b.load(b.bitcast(pointer, kind.as_pointer()))
     value.align = 4
     return value
+
+
+def _halves(b: Any, words: Any) -> tuple[Any, Any]:
+    """The two bfloat16 of each word as float32, the lower one first: their bits are its upper ones."""
+    low = b.shl(words, ir.Constant(_WORDS, [16] * LANES))
+    high = b.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+    return b.bitcast(low, _VECTOR), b.bitcast(high, _VECTOR)
 
 
 def _store(b: Any, value: Any, pointer: Any) -> None:
@@ -117,7 +125,9 @@ def _one_turn_at_a_time(module: Any) -> Any:
     return loop
 
 
-def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: bool, adds: bool) -> None:
+def _sum_rows(
+    b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: bool, adds: bool, halves: bool
+) -> None:
     """The sums of so many rows; `after` comes then. What `_sum_of_products` says."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
@@ -146,7 +156,7 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: b
     place = b.mul(i, number(LANES))
     if indexed:
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
-    weights = [_load(b, b.gep(at, [place])) for at in weights_at]
+    words = [_load(b, b.gep(at, [place]), _WORDS if halves else _VECTOR) for at in weights_at]
     if adds:
         ahead = b.add(place, args[9])
         # Past the end of these tiles come those after all of them.
@@ -154,13 +164,17 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: b
         ahead = b.add(ahead, b.select(past, b.mul(apart, number(wide - 1)), number(0)))
         for at in weights_at:
             _prefetch(b, b.gep(at, [ahead]), 3)
-    spread = [_spread(b, b.load(b.gep(row, [i]))) for row in inputs]
-    grown = [b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, sums, strict=True)]
+    grown: list[Any] = list(sums)
+    for step, weights in enumerate(zip(*(_halves(b, word) for word in words)) if halves else [words]):
+        at = b.add(b.mul(i, number(2)), number(step)) if halves else i
+        spread = [_spread(b, b.load(b.gep(row, [at]))) for row in inputs]
+        grown = [b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, grown)]
     following = b.add(i, number(1))
     for phi, start, value in zip([i, *sums], [number(0), *starts], [following, *grown], strict=True):
         phi.add_incoming(start, begin)
         phi.add_incoming(value, loop)
-    again = b.cbranch(b.icmp_signed("<", following, n), loop, done)
+    turns = b.sdiv(n, number(2)) if halves else n
+    again = b.cbranch(b.icmp_signed("<", following, turns), loop, done)
     if wide > 1:
         again.set_metadata("llvm.loop", _one_turn_at_a_time(b.module))
 
@@ -178,19 +192,21 @@ def _sum_of_products(most: int, *, wide: int = 1, indexed: bool = False, adds: b
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
     w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
-    `ahead`, at most `apart`, numbers before it is read. n is positive, and rows is 1 to `most`. And so for
-    each of `tiles` outputs of 16, a multiple of `wide`, which are computed at the same time: w of the next
-    one begins `apart` after that of the one before.
+    `ahead`, at most `apart`, words before it is read; words of 32 bits are two bfloat16 each, as weights.py
+    lays them out, and n is even. n is positive, and rows is 1 to `most`. And so for each of `tiles` outputs
+    of 16, a multiple of `wide`, which are computed at the same time: w of the next one begins `apart` words
+    after that of the one before.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         after = b.append_basic_block("all_summed")
         cases = b.switch(args[6], after)
+        halves = signature.args[2].dtype == types.uint32
         for rows in range(1, most + 1):
             these = b.append_basic_block(f"rows_{rows}")
             cases.add_case(ir.Constant(_I64, rows), these)
             b.position_at_end(these)
-            _sum_rows(b, args, rows, after, wide=wide, indexed=indexed, adds=adds)
+            _sum_rows(b, args, rows, after, wide=wide, indexed=indexed, adds=adds, halves=halves)
         b.position_at_end(after)
         return context.get_dummy_value()
 
@@ -213,7 +229,7 @@ def _sum_of_products(most: int, *, wide: int = 1, indexed: bool = False, adds: b
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
             apart: Any, ahead: Any,
         ) -> Any:  # fmt: skip
-            return types.void(*plain, size), generate
+            return types.void(*plain[:2], w, *plain[3:], size), generate
 
         return added
 
