@@ -129,6 +129,7 @@ class WorkerShell:
             device=str(built.runner.device),
             dtype=str(built.runner.dtype).removeprefix("torch."),
             num_parameters=built.num_parameters,
+            weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
         )
         info.cache.CopyFrom(await ask(self.thread, self._cache_info))

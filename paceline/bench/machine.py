@@ -12,7 +12,6 @@ from paceline.client.server_status import WorkerInfo
 from paceline.engine.cores import usable_cores
 
 _PACKAGES = ("paceline", "torch", "transformers", "grpcio")
-_ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +50,18 @@ class Model:
     device_name: str
     dtype: str
     num_parameters: int
+    weight_bytes: int
+    """Bytes of weights that a decode step reads."""
 
     @classmethod
     def of(cls, info: WorkerInfo) -> Model:
         """From what a worker says of itself."""
-        return cls(info.model, info.device, _device_name(info.device), info.dtype, info.num_parameters)
-
-    @property
-    def weight_bytes(self) -> int:
-        """All parameters, tied ones once."""
-        return self.num_parameters * _ITEM_SIZE[self.dtype]
+        where = info.device, _device_name(info.device)
+        return cls(info.model, *where, info.dtype, info.num_parameters, info.weight_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"weight_bytes": self.weight_bytes}
+        return asdict(self)
 
 
 def installed(package: str) -> str | None:

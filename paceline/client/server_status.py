@@ -85,6 +85,8 @@ class WorkerInfo:
     num_parameters: int
     local_socket: str
     """Path of the Unix socket at which it can be reached too; empty without one."""
+    weight_bytes: int
+    """Bytes of weights that a decode step reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class Built:
     runner: ModelRunner
     max_model_len: int
     num_parameters: int
+    weight_bytes: int
+    """Bytes that a decode step reads."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -54,7 +56,9 @@ def build(config: WorkerConfig) -> Built:
         dtype=None if config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
     )
-    num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    parameters = list(loaded.model.parameters())
+    num_parameters = sum(p.numel() for p in parameters)
+    weight_bytes = sum(p.numel() * p.itemsize for p in parameters)
     max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     runner = make_runner(
         loaded,
@@ -65,6 +69,8 @@ def build(config: WorkerConfig) -> Built:
         deterministic=config.deterministic,
         recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
+    # A pass with weights of its own has emptied those of the model.
+    weight_bytes = runner.packed_bytes or weight_bytes
     runner.least_seconds = config.least_pass_seconds
     if config.least_pass_seconds:
         log.warning("every pass takes at least %g s (--least-pass-seconds)", config.least_pass_seconds)
@@ -78,4 +84,4 @@ def build(config: WorkerConfig) -> Built:
         runner.cache.pool.num_blocks,
         config.block_size,
     )
-    return Built(loaded, runner, max_model_len, num_parameters)
+    return Built(loaded, runner, max_model_len, num_parameters, weight_bytes)

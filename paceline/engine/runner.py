@@ -112,6 +112,11 @@ class ModelRunner:
         return self._compiled is not None
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes of weights in the layout of the compiled pass; 0 where another one serves."""
+        return 0 if self._compiled is None else self._compiled.weight_bytes
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return self._num_layers

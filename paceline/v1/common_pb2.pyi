@@ -585,6 +585,7 @@ class WorkerInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     LOCAL_SOCKET_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     role: _builtins.str
     """"target" or "draft"."""
@@ -602,6 +603,10 @@ class WorkerInfo(_message.Message):
     num_parameters: _builtins.int
     local_socket: _builtins.str
     """Path of a Unix socket that takes the frames of the worker's stream too; empty without one."""
+    weight_bytes: _builtins.int
+    """Bytes of weights that a decode step reads. Weights that are bfloat16 numbers may be kept as such where
+    `dtype`, in which is computed, is wider.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -624,10 +629,11 @@ class WorkerInfo(_message.Message):
         dtype: _builtins.str = ...,
         num_parameters: _builtins.int = ...,
         local_socket: _builtins.str = ...,
+        weight_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "local_socket", b"local_socket", "max_model_len", b"max_model_len", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "num_parameters", b"num_parameters", "process_id", b"process_id", "protocol_version", b"protocol_version", "role", b"role", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

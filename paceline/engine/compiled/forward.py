@@ -35,6 +35,11 @@ class CompiledForward:
         self._cache: PagedCache | None = None
         self._entries = np.empty((0, 0), dtype=np.float32)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decode step reads."""
+        return self._weights.weights.nbytes
+
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
         self._make_room(layout, cache)

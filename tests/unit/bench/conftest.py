@@ -106,12 +106,12 @@ def all_cells(config: BenchConfig) -> list[Cell]:
 @pytest.fixture
 def make_record(config: BenchConfig) -> Callable[[list[Cell]], Record]:
     def make(cells: list[Cell]) -> Record:
-        model = Model("embedded:target", "cpu", "A Processor", "float32", 5_000_000)
+        model = Model("embedded:target", "cpu", "A Processor", "float32", 5_000_000, 20_000_000)
         return Record(
             config=config,
             machine=Machine("A Processor", 2, "32768K", "3.11", {"torch": "2.0"}),
             target=model,
-            draft=replace(model, name="embedded:draft", num_parameters=500_000),
+            draft=replace(model, name="embedded:draft", num_parameters=500_000, weight_bytes=2_000_000),
             read_bandwidth=10e9,
             prompt_lengths=(12, 330),
             peers=(

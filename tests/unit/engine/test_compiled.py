@@ -273,27 +273,92 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         assert np.array_equal(out[rows:], before[rows:])
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5])
-def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int) -> None:
+def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, halves: bool) -> None:
     """One tile at a time or two, all rows at once or some after the others, an odd tile last."""
     n, width, most, apart = 150, tiles_of_outputs * tiles.LANES, 40, 3
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)
-    w = rng.standard_normal(7 + n * width, dtype=np.float32)
+    matrix = torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)).bfloat16().float()
+    before_it = np.zeros(7, dtype=np.uint32 if halves else np.float32)
+    w = np.concatenate([before_it, weights._tiles(matrix, halves)])
     before = rng.standard_normal((most, width + apart), dtype=np.float32)
 
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
-        kernels._product(inputs, n + apart, w, 7, n, width, out.reshape(-1), width + apart, rows)
+        end = kernels._product(inputs, n + apart, w, 1 + halves, 7, n, width, out.reshape(-1), width + apart, rows)
+        assert end == len(w)
         return out
 
     alone = np.concatenate([product(r, 1) for r in range(most)])
-    matrix = w[7:].reshape(tiles_of_outputs, n, tiles.LANES).transpose(1, 0, 2).reshape(n, width)
-    exact = before[:, :width] + x[:, :n].astype(np.float64) @ matrix
+    exact = before[:, :width] + x[:, :n].astype(np.float64) @ matrix.double().numpy().T
     np.testing.assert_allclose(alone[:, :width], exact, rtol=0, atol=1e-4)
     for rows in range(1, most + 1):
         assert np.array_equal(product(0, rows), alone[:rows])
+
+
+# ---- weights that are bfloat16 numbers -----------------------------------------------------------------
+
+
+def in_halves(name: str) -> Any:
+    """Its matrices hold bfloat16 numbers, as a checkpoint's do; its norms need not."""
+    model = model_of(name)
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" not in parameter_name:
+            parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prefill, of a step, of more rows than share a read; and those of the modules but for rounding."""
+    modules = make_runner(in_halves(name), num_blocks=64, block_size=4)
+    halves = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
+    monkeypatch.setattr(weights, "_is_bfloat16", lambda weight: False)
+    wide = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
+    assert halves.row_invariant
+    assert 0 < 2 * halves.packed_bytes == wide.packed_bytes
+    rng = random.Random(11)
+    tables = {runner: [runner.new_table() for _ in range(2)] for runner in (modules, halves, wide)}
+    for counts in ([40, 3], [1, 1], [5, 9], [1, 0]):
+        tokens = [[rng.randrange(97) for _ in range(count)] for count in counts]
+        logits = {
+            runner: runner.forward(
+                [
+                    SequenceInput(table, fed, len(fed))
+                    for table, fed in zip(own, tokens, strict=True)
+                    if fed
+                ]
+            )
+            for runner, own in tables.items()
+        }
+        assert torch.equal(logits[halves], logits[wide])
+        torch.testing.assert_close(logits[halves], logits[modules], atol=3e-5, rtol=1e-5)
+
+
+def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
+    model = in_halves("llama, two")
+    model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
+    whole = make_runner(model, num_blocks=8, lean=True)
+    assert whole.packed_bytes == 2 * make_runner(in_halves("llama, two"), num_blocks=8, lean=True).packed_bytes
+
+
+@pytest.mark.parametrize("fault", ["order", "upper", "turned"])
+def test_wrong_halves_are_left_out_at_start(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: an input's weight and the next one's change places, one is missing, or all stand in reverse."""
+    packed = weights._tiles
+    faults: dict[str, Callable[[Any], Any]] = {
+        "order": lambda words: words >> 16 | words << 16,
+        "upper": lambda words: words & 0xFFFF0000,
+        "turned": lambda words: words[::-1].copy(),
+    }
+    monkeypatch.setattr(weights, "_tiles", lambda weight, halves: faults[fault](packed(weight, halves)))
+    assert not make_runner(in_halves("llama, two"), num_blocks=8, lean=True).row_invariant
+    assert "goes through its modules" in caplog.text
 
 
 # ---- chains --------------------------------------------------------------------------------------------
