@@ -91,14 +91,14 @@ def decoder_chain(
             going += 1
         if step == 0:
             decoder_pass(
-                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
-                ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
+                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos,
+                sin, entries, ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
             )  # fmt: skip
         else:
             decoder_pass(
-                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
-                newest[:going], at[:going], slot[:going], keys, first[:going], count[:going], rows[:going],
-                work, logits[:going],
+                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos,
+                sin, entries, newest[:going], at[:going], slot[:going], keys, first[:going], count[:going],
+                rows[:going], work, logits[:going],
             )  # fmt: skip
         for c in range(going):
             at[c] += 1

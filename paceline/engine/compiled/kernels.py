@@ -36,6 +36,8 @@ from paceline.engine.compiled.tiles import (
 # NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
 # way for every row), nothing may be assumed about their values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
+_WAITING: Final = 2
+"""So few rows have too few sums in one tile to keep the arithmetic busy."""
 _TOGETHER: Final = 8
 """Rows of a sequence whose attention is computed together."""
 _APART: Final = LANES
@@ -91,8 +93,9 @@ def _product(x, ldx, weights, a_word, offset, n_in, n_out, out, ldo, rows):
     A word of `weights` has `a_word` of them. Returns where the next W begins.
     """
     first, pairs, tall = 0, 0, n_in // a_word
-    if MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS:
-        # Arithmetic takes the time, not the reading of weights.
+    # Where a read serves few rows, a sum waits for its last addition; where it serves many, arithmetic takes
+    # the time and not the reading of weights.
+    if rows <= _WAITING or (MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS):
         pairs = n_out // (2 * LANES) * (2 * LANES)
     # More rows than share a read meet a tile while it is in the nearest cache.
     width = pairs if rows <= MOST_OF_PAIRS else 2 * LANES

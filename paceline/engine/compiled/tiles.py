@@ -165,10 +165,13 @@ def _sum_rows(
         for at in weights_at:
             _prefetch(b, b.gep(at, [ahead]), 3)
     grown: list[Any] = list(sums)
-    for step, weights in enumerate(zip(*(_halves(b, word) for word in words)) if halves else [words]):
+    by_input = list(zip(*(_halves(b, word) for word in words), strict=True)) if halves else [words]
+    for step, weights in enumerate(by_input):
         at = b.add(b.mul(i, number(2)), number(step)) if halves else i
         spread = [_spread(b, b.load(b.gep(row, [at]))) for row in inputs]
-        grown = [b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, grown)]
+        grown = [
+            b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, grown, strict=True)
+        ]
     following = b.add(i, number(1))
     for phi, start, value in zip([i, *sums], [number(0), *starts], [following, *grown], strict=True):
         phi.add_incoming(start, begin)

@@ -288,7 +288,9 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
-        end = kernels._product(inputs, n + apart, w, 1 + halves, 7, n, width, out.reshape(-1), width + apart, rows)
+        end = kernels._product(
+            inputs, n + apart, w, 1 + halves, 7, n, width, out.reshape(-1), width + apart, rows
+        )
         assert end == len(w)
         return out
 
@@ -326,11 +328,7 @@ def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
         tokens = [[rng.randrange(97) for _ in range(count)] for count in counts]
         logits = {
             runner: runner.forward(
-                [
-                    SequenceInput(table, fed, len(fed))
-                    for table, fed in zip(own, tokens, strict=True)
-                    if fed
-                ]
+                [SequenceInput(table, fed, len(fed)) for table, fed in zip(own, tokens, strict=True) if fed]
             )
             for runner, own in tables.items()
         }
@@ -342,14 +340,16 @@ def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
     model = in_halves("llama, two")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
     whole = make_runner(model, num_blocks=8, lean=True)
-    assert whole.packed_bytes == 2 * make_runner(in_halves("llama, two"), num_blocks=8, lean=True).packed_bytes
+    assert (
+        whole.packed_bytes == 2 * make_runner(in_halves("llama, two"), num_blocks=8, lean=True).packed_bytes
+    )
 
 
 @pytest.mark.parametrize("fault", ["order", "upper", "turned"])
 def test_wrong_halves_are_left_out_at_start(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planted: an input's weight and the next one's change places, one is missing, or all stand in reverse."""
+    """Planted: an input's weight and the next one's change places, one is missing, or all are reversed."""
     packed = weights._tiles
     faults: dict[str, Callable[[Any], Any]] = {
         "order": lambda words: words >> 16 | words << 16,
