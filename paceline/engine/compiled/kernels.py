@@ -23,6 +23,8 @@ from paceline.engine.compiled.tiles import (
     MOST_OF_PAIRS,
     MOST_ROWS,
     add,
+    add_halves,
+    add_halves_to_pairs,
     add_to_pairs,
     address_of,
     exp,
@@ -80,35 +82,48 @@ def _streamed(of, most, wide):
     return product
 
 
-_add = _streamed(add, MOST_ROWS, 1)
-_add_to_pairs = _streamed(add_to_pairs, MOST_OF_PAIRS, 2)
+def _product_of(single, pair, a_word):
+    """The product with a matrix in words of so many weights: by one tile, and by two at a time."""
+    of_tile, of_pair = _streamed(single, MOST_ROWS, 1), _streamed(pair, MOST_OF_PAIRS, 2)
+
+    @njit(**OPTIONS)
+    def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
+        first, pairs, tall = 0, 0, n_in // a_word
+        # Where a read serves few rows, a sum waits for its last addition; where it serves many, arithmetic
+        # takes the time and not the reading of weights.
+        if rows <= _WAITING or (MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS):
+            pairs = n_out // (2 * LANES) * (2 * LANES)
+        # More rows than share a read meet a tile while it is in the nearest cache.
+        width = pairs if rows <= MOST_OF_PAIRS else 2 * LANES
+        while first < pairs:
+            w = address_of(weights, offset + first * tall)
+            of_pair(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+            first += width
+        width = n_out - first if rows <= MOST_ROWS else LANES
+        while first < n_out:
+            w = address_of(weights, offset + first * tall)
+            of_tile(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+            first += width
+        return offset + n_out * tall
+
+    return product
+
+
+_product_of_floats = _product_of(add, add_to_pairs, 1)
+_product_of_halves = _product_of(add_halves, add_halves_to_pairs, 2)
 _tile = _by_rows(tile, FEW_ROWS)
 _mix = _by_rows(mix, FEW_ROWS)
 
 
 @njit(**OPTIONS)
-def _product(x, ldx, weights, a_word, offset, n_in, n_out, out, ldo, rows):
+def _product(x, ldx, weights, halves, offset, n_in, n_out, out, ldo, rows):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    A word of `weights` has `a_word` of them. Returns where the next W begins.
+    Returns where the next W begins.
     """
-    first, pairs, tall = 0, 0, n_in // a_word
-    # Where a read serves few rows, a sum waits for its last addition; where it serves many, arithmetic takes
-    # the time and not the reading of weights.
-    if rows <= _WAITING or (MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS):
-        pairs = n_out // (2 * LANES) * (2 * LANES)
-    # More rows than share a read meet a tile while it is in the nearest cache.
-    width = pairs if rows <= MOST_OF_PAIRS else 2 * LANES
-    while first < pairs:
-        w = address_of(weights, offset + first * tall)
-        _add_to_pairs(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-        first += width
-    width = n_out - first if rows <= MOST_ROWS else LANES
-    while first < n_out:
-        w = address_of(weights, offset + first * tall)
-        _add(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-        first += width
-    return offset + n_out * tall
+    if halves:
+        return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
+    return _product_of_floats(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
 
 
 @njit(**OPTIONS)
@@ -270,12 +285,13 @@ def decoder_pass(
 
     Args:
         shape: int64 [9]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
-            whether query, key and value have biases, and how many weights are in a word.
+            whether query, key and value have biases, and whether weights are in halves.
         epsilon, scaling: of the norms and of the attention, float32.
         windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
-        weights: flat words of 32 bits, each a float32 or, as uint32, two bfloat16: of each layer qkv,
-            output, gate and up, down; then the head (weights.py).
+        weights: uint32, flat, the bits of a float32 each or, in halves, of two bfloat16: of each layer qkv,
+            output, gate and up, down; then the head (weights.py). One type for both: numba's cache on disk
+            is not safe where two processes compile the same function for different types.
         gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.
@@ -288,7 +304,7 @@ def decoder_pass(
         work: float32, flat: scratch as `scratch_of` says.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
     """
-    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, a_word = shape
+    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, halves = shape
     rows, group = len(ids), heads // kv_heads
     qkv_width, rotated, width = (heads + 2 * kv_heads) * dim, heads + kv_heads, 2 * kv_heads * dim
     mixed = heads * dim
@@ -322,7 +338,7 @@ def decoder_pass(
                 row[:] = biases[layer]
             else:
                 row[:] = np.float32(0.0)
-        offset = _product(normed, ldx, weights, a_word, offset, hidden, qkv_width, qkv, ldq, rows)
+        offset = _product(normed, ldx, weights, halves, offset, hidden, qkv_width, qkv, ldq, rows)
         for r in range(rows):
             row = qkv[r * ldq : r * ldq + qkv_width]
             for h in range(rotated):
@@ -342,20 +358,20 @@ def decoder_pass(
                 window, scaling, near, scratch, attended, lda,
             )  # fmt: skip
             r += together
-        offset = _product(attended, lda, weights, a_word, offset, mixed, hidden, x, ldx, rows)
+        offset = _product(attended, lda, weights, halves, offset, mixed, hidden, x, ldx, rows)
         for r in range(rows):
             row = x[r * ldx : r * ldx + hidden]
             _normed(row, hidden, epsilon, gains[2 * layer + 1], normed[r * ldx : r * ldx + hidden])
         gate_up[:] = np.float32(0.0)
-        offset = _product(normed, ldx, weights, a_word, offset, hidden, 2 * inner, gate_up, ldu, rows)
+        offset = _product(normed, ldx, weights, halves, offset, hidden, 2 * inner, gate_up, ldu, rows)
         for r in range(rows):
             _gated(gate_up[r * ldu : r * ldu + 2 * inner], inner, gated[r * ldg : r * ldg + inner])
-        offset = _product(gated, ldg, weights, a_word, offset, inner, hidden, x, ldx, rows)
+        offset = _product(gated, ldg, weights, halves, offset, inner, hidden, x, ldx, rows)
     for w in range(len(wanted)):
         row = x[wanted[w] * ldx : wanted[w] * ldx + hidden]
         _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
     out = logits.reshape(-1)
-    _product(normed, ldx, weights, a_word, offset, hidden, vocabulary, out, vocabulary, len(wanted))
+    _product(normed, ldx, weights, halves, offset, hidden, vocabulary, out, vocabulary, len(wanted))
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:

@@ -190,21 +190,22 @@ def _sum_rows(
     b.cbranch(b.icmp_signed("<", next_tile, tiles), begin, after)
 
 
-def _sum_of_products(most: int, *, wide: int = 1, indexed: bool = False, adds: bool = False) -> Any:
+def _sum_of_products(
+    most: int, *, wide: int = 1, indexed: bool = False, adds: bool = False, halves: bool = False
+) -> Any:
     """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers, r < rows.
 
     x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
     w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
-    `ahead`, at most `apart`, words before it is read; words of 32 bits are two bfloat16 each, as weights.py
-    lays them out, and n is even. n is positive, and rows is 1 to `most`. And so for each of `tiles` outputs
-    of 16, a multiple of `wide`, which are computed at the same time: w of the next one begins `apart` words
-    after that of the one before.
+    `ahead`, at most `apart`, words of 32 bits before it is read. With `halves` a word is two bfloat16, as
+    weights.py lays them out, and n is even. n is positive, and rows is 1 to `most`. And so for each of
+    `tiles` outputs of 16, a multiple of `wide`, which are computed at the same time: w of the next one begins
+    `apart` words after that of the one before.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         after = b.append_basic_block("all_summed")
         cases = b.switch(args[6], after)
-        halves = signature.args[2].dtype == types.uint32
         for rows in range(1, most + 1):
             these = b.append_basic_block(f"rows_{rows}")
             cases.add_case(ir.Constant(_I64, rows), these)
@@ -247,6 +248,8 @@ def _sum_of_products(most: int, *, wide: int = 1, indexed: bool = False, adds: b
 
 add = _sum_of_products(MOST_ROWS, adds=True)
 add_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True)
+add_halves = _sum_of_products(MOST_ROWS, adds=True, halves=True)
+add_halves_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True, halves=True)
 tile = _sum_of_products(FEW_ROWS)
 mix = _sum_of_products(FEW_ROWS, indexed=True)
 

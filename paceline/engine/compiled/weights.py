@@ -20,7 +20,7 @@ from paceline.engine.compiled.tiles import LANES
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.float32] | npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Weights:
         biased = attention.q_proj.bias is not None
         normed = hasattr(attention, "q_norm")
         return cls(
-            shape=np.array([*shape, vocabulary, biased, 2 if halves else 1], dtype=np.int64),
+            shape=np.array([*shape, vocabulary, biased, halves], dtype=np.int64),
             epsilon=np.float32(config.rms_norm_eps),
             scaling=np.float32(attention.scaling),
             windows=np.array([window or 0 for window in windows], dtype=np.int64),
@@ -144,9 +144,8 @@ def _tiles(weight: Tensor, halves: bool) -> Words:
     n_out, n_in = weight.shape
     padded = torch.zeros(-(-n_out // LANES) * LANES, n_in)
     padded[:n_out] = weight
-    tiles: Floats = padded.view(-1, LANES, n_in).transpose(1, 2).contiguous().view(-1).numpy()
+    words: Words = padded.view(-1, LANES, n_in).transpose(1, 2).contiguous().view(-1).numpy().view(np.uint32)
     if not halves:
-        return tiles
-    even, odd = tiles.view(np.uint32).reshape(-1, 2, LANES).transpose(1, 0, 2)
-    words: Words = (even >> 16 | odd).reshape(-1)
-    return words
+        return words
+    even, odd = words.reshape(-1, 2, LANES).transpose(1, 0, 2)
+    return (even >> np.uint32(16) | odd).reshape(-1)

@@ -281,15 +281,14 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)
     matrix = torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)).bfloat16().float()
-    before_it = np.zeros(7, dtype=np.uint32 if halves else np.float32)
-    w = np.concatenate([before_it, weights._tiles(matrix, halves)])
+    w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, halves)])
     before = rng.standard_normal((most, width + apart), dtype=np.float32)
 
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
         end = kernels._product(
-            inputs, n + apart, w, 1 + halves, 7, n, width, out.reshape(-1), width + apart, rows
+            inputs, n + apart, w, halves, 7, n, width, out.reshape(-1), width + apart, rows
         )
         assert end == len(w)
         return out
