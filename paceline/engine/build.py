@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,9 +57,8 @@ def build(config: WorkerConfig) -> Built:
         dtype=None if config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
     )
-    parameters = list(loaded.model.parameters())
-    num_parameters = sum(p.numel() for p in parameters)
-    weight_bytes = sum(p.numel() * p.itemsize for p in parameters)
+    num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    weight_bytes = _bytes_read(loaded.model)
     max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     runner = make_runner(
         loaded,
@@ -85,3 +85,10 @@ def build(config: WorkerConfig) -> Built:
         config.block_size,
     )
     return Built(loaded, runner, max_model_len, num_parameters, weight_bytes)
+
+
+def _bytes_read(model: Any) -> int:
+    """Bytes of weights that a decode step reads: of all but an embedding that is not the head as well."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up = None if head is not None and head.weight is embedding.weight else embedding.weight
+    return sum(p.numel() * p.itemsize for p in model.parameters() if p is not looked_up)

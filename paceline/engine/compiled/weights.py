@@ -47,10 +47,9 @@ class Weights:
         embedding = model.model.embed_tokens.weight.data
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
         cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
-        matrices = [*(matrix for layer in layers for matrix in _matrices(layer)), model.lm_head.weight.data]
-        halves = all(_is_bfloat16(matrix) for matrix in matrices)
+        halves = all(_is_bfloat16(matrix) for matrix in _matrices(model))
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
-        vocabulary = -(-len(matrices[-1]) // LANES) * LANES
+        vocabulary = -(-len(model.lm_head.weight) // LANES) * LANES
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
         biased = attention.q_proj.bias is not None
         normed = hasattr(attention, "q_norm")
@@ -60,7 +59,7 @@ class Weights:
             scaling=np.float32(attention.scaling),
             windows=np.array([window or 0 for window in windows], dtype=np.int64),
             embedding=np.ascontiguousarray(embedding.numpy()),
-            weights=np.concatenate([_tiles(matrix, halves) for matrix in matrices]),
+            weights=np.concatenate([_tiles(matrix, halves) for matrix in _matrices(model)]),
             gains=torch.stack([norm.weight.data for norm in (*norms, model.model.norm)]).numpy(),
             biases=np.stack([_joined(_inputs(x.self_attn), "bias").numpy() for x in layers])
             if biased
@@ -117,13 +116,15 @@ def _joined(modules: Sequence[Any], name: str) -> Tensor:
     return torch.cat([getattr(module, name).data for module in modules])
 
 
-def _matrices(layer: Any) -> Iterator[Tensor]:
-    """The four products of a layer in the order of `decoder_pass`."""
-    attention, mlp = layer.self_attn, layer.mlp
-    yield _joined(_inputs(attention), "weight")
-    yield attention.o_proj.weight.data
-    yield _joined((mlp.gate_proj, mlp.up_proj), "weight")
-    yield mlp.down_proj.weight.data
+def _matrices(model: Any) -> Iterator[Tensor]:
+    """[out, in] of every product in the order of `decoder_pass`: four a layer, and the head."""
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield _joined(_inputs(attention), "weight")
+        yield attention.o_proj.weight.data
+        yield _joined((mlp.gate_proj, mlp.up_proj), "weight")
+        yield mlp.down_proj.weight.data
+    yield model.lm_head.weight.data
 
 
 def _head_gains(attention: Any, heads: int, kv_heads: int) -> Tensor:

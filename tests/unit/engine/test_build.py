@@ -1,0 +1,40 @@
+"""What a worker says of the model that it built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from paceline.core.config import WorkerConfig
+from paceline.engine.build import _bytes_read, build
+from paceline.engine.loading import random_model
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("threads", "in_halves"), [(1, True), (2, False)])
+def test_weight_bytes_are_what_a_step_reads(threads: int, in_halves: bool) -> None:
+    """One thread takes the compiled pass, whose matrices are in 16 bits as in the checkpoint."""
+    built = build(WorkerConfig(model="embedded:draft", threads=threads, num_blocks=8))
+    assert str(built.runner.dtype) == "torch.float32"
+    norms = 9 * built.loaded.model.config.hidden_size
+    if in_halves:
+        assert built.weight_bytes == 2 * (built.num_parameters - norms)
+    else:
+        assert built.weight_bytes == 4 * built.num_parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_is_read_if_it_is_the_head(tied: bool) -> None:
+    shape = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    model = random_model(LlamaConfig(**shape, num_attention_heads=4, tie_word_embeddings=tied))
+    parameters = sum(p.numel() for p in model.parameters())
+    assert _bytes_read(model) == 4 * (parameters - (0 if tied else 97 * 64))
