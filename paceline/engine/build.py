@@ -58,6 +58,7 @@ def build(config: WorkerConfig) -> Built:
         trust_remote_code=config.trust_remote_code,
     )
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    # Before a pass that has weights of its own empties the model's.
     weight_bytes = _bytes_read(loaded.model)
     max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     runner = make_runner(
@@ -69,8 +70,6 @@ def build(config: WorkerConfig) -> Built:
         deterministic=config.deterministic,
         recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
-    # A pass with weights of its own has emptied those of the model.
-    weight_bytes = runner.packed_bytes or weight_bytes
     runner.least_seconds = config.least_pass_seconds
     if config.least_pass_seconds:
         log.warning("every pass takes at least %g s (--least-pass-seconds)", config.least_pass_seconds)
@@ -84,7 +83,7 @@ def build(config: WorkerConfig) -> Built:
         runner.cache.pool.num_blocks,
         config.block_size,
     )
-    return Built(loaded, runner, max_model_len, num_parameters, weight_bytes)
+    return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
 
 
 def _bytes_read(model: Any) -> int:

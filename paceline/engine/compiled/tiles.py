@@ -37,6 +37,7 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
 _WORDS = ir.VectorType(_I32, LANES)
 _POINTER = types.CPointer(types.float32)
+_TO_WORDS = types.CPointer(types.uint32)
 
 
 @intrinsic
@@ -233,7 +234,7 @@ def _sum_of_products(
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
             apart: Any, ahead: Any,
         ) -> Any:  # fmt: skip
-            return types.void(*plain[:2], w, *plain[3:], size), generate
+            return types.void(*plain[:2], _TO_WORDS, *plain[3:], size), generate
 
         return added
 

@@ -47,9 +47,10 @@ class Weights:
         embedding = model.model.embed_tokens.weight.data
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
         cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
-        halves = all(_is_bfloat16(matrix) for matrix in _matrices(model))
+        linears = (*(linear for layer in layers for linear in _linears(layer)), model.lm_head)
+        halves = all(_is_bfloat16(linear.weight.data) for linear in linears)
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
-        vocabulary = -(-len(model.lm_head.weight) // LANES) * LANES
+        vocabulary = _in_whole_tiles(len(model.lm_head.weight))
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
         biased = attention.q_proj.bias is not None
         normed = hasattr(attention, "q_norm")
@@ -133,6 +134,10 @@ def _head_gains(attention: Any, heads: int, kv_heads: int) -> Tensor:
     return torch.cat([query, attention.k_norm.weight.data.expand(kv_heads, -1)])
 
 
+def _in_whole_tiles(outputs: int) -> int:
+    return -(-outputs // LANES) * LANES
+
+
 def _is_bfloat16(weight: Tensor) -> bool:
     return bool(((weight.view(torch.int32) & 0xFFFF) == 0).all())
 
@@ -143,7 +148,7 @@ def _tiles(weight: Tensor, halves: bool) -> Words:
     As halves: [out / 16, in / 2, 16], each word an input's weight and in its upper half the next input's.
     """
     n_out, n_in = weight.shape
-    padded = torch.zeros(-(-n_out // LANES) * LANES, n_in)
+    padded = torch.zeros(_in_whole_tiles(n_out), n_in)
     padded[:n_out] = weight
     words: Words = padded.view(-1, LANES, n_in).transpose(1, 2).contiguous().view(-1).numpy().view(np.uint32)
     if not halves:

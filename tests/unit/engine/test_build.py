@@ -25,7 +25,8 @@ def test_weight_bytes_are_what_a_step_reads(threads: int, in_halves: bool) -> No
     """One thread takes the compiled pass, whose matrices are in 16 bits as in the checkpoint."""
     built = build(WorkerConfig(model="embedded:draft", threads=threads, num_blocks=8))
     assert str(built.runner.dtype) == "torch.float32"
-    norms = 9 * built.loaded.model.config.hidden_size
+    config = built.loaded.model.config
+    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
     if in_halves:
         assert built.weight_bytes == 2 * (built.num_parameters - norms)
     else:

@@ -261,14 +261,14 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         rng.standard_normal(size, dtype=np.float32)
         for size in ((most, n), (4, n, tiles.LANES), (most, width))
     )
-    alone = before.copy()
+    words, alone = w.ravel().view(np.uint32), before.copy()
     for r in range(most):
-        product(x.ravel(), w.ravel(), alone.reshape(-1), r, 1)
+        product(x.ravel(), words, alone.reshape(-1), r, 1)
     exact = before + x.astype(np.float64) @ w.transpose(1, 0, 2).reshape(n, width)
     np.testing.assert_allclose(alone, exact, rtol=0, atol=1e-5)
     for rows in range(1, most + 1):
         out = before.copy()
-        product(x.ravel(), w.ravel(), out.reshape(-1), 0, rows)
+        product(x.ravel(), words, out.reshape(-1), 0, rows)
         assert np.array_equal(out[:rows], alone[:rows])
         assert np.array_equal(out[rows:], before[rows:])
 
