@@ -188,7 +188,7 @@ class Ahead:
     def _grow(self, limb: Limb) -> Limb:
         """Draft on it as if its round were accepted too."""
         first, more = limb.drafting, 2 * self.depth + 1
-        tape = self.tape.of_round_at(self.base_length, len(self.drawn) + 1, first.params, more)
+        tape = NoiseTape.record(first.params, self.base_length + len(self.drawn) + 1, more)
         limb.beyond = Drafting(first.params, first.ledger, more, tape, list(first.drawn))
         self.further = 0.0
         return limb
@@ -200,7 +200,7 @@ class Ahead:
         ledger = (*session.tokens[: self.base_length], *prefix, next_token)
         everything = accepted == len(self.drawn)
         entries = self.region.branch(self.base_length + accepted, self._above if everything else None)
-        tape = self.tape.of_round_at(self.base_length, accepted + 1, session.params, k)
+        tape = NoiseTape.record(session.params, self.base_length + accepted + 1, k)
         limb = Limb(entries, Drafting(session.params, ledger, k, tape, grammar=self.held.grammar))
         self.branches[accepted, next_token] = limb
         return limb

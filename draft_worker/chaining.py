@@ -8,7 +8,8 @@ from draft_worker.drafting import Drafting
 from draft_worker.propose import draws_alone
 from draft_worker.runner import Runner
 from paceline.core.config import WorkerConfig
-from paceline.decoding.noise import Purpose, uniforms
+from paceline.decoding.coupled import ranked
+from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import ChainInput, ChainSkills, SparseDraws
@@ -31,7 +32,7 @@ def chain_of(
 ) -> ChainInput:
     """What completes a drafting that can be a chain; `feed` ends with its newest token."""
     begun, tape, sampling = len(drafting.drawn), drafting.tape, drafting.params.sampling
-    noise = None if tape.coupled is None else tape.coupled.part(begun, drafting.k)
+    noise = None if tape.coupled is None else tape.coupled.after(begun)
     draws = None
     if tape.uniforms is not None:
         uniforms_left = tape.uniforms[begun : drafting.k].numpy()
@@ -45,6 +46,7 @@ def warm_up(runner: Runner, *, chains: bool) -> None:
     table = runner.new_table()
     logits = runner.forward([SequenceInput(table, [0], 1)])
     draw_sparse(logits, uniforms([0], [0], Purpose.DRAFT_DRAW, 1)[0], 1.0, 1)
+    ranked(logits, [CoupledNoise(0, 0)], 1)
     if chains and runner.chain_skills is not None:
         runner.forward_chains([ChainInput(table, [0], 1)])
     table.free()

@@ -10,7 +10,7 @@ import torch
 from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK
 from draft_worker.propose import Drawn, propose
-from draft_worker.structure import only_allowed, restrictions_of, steps_under
+from draft_worker.structure import restrictions_of, steps_under
 from paceline.core.config import WorkerConfig
 from paceline.engine.chains import Chain
 from paceline.engine.passes import broken_rows
@@ -41,8 +41,6 @@ class Chooser:
             self._eos_token_ids,
             self.num_others,
         )
-        if restrictions is not None:
-            drawn = only_allowed(drawn, restrictions)
         broken = broken_rows(logits)
         return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
 

@@ -39,7 +39,6 @@ from paceline.core.messages import (
     SequenceFailed,
 )
 from paceline.core.types import Proposal
-from paceline.decoding.noise_memo import NoiseMemo
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, run_pass
 from paceline.engine.session import Disposition, question_of
@@ -79,13 +78,11 @@ class Drafter:
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, Round] = {}
-        self._noise = NoiseMemo(vocabulary_size)
         self._chooser = Chooser(config, self._eos_token_ids)
         self.lookahead = Lookahead(
             runner,
             config,
             self._chooser,
-            self._noise,
             self.holdings,
             self.observer.passes["ahead"],
             max_model_len=max_model_len,
@@ -105,10 +102,6 @@ class Drafter:
     def patience(self) -> float:
         """Its steps are short, and verifications wait for them."""
         return 0.0
-
-    def prepare(self) -> bool:
-        """Make a row of noise that the next rounds will ask for."""
-        return self._noise.prepare()
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
@@ -162,7 +155,7 @@ class Drafter:
             held.cut_to_ledger()
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
         # Noise depends on the round's place alone, so what a branch drew is drawn already.
-        tape = NoiseTape.record(held.session.params, base, k, self._noise)
+        tape = NoiseTape.record(held.session.params, base, k)
         drafting = Drafting(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *drafting.token_ids][held.table.length :]
         r = Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))

@@ -18,7 +18,6 @@ from paceline.core.config import WorkerConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode
-from paceline.decoding.noise_memo import NoiseMemo
 from paceline.engine.chains import Stop
 from paceline.engine.holdings import Held
 from paceline.kv import BlockTable
@@ -37,7 +36,6 @@ class Lookahead:
         runner: Runner,
         config: WorkerConfig,
         chooser: Chooser,
-        noise: NoiseMemo,
         sequences: Sized,
         passes: Passes,
         *,
@@ -49,7 +47,6 @@ class Lookahead:
         self._runner = runner
         self._config = config
         self._chooser = chooser
-        self._noise = noise
         self._sequences = sequences
         self._passes = passes
         self._max_model_len = max_model_len
@@ -85,7 +82,7 @@ class Lookahead:
         base, k, depth = command.base_length, drafting.k, command.num_lookahead_tokens or drafting.k
         before = self._came_true.pop(command.sequence_id, None)
         if self._branches_each() and base + k + depth + 1 <= self._max_model_len:
-            tape = NoiseTape.record(held.session.params, base, k + depth + 1, self._noise)
+            tape = NoiseTape.record(held.session.params, base, k + depth + 1)
             chained = can_chain(drafting, self._runner.chain_skills, self._eos_token_ids)
             with contextlib.suppress(ResourceExhaustedError):
                 of_round = held, command.round, drafting.drawn, depth, tape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,13 +11,12 @@ from torch import Tensor
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
-from paceline.decoding.noise import Purpose, gumbel, uniforms
-from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
+from paceline.decoding.coupled import ranked
+from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
-from paceline.decoding.sampling import coupled_choice, greedy_choice
 from paceline.decoding.support import draw_sparse
-from paceline.decoding.transforms import log_probs_of, scores_of
+from paceline.decoding.transforms import scores_of
 
 _row_params = RowParamsMemo()
 
@@ -38,40 +38,20 @@ class NoiseTape:
     """All noise of one round: it depends on the round's place alone, not on any token."""
 
     coupled: CoupledNoise | None = None
-    """Of K tokens in coupled mode."""
+    """From its first token on, in coupled mode."""
     uniforms: Tensor | None = None
     """float64 [K] in the other modes."""
 
     @classmethod
-    def record(cls, params: SequenceParams, base_length: int, k: int, noise: NoiseMemo) -> NoiseTape:
-        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py).
-
-        The next round is expected to go on where this one ends.
-        """
+    def record(cls, params: SequenceParams, base_length: int, k: int) -> NoiseTape:
+        """Coupled noise belongs to the token's position, a draft's own draws to the round (noise.py)."""
         seed = params.sampling.seed
         assert seed is not None
         if params.sampling.greedy:
             return cls()
         if params.mode is AcceptanceMode.COUPLED:
-            noise.expect(params, base_length + k, k + 1)
-            return cls(CoupledNoise(noise, seed, base_length, k))
-        return cls._of_draws(params, base_length, k)
-
-    @classmethod
-    def _of_draws(cls, params: SequenceParams, base_length: int, k: int) -> NoiseTape:
-        assert params.sampling.seed is not None
-        return cls(uniforms=uniforms([params.sampling.seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
-
-    def of_round_at(self, base_length: int, more: int, params: SequenceParams, k: int) -> NoiseTape:
-        """The noise of a round with `more` tokens more in its ledger than the `base_length` of this one.
-
-        In coupled mode it is a part of this tape, which must be long enough.
-        """
-        if self.coupled is not None:
-            return NoiseTape(self.coupled.part(more, more + k))
-        if self.uniforms is None:
-            return self
-        return NoiseTape._of_draws(params, base_length + more, k)
+            return cls(CoupledNoise(seed, base_length))
+        return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
 
 
 Step = tuple[SequenceParams, Sequence[int], list[int], NoiseTape]
@@ -106,13 +86,15 @@ def propose(
         eos_token_ids,
         [params.bad_words_token_ids for params, *_ in steps],
     )
-    context = _context(steps, row_params, logits.shape[1])
-    scores = scores_of(logits, row_params, context)
-    if row_params.all_greedy:
-        drawn = [Drawn(t) for t in greedy_choice(scores).tolist()]
-    else:
-        drawn, scores = _draw_all(steps, scores, row_params, support_mass, support_bound)
-    return _ranked(drawn, scores, num_others) if num_others else drawn
+    scores = scores_of(logits, row_params, _context(steps, row_params, logits.shape[1]))
+    by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
+    drawn = _draw_from_supports(steps, by_ratio, scores, support_mass, support_bound) if by_ratio else {}
+    if len(by_ratio) == len(steps) and not num_others:
+        return [drawn[i] for i in by_ratio]
+    noise = [None if tape.coupled is None else tape.coupled.after(len(d)) for _, _, d, tape in steps]
+    ranks = ranked(scores, noise, num_others + 1)
+    proposed = [drawn.get(i) or Drawn(best[0][0]) for i, best in enumerate(ranks)]
+    return _with_others(proposed, ranks, scores, num_others) if num_others else proposed
 
 
 def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
@@ -122,31 +104,14 @@ def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
     return row_params.only_temperature
 
 
-def _draw_all(
-    steps: Sequence[Step], scores: Tensor, row_params: RowParams, support_mass: float, support_bound: int
-) -> tuple[list[Drawn], Tensor]:
-    """Tokens, and the scores [S, V] that rank what else each could have been."""
-    drawn: dict[int, Drawn] = {}
-    by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
-    by_choice = [i for i, step in enumerate(steps) if step[3].uniforms is None]
-    if by_ratio:
-        rows = scores if len(by_ratio) == len(steps) else scores[by_ratio]
-        u = [_uniform(steps[i]) for i in by_ratio]
-        tokens, supports = draw_sparse(
-            rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound
-        )
-        drawn.update(zip(by_ratio, map(Drawn, tokens, supports), strict=True))
-    if by_choice:
-        log_p = log_probs_of(scores, row_params)
-        rows = log_p if len(by_choice) == len(steps) else log_p[by_choice]
-        noise = _stacked_noise([steps[i] for i in by_choice], rows)
-        choices = coupled_choice(rows, noise)
-        if by_ratio:
-            scores = log_p.double().index_add(0, torch.tensor(by_choice, device=rows.device), noise)
-        else:
-            scores = rows + noise
-        drawn.update((i, Drawn(t)) for i, t in zip(by_choice, choices.tolist(), strict=True))
-    return [drawn[i] for i in range(len(steps))], scores
+def _draw_from_supports(
+    steps: Sequence[Step], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
+) -> dict[int, Drawn]:
+    """The tokens of the steps that are judged by a ratio, by their indices."""
+    rows = scores if len(members) == len(steps) else scores[members]
+    u = [_uniform(steps[i]) for i in members]
+    drawn = draw_sparse(rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound)
+    return dict(zip(members, map(Drawn, *drawn), strict=True))
 
 
 def _uniform(step: Step) -> float:
@@ -156,28 +121,28 @@ def _uniform(step: Step) -> float:
     return float(tape.uniforms[len(drafts)])
 
 
-def _ranked(drawn: Sequence[Drawn], scores: Tensor, count: int) -> list[Drawn]:
-    best = scores.topk(min(count + 1, scores.shape[1]), dim=-1)
-    chosen = torch.tensor([[d.token_id] for d in drawn], device=scores.device)
-    # The best other one is the second best, unless the token is not the best itself.
-    leads = best.indices[:, :1] == chosen
-    margins = scores.gather(1, chosen) - torch.where(leads, best.values[:, 1:2], best.values[:, :1])
-    # One copy to the host; float64 has every token id exactly.
-    told = torch.cat([margins.double(), best.indices.double()], dim=1).tolist()
-    return [
-        replace(d, others=tuple(int(t) for t in tokens if t != d.token_id)[:count], margin=margin)
-        for d, (margin, *tokens) in zip(drawn, told, strict=True)
-    ]
+def _with_others(
+    drawn: Sequence[Drawn], ranks: Sequence[Sequence[tuple[int, float]]], scores: Tensor, count: int
+) -> list[Drawn]:
+    """What else each token could have been, and how sure it is.
 
-
-def _stacked_noise(steps: Sequence[Step], rows: Tensor) -> Tensor:
-    """float64 [S, V]; anything for greedy sequences, whose point mass no noise can move."""
-    if rows.device.type != "cpu":
-        where = [(t.coupled.seed, t.coupled.first + len(d)) if t.coupled else (0, 0) for _, _, d, t in steps]
-        return gumbel([seed for seed, _ in where], [at for _, at in where], rows.shape[1], rows.device)
-    silent = torch.zeros(rows.shape[1], dtype=torch.float64)
-    noise = (tape.coupled.rows()[len(d)] if tape.coupled else silent for _, _, d, tape in steps)
-    return torch.stack(list(noise))
+    Args:
+        drawn: S tokens.
+        ranks: the best tokens of each row and their values, best first.
+        scores: float [S, V], without noise: those of tokens that were drawn although they are not the best.
+        count: how many other tokens to tell.
+    """
+    own = [best[0][1] for best in ranks]
+    away = [i for i, (d, best) in enumerate(zip(drawn, ranks, strict=True)) if d.token_id != best[0][0]]
+    if away:
+        for i, score in zip(away, scores[away, [drawn[i].token_id for i in away]].tolist(), strict=True):
+            own[i] = score
+    told = []
+    for d, best, score in zip(drawn, ranks, own, strict=True):
+        others = [entry for entry in best if entry[0] != d.token_id]
+        margin = score - others[0][1] if others else math.inf
+        told.append(replace(d, others=tuple(token for token, _ in others[:count]), margin=margin))
+    return told
 
 
 def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> RowContext | None:

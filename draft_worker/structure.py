@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from draft_worker.drafting import Drafting
-from draft_worker.propose import Drawn, Step
+from draft_worker.propose import Step
 from paceline.core.errors import PacelineError
 from paceline.engine.structured import Restriction, restriction
 
@@ -43,14 +42,4 @@ def steps_under(steps: Sequence[Step], restrictions: Sequence[Restriction | None
     return [
         step if item is None else (item.params, *step[1:])
         for step, item in zip(steps, restrictions, strict=True)
-    ]
-
-
-def only_allowed(drawn: Sequence[Drawn], restrictions: Sequence[Restriction | None]) -> list[Drawn]:
-    """Without the guesses that the target cannot make: no branch begins from those."""
-    return [
-        token
-        if item is None
-        else replace(token, others=tuple(other for other in token.others if item.allowed[0, other]))
-        for token, item in zip(drawn, restrictions, strict=True)
     ]

@@ -19,14 +19,14 @@ from paceline.core.types import (
     TokenLogprobs,
 )
 from paceline.decoding import acceptance, sparse_acceptance
+from paceline.decoding.coupled import coupled_choice
 from paceline.decoding.logprobs import reported_logprobs
-from paceline.decoding.noise import Purpose, gumbel, uniforms
-from paceline.decoding.noise_memo import NoiseMemo
+from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
 from paceline.decoding.row_params import RowParams, RowParamsMemo
-from paceline.decoding.sampling import coupled_choice, dense_from_sparse, greedy_choice, point_mass
+from paceline.decoding.sampling import dense_from_sparse, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
-from paceline.decoding.transforms import log_probs, processed_logits, scores_of
+from paceline.decoding.transforms import scores_of
 from paceline.engine.passes import broken_rows, usable_rows
 
 _row_params = RowParamsMemo()
@@ -66,7 +66,6 @@ def decide(
     cases: Sequence[Case],
     logits: Tensor,
     eos_token_ids: Sequence[int] = (),
-    noise: NoiseMemo | None = None,
 ) -> list[tuple[int, int]]:
     """Judge every round.
 
@@ -74,12 +73,11 @@ def decide(
         cases: the rounds.
         logits: float [sum of the cases' rows, V], each case's rows in order.
         eos_token_ids: the model's, for `min_tokens`.
-        noise: where coupled noise is kept, for logits on the CPU.
 
     Returns:
         (accepted draft tokens, next token) of each case.
     """
-    reading = _deliberate(cases, logits, eos_token_ids, noise)
+    reading = _deliberate(cases, logits, eos_token_ids)
     return reading.of(_to_host([reading.numbers])[0])
 
 
@@ -88,7 +86,6 @@ def judge(
     logits: Tensor,
     allowed: Tensor,
     eos_token_ids: Sequence[int] = (),
-    noise: NoiseMemo | None = None,
 ) -> list[tuple[int, int] | None]:
     """Judge every round whose logits are a distribution; None for the others.
 
@@ -100,17 +97,16 @@ def judge(
         logits: as for `decide`, the model's own.
         allowed: the same, where the requests' grammars forbid nothing.
         eos_token_ids: the model's, for `min_tokens`.
-        noise: as for `decide`.
     """
     if _on_host(logits):
         sound = _sound(cases, [not broken for broken in broken_rows(logits)])
         kept = [case for case, fine in zip(cases, sound, strict=True) if fine]
         if len(kept) == len(cases):
-            return [*decide(cases, allowed, eos_token_ids, noise)]
+            return [*decide(cases, allowed, eos_token_ids)]
         starts = [start for start, fine in zip(_starts(cases), sound, strict=True) if fine]
-        verdicts = iter(decide(kept, allowed[_rows(kept, starts)], eos_token_ids, noise) if kept else ())
+        verdicts = iter(decide(kept, allowed[_rows(kept, starts)], eos_token_ids) if kept else ())
         return [next(verdicts) if fine else None for fine in sound]
-    reading = _deliberate(cases, allowed, eos_token_ids, noise)
+    reading = _deliberate(cases, allowed, eos_token_ids)
     usable, numbers = _to_host([usable_rows(logits).long(), reading.numbers])
     sound = _sound(cases, usable)
     return [v if fine else None for v, fine in zip(reading.of(numbers), sound, strict=True)]
@@ -143,9 +139,7 @@ def _to_host(tensors: Sequence[Tensor]) -> list[list[int]]:
     return [values[end - len(tensor) : end] for tensor, end in zip(tensors, ends, strict=True)]
 
 
-def _deliberate(
-    cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int], noise: NoiseMemo | None
-) -> _Reading:
+def _deliberate(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[int]) -> _Reading:
     """All modes' verdicts; nothing here waits for the device."""
     readings: list[tuple[list[int], _Reading]] = []
     starts = _starts(cases)
@@ -161,7 +155,7 @@ def _deliberate(
         group = [cases[i] for i in members]
         rows = logits if len(group) == len(cases) else logits[_rows(group, [starts[i] for i in members])]
         if mode is AcceptanceMode.COUPLED:
-            reading = _by_choice(group, rows, eos_token_ids, noise)
+            reading = _by_choice(group, rows, eos_token_ids)
         else:
             reading = _by_ratio(group, rows, mode, eos_token_ids)
         readings.append((members, reading))
@@ -181,11 +175,12 @@ def _deliberate(
 
 
 def warm_up(device: torch.device) -> None:
-    """Have what judges by ratios compiled before anybody waits for it."""
+    """Have what chooses and what judges by ratios compiled before anybody waits for it."""
     point = SparseDistribution(bytes(4), np.array(1, dtype="<f4").tobytes())
-    for mode in (AcceptanceMode.REJECTION, AcceptanceMode.BLOCK):
+    for mode in AcceptanceMode:
         params = SequenceParams(SamplingParams(seed=0), mode, prompt_length=1)
-        decide([Case(params, (0,), Proposal((0,), (), (point,)))], torch.zeros(2, 1, device=device))
+        sent = () if mode is AcceptanceMode.COUPLED else (point,)
+        decide([Case(params, (0,), Proposal((0,), (), sent))], torch.zeros(2, 1, device=device))
 
 
 def logprobs_of(
@@ -280,19 +275,15 @@ def _padded_rows(group: Sequence[Case], device: torch.device) -> Tensor:
     return torch.tensor(index, device=device)
 
 
-def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int], memo: NoiseMemo | None) -> _Reading:
+def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> _Reading:
     row_params, context = _layout(group, logits, eos)
-    if row_params.all_greedy:
-        choices = greedy_choice(processed_logits(logits, row_params, context))
-    else:
-        # A greedy row's log-probabilities are a point mass, which no noise can move.
-        seeds = [case.seed for case in group for _ in range(case.rows)]
-        positions = [len(case.ledger) + i for case in group for i in range(case.rows)]
-        if memo is not None and _on_host(logits):
-            noise = memo.rows(seeds, positions)
-        else:
-            noise = gumbel(seeds, positions, logits.shape[1], logits.device)
-        choices = coupled_choice(log_probs(logits, row_params, context), noise)
+    # A greedy row's scores are its logits as far as its choice goes.
+    noise = [
+        None if case.params.sampling.greedy else CoupledNoise(case.seed, len(case.ledger) + i)
+        for case in group
+        for i in range(case.rows)
+    ]
+    choices = coupled_choice(scores_of(logits, row_params, context), noise)
 
     def read(own: Sequence[int]) -> list[tuple[int, int]]:
         return [

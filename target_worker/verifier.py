@@ -32,7 +32,6 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, SequenceParams, Timings, TokenLogprobs, Verdict
 from paceline.decoding.logprobs import reported_logprobs
-from paceline.decoding.noise_memo import NoiseMemo
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
@@ -126,7 +125,6 @@ class Verifier:
         self._rounds: dict[str, _Round] = {}
         self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
         """What arrived since the last pass; the only thing here that another thread touches."""
-        self._noise = NoiseMemo(vocabulary_size)
         self._gathering = Gathering()
 
     @property
@@ -138,10 +136,6 @@ class Verifier:
         """Seconds that the next pass may wait for rounds that are about to come; none to read a prompt."""
         jobs = [r.job for r in self._rounds.values()]
         return 0.0 if _reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
-
-    def prepare(self) -> bool:
-        """Make a row of noise that the next rounds will ask for."""
-        return self._noise.prepare()
 
     def announce(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
         """Commands wait: what to judge next is of use to the pass in progress. Called from any thread."""
@@ -330,7 +324,7 @@ class Verifier:
             for r in rounds
         ]
         allowed = restricted(logits, restrictions, [case.rows for case in cases])
-        verdicts = judge(cases, logits, allowed, self._eos_token_ids, self._noise)
+        verdicts = judge(cases, logits, allowed, self._eos_token_ids)
         logprobs = logprobs_of(cases, logits, verdicts)
         spent = self._clock() - begun
         self._listen()
@@ -360,9 +354,6 @@ class Verifier:
         held, command = r.job.held, r.command
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
-        self._noise.expect(
-            held.session.params, len(held.session.tokens), command.proposal.num_draft_tokens + 1
-        )
         held.cut_to(command.base_length + num_accepted)
         verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
         held.session.finish(verdict)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,19 @@ class Purpose(enum.IntEnum):
     """The target's draw of the correction or bonus token."""
     COUPLED = 4
     """The Gumbel noise both sides add at one position of the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoupledNoise:
+    """Where the coupled noise of consecutive positions of one request is found; nobody has made it yet."""
+
+    seed: int
+    first: int
+    """The absolute index of the token that the first of them decides."""
+
+    def after(self, count: int) -> CoupledNoise:
+        """The same, without the first `count` positions."""
+        return CoupledNoise(self.seed, self.first + count)
 
 
 def uniforms(

@@ -1,6 +1,7 @@
 """Philox4x64-10 (Salmon et al. 2011) compiled for a CPU: the uniforms of noise.py.
 
 Setting the state of numpy's generator took longer than the few numbers that a round of ratio tests needs.
+numba's cache does not see through imports: after a change here, touch choosing.py and compiled/chain.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ ROUNDS: Final = 10
 
 _M0, _M1 = (np.uint64(number) for number in MULTIPLIERS)
 _W0, _W1 = (np.uint64(number) for number in KEY_STEPS)
-_NOTHING, _LOW, _HALF, _SPARE = np.uint64(0), np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(12)
+_NOTHING, _ONE = np.uint64(0), np.uint64(1)
+_LOW, _HALF, _SPARE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(12)
 
 
 @njit(nogil=True)
@@ -36,6 +38,21 @@ def mapped(word):
     return (np.float64(word >> _SPARE) + 0.5) * 2.0**-52
 
 
+@njit(nogil=True)
+def words_of(block, position, seed, purpose):
+    """The four words of a stream's block; blocks count from 0. All numbers are uint64."""
+    # The counter's first word is 1 at the first block.
+    c0, c1, c2, c3 = block + _ONE, position, _NOTHING, _NOTHING
+    k0, k1 = seed, purpose
+    for _ in range(ROUNDS):
+        high0, low0 = _multiply(_M0, c0)
+        high1, low1 = _multiply(_M1, c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 += _W0
+        k1 += _W1
+    return c0, c1, c2, c3
+
+
 @njit(cache=True, nogil=True, fastmath=False)
 def fill_uniforms(seeds, positions, purpose, values):
     """Row r of `values`, float64 [N, count], is the stream (seeds[r], positions[r], purpose) from its start.
@@ -45,17 +62,8 @@ def fill_uniforms(seeds, positions, purpose, values):
     count = values.shape[1]
     for r in range(len(seeds)):
         for block in range((count + 3) // 4):
-            # The counter's first word is 1 at the first block.
-            c0, c1, c2, c3 = np.uint64(block + 1), positions[r], _NOTHING, _NOTHING
-            k0, k1 = seeds[r], purpose
-            for _ in range(ROUNDS):
-                high0, low0 = _multiply(_M0, c0)
-                high1, low1 = _multiply(_M1, c2)
-                c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-                k0 += _W0
-                k1 += _W1
             j = 4 * block
-            for word in (c0, c1, c2, c3):
+            for word in words_of(np.uint64(block), positions[r], seeds[r], purpose):
                 if j < count:
                     values[r, j] = mapped(word)
                 j += 1

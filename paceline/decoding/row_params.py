@@ -110,12 +110,8 @@ class RowParams:
 
     num_rows: tuple[int, ...]
     """Rows of each sequence."""
-    all_greedy: bool
-    """Every row is an argmax of `processed_logits`."""
     temperature: Tensor | None
     """float32 [R, 1]; 1 for greedy rows. None when all are 1."""
-    greedy_rows: Tensor | None
-    """int64 [G]."""
     penalties: Penalties | None
     bias: Bias | None
     min_tokens: MinTokens | None
@@ -146,14 +142,10 @@ class RowParams:
         """
         layout = _Layout.of(rows, device)
         sampled = [i for i, p in enumerate(params) if not p.greedy]
-        greedy = [i for i, p in enumerate(params) if p.greedy]
-        all_rows = torch.arange(sum(rows), device=device) if not sampled else None
         temperatures = [p.temperature or 1.0 for p in params]
         return cls(
             num_rows=tuple(rows),
-            all_greedy=not sampled,
             temperature=layout.column(temperatures) if any(t != 1 for t in temperatures) else None,
-            greedy_rows=layout.rows_of(greedy) if greedy and sampled else all_rows,
             penalties=_penalties(params, layout),
             bias=_bias(params, layout),
             min_tokens=_min_tokens(params, layout, eos_token_ids),

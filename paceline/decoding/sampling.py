@@ -55,26 +55,6 @@ def draw(probabilities: Tensor, u: Tensor) -> Tensor:
     return torch.where(positive, index, probabilities.argmax(-1, keepdim=True))[:, 0]
 
 
-def greedy_choice(logits: Tensor) -> Tensor:
-    """The most likely token a row, the lowest id among equals. float [..., V] -> int64 [...]."""
-    return logits.argmax(-1)
-
-
-def coupled_choice(log_probs: Tensor, noise: Tensor) -> Tensor:
-    """Draw by the Gumbel-max trick: argmax(log-probability + noise) (Daliri et al. 2025).
-
-    Two models that add the same noise tend to choose the same token.
-
-    Args:
-        log_probs: float [R, V], -inf for tokens that are filtered out.
-        noise: float64 [R, V], finite, from `noise.gumbel`.
-
-    Returns:
-        int64 [R].
-    """
-    return (log_probs + noise).argmax(-1)
-
-
 def point_mass(token_ids: Tensor, vocab_size: int) -> Tensor:
     """The distribution of a deterministic drafter: int64 [...] -> float64 [..., V], one-hot.
 

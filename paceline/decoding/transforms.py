@@ -22,8 +22,6 @@ __all__ = [
     "RowContext",
     "RowParams",
     "ledger_counts",
-    "log_probs",
-    "log_probs_of",
     "processed_logits",
     "scores_of",
 ]
@@ -90,7 +88,9 @@ def _penalise(values: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
 
 
 def scores_of(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
-    """What the softmax makes the distribution of a row with a temperature from; a greedy row's argmax counts.
+    """What each row's token is drawn from: its distribution is the softmax of these.
+
+    A greedy row takes their argmax, the lowest id among equals, which no temperature or filter has changed.
 
     Args:
         logits: float [R, V].
@@ -114,38 +114,6 @@ def scores_of(logits: Tensor, row_params: RowParams, context: RowContext | None 
         rows = row_params.top.rows
         values = values.index_copy(0, rows, _filter_top(values[rows], row_params.top))
     return values
-
-
-def log_probs(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
-    """The distribution each row's token is drawn from.
-
-    A greedy row's is a point mass on the argmax (the lowest id among equals), so that every acceptance
-    mode serves batches in which some rows are greedy.
-
-    Args:
-        logits: float [R, V].
-        row_params: of the R rows.
-        context: needed when `row_params.needs_context`.
-
-    Returns:
-        float32 log-probabilities [R, V], -inf for tokens that are filtered out.
-
-    Raises:
-        InvalidArgumentError: as `processed_logits`.
-    """
-    return log_probs_of(scores_of(logits, row_params, context), row_params)
-
-
-def log_probs_of(scores: Tensor, row_params: RowParams) -> Tensor:
-    """`log_probs` from what `scores_of` returns."""
-    result = scores.log_softmax(-1)
-    greedy = row_params.greedy_rows
-    if greedy is not None:
-        # Neither the temperature, which is 1 here, nor a filter has changed the argmax of a greedy row.
-        best = scores[greedy].argmax(-1)
-        result.index_fill_(0, greedy, -torch.inf)
-        result[greedy, best] = 0.0
-    return result
 
 
 def _filter_min_p(values: Tensor, filters: MinP) -> Tensor:

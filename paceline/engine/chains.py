@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import SparseDistribution
-from paceline.decoding.noise_memo import CoupledNoise
+from paceline.decoding.noise import CoupledNoise
 from paceline.kv import BlockTable, Branch
 
 
@@ -39,7 +39,7 @@ class ChainInput:
     steps: int
     temperature: float = 0.0
     noise: CoupledNoise | None = None
-    """Of as many tokens as it has steps; None at temperature 0 and with `draws`."""
+    """From its first token on; None at temperature 0 and with `draws`."""
     draws: SparseDraws | None = None
     num_others: int = 0
     """How many of the next best tokens to tell of each step, and its margin."""

@@ -41,9 +41,6 @@ class Engine(Protocol[Command, Event]):
     def patience(self) -> float:
         """Seconds that the step may still wait for commands that are about to come; 0 to begin it."""
 
-    def prepare(self) -> bool:
-        """Use a moment without work for a little of what will be needed; False when there is nothing."""
-
     def announce(self, commands: Sequence[Command | SequenceFailed]) -> None:
         """These wait to be taken up. Called on another thread than all else, maybe during a step."""
 
@@ -129,8 +126,6 @@ class EngineThread(Generic[Command, Event]):
         while True:
             self._expire()
             patience = self._patience()
-            while patience > 0 and self._inbox.empty() and self._engine.prepare():
-                patience = self._patience()
             try:
                 task = self._inbox.get(block=patience > 0, timeout=patience)
             except queue.Empty:

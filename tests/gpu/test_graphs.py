@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
+from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.attention import inspect_attention
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
@@ -92,7 +92,7 @@ def test_branches(runners: tuple[ModelRunner, ModelRunner]) -> None:
 def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> None:
     """K tokens of each sequence in one replay are those of K passes."""
     plain, recorded = runners
-    rng, memo = random.Random(3), NoiseMemo(2048)
+    rng = random.Random(3)
     prompts = [[rng.randrange(2048) for _ in range(n)] for n in (3, 17, 60)]
     chains = []
     for _ in range(1 + PATIENCE):
@@ -100,8 +100,7 @@ def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> 
         for table, prompt in zip(tables, prompts, strict=True):
             recorded.forward([SequenceInput(table, prompt[:-1], 0)])
         noises = [
-            CoupledNoise(memo, 2**63 + i, len(prompt), 4) if temperature else None
-            for i, prompt in enumerate(prompts)
+            CoupledNoise(2**63 + i, len(prompt)) if temperature else None for i, prompt in enumerate(prompts)
         ]
         chains = recorded.forward_chains(
             [
@@ -117,7 +116,7 @@ def test_loops(runners: tuple[ModelRunner, ModelRunner], temperature: float) -> 
         for step in range(4):
             row = plain.forward([SequenceInput(table, text[-1:], 1)])[0].double().cpu()
             if temperature:
-                row = row / temperature + CoupledNoise(memo, 2**63 + i, len(prompt), 4).rows()[step]
+                row = row / temperature + gumbel([2**63 + i], [len(prompt) + step], 2048)[0]
             best = row.topk(4).indices.tolist()
             assert chain.token_ids[step] == best[0]
             assert set(chain.others[step]) == set(best[1:])

@@ -127,7 +127,9 @@ class ToyRunner:
                         supports += found
                     else:
                         if item.noise is not None:
-                            scores = scores / item.temperature + item.noise.rows()[step].numpy()
+                            at = [item.noise.first + step]
+                            noise = gumbel([item.noise.seed], at, len(scores))[0].numpy()
+                            scores = scores / item.temperature + noise
                         token = int(scores.argmax())
                     ranked = [t for t in np.argsort(-scores, kind="stable").tolist() if t != token]
                     others.append(tuple(ranked[: item.num_others]))

@@ -1,7 +1,7 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: whoever changes tiles.py, kernels.py or decoding/compiled.py touches
-it too.
+numba's cache looks at this file alone: whoever changes tiles.py, kernels.py, or choosing.py,
+compiled.py or philox.py of decoding, touches it too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from paceline.decoding.choosing import best_of
 from paceline.decoding.compiled import STRICT, draw_support
 from paceline.engine.compiled.kernels import OPTIONS, decoder_pass
 
@@ -23,37 +24,12 @@ def _broken(row, vocabulary):
     return odd > 0
 
 
-@njit(**OPTIONS)
-def _best(row, vocabulary, temperature, noise, values, tokens):
-    """Fill `tokens` with those of the highest logit / temperature + noise, best first.
-
-    Without a temperature logits count, and noise of size 1 is none. The lowest id among equals comes first.
-    """
-    count = len(tokens)
-    values[:] = -np.inf
-    tokens[:] = 0
-    least = -np.inf
-    for v in range(vocabulary):
-        value = np.float64(row[v])
-        if temperature > 0.0:
-            value /= temperature
-            if len(noise) > 1:
-                value += noise[v]
-        if value > least:
-            at = count - 1
-            while at > 0 and values[at - 1] < value:
-                values[at], tokens[at] = values[at - 1], tokens[at - 1]
-                at -= 1
-            values[at], tokens[at] = value, v
-            least = values[count - 1]
-
-
 @njit(cache=True, **OPTIONS)
 def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
-    ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noise, noise_at, uniforms,
-    masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids, probabilities, lengths,
-    stop,
+    ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noisy, seeds, decided,
+    uniforms, masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids,
+    probabilities, lengths, stop,
 ):  # fmt: skip
     """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
     whose rows are those of the first step, besides:
@@ -62,9 +38,9 @@ def decoder_chain(
         keys: room for those of all steps: a chain sees one key more at each.
         wanted: int64 [C]: the last row of each chain.
         steps: int64 [C], falling.
-        temperatures: float64 [C]; 0 takes the highest logit.
-        noise: float64 [N, vocabulary], or [1, 1] where nobody chooses by noise.
-        noise_at: int64 [C, steps[0]]: the row of `noise` for each step; -1 for none.
+        temperatures: float64 [C], above 0: what logits are divided by.
+        noisy, seeds, decided: bool and twice uint64 [C]: whether a chain chooses by coupled noise, of which
+            seed, and the position that its first token decides.
         uniforms: float64 [C, steps[0]], or [1, 1] where nobody draws.
         masses, bounds: float64 and int64 [C]: what a chain that draws keeps; one that chooses has bound 0.
         vocabulary: tokens to choose from; the model's output may be wider.
@@ -77,7 +53,7 @@ def decoder_chain(
         lengths: int64 [C, steps[0]]: of these supports.
         stop: int8 [1]: where another thread makes it other than 0, no step begins but the first.
     """
-    chains, nobody = len(wanted), np.zeros(1)
+    chains = len(wanted)
     values, best = np.empty(others.shape[2] + 1), np.empty(others.shape[2] + 1, dtype=np.int64)
     scratch, newest, rows = np.empty(vocabulary, dtype=np.float32), ids[wanted], np.arange(chains)
     at, slot, first, count = positions[wanted], slots[wanted], key_first[wanted], key_count[wanted]
@@ -108,8 +84,10 @@ def decoder_chain(
                 tokens[c, step] = -1
                 continue
             if bounds[c] == 0 or len(best) > 1:
-                row = noise[noise_at[c, step]] if noise_at[c, step] >= 0 else nobody
-                _best(logits[c], vocabulary, temperatures[c], row, values, best)
+                best_of(
+                    logits[c], vocabulary, temperatures[c], noisy[c], seeds[c], decided[c] + np.uint64(step),
+                    values, best,
+                )  # fmt: skip
             token = best[0]
             if bounds[c] > 0:
                 token, lengths[c, step] = draw_support(

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from paceline.decoding.sampling import wire_form
 from paceline.engine.attention import LayerLayout
-from paceline.engine.batch import Indices
 from paceline.engine.cache import PagedCache
 from paceline.engine.chains import Chain, ChainInput, Stop
 from paceline.engine.compiled.chain import decoder_chain
@@ -65,7 +63,6 @@ class CompiledForward:
         """Every input's chain, those with most steps first; all that was fed is in `cache` afterwards."""
         count, longest = len(inputs), inputs[0].steps
         self._make_room(layout, cache, longest)
-        noise, noise_at = _noise_of(inputs, longest)
         uniforms = np.zeros((count, longest) if any(item.draws is not None for item in inputs) else (1, 1))
         masses, bounds = np.zeros(count), np.zeros(count, dtype=np.int64)
         for i, item in enumerate(inputs):
@@ -90,9 +87,10 @@ class CompiledForward:
             layout.key_count,
             layout.wanted,
             np.array([item.steps for item in inputs], dtype=np.int64),
-            np.array([item.temperature for item in inputs], dtype=np.float64),
-            noise,
-            noise_at,
+            np.array([item.temperature or 1.0 for item in inputs], dtype=np.float64),
+            np.array([item.noise is not None for item in inputs], dtype=np.bool_),
+            np.array([item.noise.seed if item.noise else 0 for item in inputs], dtype=np.uint64),
+            np.array([item.noise.first if item.noise else 0 for item in inputs], dtype=np.uint64),
             uniforms,
             masses,
             bounds,
@@ -130,22 +128,6 @@ class CompiledForward:
     def pack(self) -> None:
         """Give up the model's own copies of the weights: it runs through this pass only from here on."""
         release(self._model)
-
-
-def _noise_of(inputs: Sequence[ChainInput], longest: int) -> tuple[npt.NDArray[np.float64], Indices]:
-    """All rows of noise that chains choose by, each once, and which of them is whose at which step."""
-    where = np.full((len(inputs), longest), -1, dtype=np.int64)
-    known: dict[tuple[int, int], int] = {}
-    memo = None
-    for i, item in enumerate(inputs):
-        if item.noise is not None:
-            memo = item.noise.memo
-            for step in range(item.steps):
-                key = item.noise.seed, item.noise.first + step
-                where[i, step] = known.setdefault(key, len(known))
-    if memo is None:
-        return np.zeros((1, 1)), where
-    return memo.rows([seed for seed, _ in known], [at for _, at in known]).numpy(), where
 
 
 def compiled_forward(

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.decoding.acceptance import accept_block, accept_coupled, accept_rejection
-from paceline.decoding.noise import Purpose, gumbel, uniforms
-from paceline.decoding.sampling import coupled_choice, dense_from_sparse, draw, to_sparse, truncate_support
+from paceline.decoding.coupled import coupled_choice
+from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
+from paceline.decoding.sampling import dense_from_sparse, draw, to_sparse, truncate_support
 from tests.unit.decoding.sparsely import sparse_block, sparse_rejection
 
 SETTINGS = settings(max_examples=60, deadline=None)
@@ -84,7 +85,7 @@ def test_coupled_tokens_do_not_depend_on_the_draft(seed: int, position: int, k: 
 
     def own(previous: Tensor, at: int) -> Tensor:
         positions = range(at, at + len(previous))
-        return coupled_choice(table[previous], gumbel([seed] * len(previous), positions, vocab))
+        return coupled_choice(table[previous], [CoupledNoise(seed, position) for position in positions])
 
     plain = [0]
     while len(plain) <= length:

@@ -1,4 +1,4 @@
-"""Draws, coupling, and the sparse form of q."""
+"""Draws, and the sparse form of q."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import torch
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SparseDistribution
-from paceline.decoding.noise import gumbel
 from paceline.decoding.sampling import (
     check_sparse,
-    coupled_choice,
     dense_from_sparse,
     draw,
-    greedy_choice,
     point_mass,
     to_sparse,
     truncate_support,
 )
-from paceline.decoding.theory import coupled_acceptance
 
 ENDS = [0.0, 2.0**-53, 0.25, 0.5, 0.999, 1 - 2.0**-53]
 
@@ -60,33 +56,6 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
 def test_draw_leaves_other_rows_alone_when_one_is_not_a_number() -> None:
     rows = torch.tensor([[torch.nan, 1.0], [0.0, 1.0], [0.0, 0.0]])
     assert draw(rows, uniform(0.3, 0.3, 0.3))[1] == 1
-
-
-def test_greedy_takes_the_lowest_id_among_equals() -> None:
-    logits = torch.zeros(3, 5000)
-    logits[0, [17, 4000]] = 2.0
-    logits[1, [4999, 3]] = 1.0
-    assert greedy_choice(logits).tolist() == [17, 3, 0]
-
-
-def test_coupled_choice_follows_the_distribution_and_never_leaves_the_support() -> None:
-    p = torch.tensor([0.5, 0.3, 0.0, 0.2])
-    n = 20_000
-    chosen = coupled_choice(p.log().expand(n, 4), gumbel([11] * n, range(n), 4))
-    counts = torch.bincount(chosen, minlength=4).double()
-    assert counts[2] == 0
-    expected = p.double() * n
-    statistic = float(((counts - expected)[p > 0] ** 2 / expected[p > 0]).sum())
-    assert statistic < 13.8  # chi-square, 2 degrees of freedom, level 0.001
-
-
-def test_coupled_acceptance_is_the_formulas() -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.2, 0.4, 0.0, 0.4])
-    n = 40_000
-    common = gumbel([12] * n, range(n), 4)
-    agree = coupled_choice(p.log().expand(n, 4), common) == coupled_choice(q.log().expand(n, 4), common)
-    alpha = coupled_acceptance(p.tolist(), q.tolist())
-    assert float(agree.double().mean()) == pytest.approx(alpha, abs=4 * math.sqrt(alpha * (1 - alpha) / n))
 
 
 def test_point_mass() -> None:

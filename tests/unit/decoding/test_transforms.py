@@ -7,8 +7,7 @@ import torch
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams
-from paceline.decoding.sampling import coupled_choice
-from paceline.decoding.transforms import RowContext, RowParams, ledger_counts, log_probs, processed_logits
+from paceline.decoding.transforms import RowContext, RowParams, ledger_counts, processed_logits, scores_of
 
 V = 12
 
@@ -17,22 +16,22 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_plain_rows_are_a_log_softmax_and_leave_the_input_alone() -> None:
+def test_plain_rows_are_the_logits_and_nothing_changes_the_input() -> None:
     x = logits(3)
     plain = RowParams.build([SamplingParams()], [3])
     assert processed_logits(x, plain) is x
     assert not plain.needs_context
-    assert torch.equal(log_probs(x, plain), x.log_softmax(-1))
+    assert scores_of(x, plain) is x
     before = x.clone()
     busy = RowParams.build([SamplingParams(logit_bias={1: 5.0}, top_k=3, min_p=0.1, top_p=0.5)], [3])
-    log_probs(x, busy)
+    scores_of(x, busy)
     assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_any_float_comes_out_as_float32(dtype: torch.dtype) -> None:
     row_params = RowParams.build([SamplingParams(temperature=0.5)], [2])
-    assert log_probs(logits(2).to(dtype), row_params).dtype == torch.float32
+    assert scores_of(logits(2).to(dtype), row_params).dtype == torch.float32
 
 
 def test_temperature_only_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,22 +42,15 @@ def test_temperature_only_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> N
     row_params = RowParams.build(
         [SamplingParams(temperature=0.7), SamplingParams(temperature=0, top_k=5)], [2, 2]
     )
-    log_probs(logits(4), row_params)
+    scores_of(logits(4), row_params)
 
 
-def test_greedy_rows_are_point_masses_on_the_lowest_of_the_best() -> None:
+def test_no_filter_changes_what_a_greedy_row_takes() -> None:
     x = logits(4)
     x[2, [3, 7]] = 50.0
     params = [SamplingParams(), SamplingParams(temperature=0, top_p=0.3, min_p=0.5, top_k=2)]
-    row_params = RowParams.build(params, [2, 2])
-    assert not row_params.all_greedy
-    result = log_probs(x, row_params)
-    assert torch.equal(result[:2], x[:2].log_softmax(-1))
-    assert result[2, 3] == 0
-    assert int((result[2:] > -torch.inf).sum()) == 2
-    noise = torch.rand(4, V, dtype=torch.float64) * 30
-    assert torch.equal(coupled_choice(result, noise)[2:], x[2:].argmax(-1))
-    assert RowParams.build(params[1:], [3]).all_greedy
+    result = scores_of(x, RowParams.build(params, [2, 2]))
+    assert torch.equal(result, x)
 
 
 def test_a_mixed_batch_is_its_sequences_alone() -> None:
@@ -81,13 +73,12 @@ def test_a_mixed_batch_is_its_sequences_alone() -> None:
     batch = RowParams.build(params, rows, eos_token_ids=(0,))
     assert batch.needs_counts == (1, 4)
     needed = [c if i in batch.needs_counts else None for i, c in enumerate(counts)]
-    result = log_probs(x, batch, RowContext.build(batch, generated, drafts, needed))
+    result = scores_of(x, batch, RowContext.build(batch, generated, drafts, needed))
     start = 0
     for i, n in enumerate(rows):
         alone = RowParams.build(params[i : i + 1], [n], eos_token_ids=(0,))
         context = RowContext.build(alone, generated[i : i + 1], drafts[i : i + 1], counts[i : i + 1])
-        expected = log_probs(x[start : start + n], alone, context)
-        assert torch.allclose(result[start : start + n].exp(), expected.exp(), atol=1e-6)
+        assert torch.equal(result[start : start + n], scores_of(x[start : start + n], alone, context))
         start += n
 
 
@@ -96,7 +87,7 @@ def test_min_tokens_masks_eos_and_stop_ids_until_enough_are_generated() -> None:
     row_params = RowParams.build([params], [4], eos_token_ids=(0, 1))
     context = RowContext.build(row_params, [1], [[7, 7, 7]])
     assert context.num_generated.tolist() == [1, 2, 3, 4]
-    masked = log_probs(logits(4), row_params, context) == -torch.inf
+    masked = scores_of(logits(4), row_params, context) == -torch.inf
     assert masked.nonzero().tolist() == [[r, t] for r in (0, 1) for t in (0, 1, 5)]
 
 
@@ -121,7 +112,7 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="ledger counts"):
         RowContext.build(row_params, [0], [[1, 2]], [None])
     with pytest.raises(ValueError, match="context"):
-        log_probs(logits(3), row_params)
+        scores_of(logits(3), row_params)
 
 
 @pytest.mark.parametrize(
@@ -143,19 +134,19 @@ def test_a_row_that_is_not_a_number_leaves_the_others_alone() -> None:
     x = logits(3)
     params = [SamplingParams(top_k=4, top_p=0.8, min_p=0.05, temperature=0.6)]
     row_params = RowParams.build(params, [3])
-    expected = log_probs(x, row_params)
+    expected = scores_of(x, row_params)
     x[1] = torch.nan
-    result = log_probs(x, row_params)
+    result = scores_of(x, row_params)
     assert torch.equal(result[[0, 2]], expected[[0, 2]])
 
 
 def test_top_p_keeps_the_lowest_ids_among_equals() -> None:
     x = torch.zeros(1, V)
-    kept = log_probs(x, RowParams.build([SamplingParams(top_p=0.3)], [1])) > -torch.inf
+    kept = scores_of(x, RowParams.build([SamplingParams(top_p=0.3)], [1])) > -torch.inf
     assert kept.nonzero()[:, 1].tolist() == [0, 1, 2, 3]
 
 
 def test_top_p_of_one_in_a_filtered_batch_drops_nothing() -> None:
     x = torch.randn(2, 5000, generator=torch.Generator().manual_seed(1)) * 10
     params = [SamplingParams(top_k=4999), SamplingParams(top_p=0.9)]
-    assert int((log_probs(x, RowParams.build(params, [1, 1]))[0] > -torch.inf).sum()) == 4999
+    assert int((scores_of(x, RowParams.build(params, [1, 1]))[0] > -torch.inf).sum()) == 4999

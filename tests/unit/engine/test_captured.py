@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from paceline.core.errors import ResourceExhaustedError
-from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
+from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine import loading
 from paceline.engine.attention import inspect_attention
 from paceline.engine.batch import AttentionGroup, SequenceInput
@@ -177,7 +177,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
     for step in range(item.steps):
         row = feed(runner, item.end, tokens[-1:])[0].double()
         if item.noise is not None:
-            row = row / item.temperature + item.noise.rows()[step]
+            row = row / item.temperature + gumbel([item.noise.seed], [item.noise.first + step], VOCAB)[0]
         values, indices = row.topk(item.num_others + 1)
         best = indices.tolist()
         margins.append(float(values[0] - values[1]))
@@ -189,7 +189,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
 
 def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, traced: Tracer) -> None:
     """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
-    runner, rng, memo = recording(models("llama"), traced, lean=True), random.Random(7), NoiseMemo(VOCAB)
+    runner, rng = recording(models("llama"), traced, lean=True), random.Random(7)
     assert runner.chain_skills == ChainSkills(supports=False, max_feed=1)
     tables = [runner.new_table() for _ in range(5)]
     for i, table in enumerate(tables):
@@ -198,7 +198,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
     for _ in range(3):
         items = []
         for table, steps, temperature in zip(tables, (3, 2, 3, 3, 2), (0.0, 0.7, 1.3, 0.0, 0.9), strict=True):
-            noise = CoupledNoise(memo, rng.randrange(2**64), table.length + 1, steps) if temperature else None
+            noise = CoupledNoise(rng.randrange(2**64), table.length + 1) if temperature else None
             items.append(ChainInput(table, [rng.randrange(VOCAB)], steps, temperature, noise, num_others=3))
         lengths = [table.length for table in tables]
         expected = [one_by_one(runner, item) for item in items]
@@ -222,7 +222,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
 
 def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -> None:
     """Beside one on a table, and after entries that a branch has already."""
-    runner, memo = recording(models("llama"), traced, lean=True), NoiseMemo(VOCAB)
+    runner = recording(models("llama"), traced, lean=True)
     text = tokens_of(21)
     made: list[list[Chain]] = []
     for _ in range(1 + PATIENCE):
@@ -232,7 +232,7 @@ def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -
         region = Branching(table, 20)
         kept, grown = region.branch(14), region.branch(21)
         runner.forward_branches([BranchInput(grown, 6)])
-        noise = CoupledNoise(memo, 2**64 - 1, 15, 3)
+        noise = CoupledNoise(2**64 - 1, 15)
         items = [
             ChainInput(kept, [8], 3, 0.8, noise, num_others=2),
             ChainInput(grown, [9], 3, num_others=2),
@@ -485,11 +485,7 @@ def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind:
         inputs = [BranchInput(branch, 1) for branch, _ in tree.branches]
         assert runner.forward_branches(inputs).shape == (2, VOCAB)
     assert len(results) == 2
-    memo = NoiseMemo(VOCAB)
-    chains = [
-        ChainInput(t, [1], 3, 1.0, CoupledNoise(memo, 2**64 - 1, t.length + 1, 3), num_others=4)
-        for t in tables
-    ]
+    chains = [ChainInput(t, [1], 3, 1.0, CoupledNoise(2**64 - 1, t.length + 1), num_others=4) for t in tables]
     assert runner.forward_chains(chains) == [Chain(())] * 3
     with pytest.raises(NotImplementedError, match="no data"):
         # All but the one copy to the host.

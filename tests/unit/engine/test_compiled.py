@@ -14,7 +14,7 @@ from numba import njit
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
-from paceline.decoding.noise_memo import CoupledNoise, NoiseMemo
+from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.decoding.sampling import check_sparse
 from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
@@ -371,7 +371,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
         logits = runner.forward([SequenceInput(item.end, feed, 1)])
         row = logits[0].double()
         if item.noise is not None:
-            row = row / item.temperature + item.noise.rows()[step]
+            row = row / item.temperature + gumbel([item.noise.seed], [item.noise.first + step], 97)[0]
         token = int(row.argmax())
         if item.draws is not None:
             u = torch.from_numpy(item.draws.uniforms[step : step + 1])
@@ -401,7 +401,7 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
     The cache afterwards has the same bits, and so has every distribution.
     """
     runner, rng, noise = compiled(name), random.Random(11), np.random.default_rng(4)
-    memo, items = NoiseMemo(97), []
+    items = []
     for steps, temperature, support in (
         (2, 0.0, None),
         (5, 0.7, None),
@@ -414,10 +414,10 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
         table = runner.new_table()
         runner.forward([SequenceInput(table, [rng.randrange(97) for _ in range(rng.randint(1, 17))], 0)])
         chooses = temperature and support is None
-        gumbel = CoupledNoise(memo, rng.randrange(2**64), table.length, steps) if chooses else None
+        coupled = CoupledNoise(rng.randrange(2**64), table.length) if chooses else None
         draws = None if support is None else SparseDraws(noise.random(steps), *support)
         feed = [rng.randrange(97) for _ in range(rng.choice((1, 1, 2, 7)))]
-        items.append(ChainInput(table, feed, steps, temperature, gumbel, draws, rng.choice((0, 3))))
+        items.append(ChainInput(table, feed, steps, temperature, coupled, draws, rng.choice((0, 3))))
     lengths = [item.end.length for item in items]
     chains = runner.forward_chains(items)
     grown = [item.end.length - n - len(item.token_ids) + 1 for item, n in zip(items, lengths, strict=True)]
@@ -435,7 +435,7 @@ def test_a_chain_is_what_single_passes_choose(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama, two", "mistral"])
 def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
     """Side by side over one prefix, one after entries of its own; adopted it is the sequence."""
-    runner, rng, memo = compiled(name), random.Random(4), NoiseMemo(97)
+    runner, rng = compiled(name), random.Random(4)
     text = [rng.randrange(97) for _ in range(19)]
     table = runner.new_table()
     runner.forward([SequenceInput(table, text, 0)])
@@ -451,7 +451,7 @@ def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
         (19, [5], 3, 0.0),
         (0, [], 1, 1.2),
     ):
-        noise = CoupledNoise(memo, seed, kept + len(prefix) + 1, steps) if temperature else None
+        noise = CoupledNoise(seed, kept + len(prefix) + 1) if temperature else None
         branch = region.branch(19, parent) if prefix else region.branch(kept)
         items.append(ChainInput(branch, [7], steps, temperature, noise, num_others=2))
         alone = runner.new_table()

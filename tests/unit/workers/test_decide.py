@@ -88,7 +88,7 @@ def test_nothing_is_read_of_a_device_before_the_end() -> None:
     """On a device whose tensors hold nothing, looking at one is an error."""
     cases = rounds(np.random.default_rng(3))
     logits = torch.empty(sum(c.rows for c in cases), VOCAB, device="meta")
-    reading = _deliberate(cases, logits, (), None)
+    reading = _deliberate(cases, logits, ())
     assert reading.numbers.device.type == "meta"
     with pytest.raises(NotImplementedError, match="no data"):
         judge(cases, logits, logits)

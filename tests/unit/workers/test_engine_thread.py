@@ -39,8 +39,6 @@ class FakeEngine:
         self.todo: list[str] = []
         self.dropped: list[str] = []
         self.expirations = 0
-        self.prepared: list[int] = []
-        """What was to do when something was prepared."""
         self.announced: list[Any] = []
         self.waits: Callable[[int], float] = lambda todo: 0.0
         """How long, with so much to do."""
@@ -75,11 +73,6 @@ class FakeEngine:
 
     def patience(self) -> float:
         return self.waits(len(self.todo))
-
-    def prepare(self) -> bool:
-        self.threads.add(threading.get_ident())
-        self.prepared.append(len(self.todo))
-        return len(self.prepared) % 3 != 0
 
     def announce(self, commands: Sequence[Any]) -> None:
         self.announced.extend(commands)
@@ -275,15 +268,6 @@ def test_the_death_of_the_engine_is_reported() -> None:
     case.it.start()
     assert died.wait(60)
     case.it.stop()
-
-
-def test_what_will_be_needed_is_prepared_only_while_there_is_nothing_to_do() -> None:
-    case, stream = Case(), Stream()
-    case.submit(stream, Work("a"), Work("b"))
-    case.finish()
-    assert stream.events == [Done("a"), Done("b")]
-    assert set(case.engine.prepared) <= {0}
-    assert len(case.engine.threads) == 1
 
 
 def test_a_step_waits_for_commands_that_are_about_to_come() -> None:

@@ -25,11 +25,12 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.decoding.acceptance import accept_block, accept_rejection
+from paceline.decoding.coupled import Noise, ranked
 from paceline.decoding.noise import gumbel
 from paceline.decoding.row_context import RowContext
 from paceline.decoding.row_params import RowParams
 from paceline.decoding.sampling import point_mass, truncate_support
-from paceline.decoding.transforms import log_probs
+from paceline.decoding.transforms import scores_of
 from paceline.engine.structured import Restriction, restricted, restriction
 from paceline.grammar import GrammarState, Mask
 from target_worker.verifier import Verifier
@@ -280,7 +281,10 @@ def _draft_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_worker.chooser.only_allowed", lambda drawn, restrictions: drawn)
+    def of_any(scores: torch.Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
+        return ranked(scores.nan_to_num(neginf=-100.0), noise, count)
+
+    monkeypatch.setattr("draft_worker.propose.ranked", of_any)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +370,8 @@ def tables_of(
             logits = torch.from_numpy(model.rows((*PROMPT, *drafts), len(told.allowed)).copy())
             row_params = RowParams.build([told.params.sampling], [len(told.allowed)])
             context = RowContext.build(row_params, [0], [drafts if chains else ()])
-            table = log_probs(restricted(logits, [told], [len(told.allowed)]), row_params, context)
-            rows.append(table.double().exp()[i if chains else 0])
+            scores = scores_of(restricted(logits, [told], [len(told.allowed)]), row_params, context)
+            rows.append(scores.double().softmax(-1)[i if chains else 0])
         tables.append(torch.stack(rows))
     return tables
 

@@ -1,0 +1,96 @@
+"""Coupled choices: the Gumbel-max trick with noise that draft and target share (Daliri et al. 2025).
+
+The token at a position is the argmax of its score + noise, which draws it from the distribution behind the
+scores. Two models that add the same noise tend to choose the same token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.decoding.choosing import best_rows
+from paceline.decoding.noise import CoupledNoise, gumbel
+
+Noise = Sequence[CoupledNoise | None]
+"""Where the noise of each row is found; None for a row that takes its highest score."""
+_NOTHING = (0, -math.inf)
+
+
+def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
+    """The best token of every row.
+
+    Args:
+        scores: float32 [R, V]: logits over temperatures, -inf for tokens that are filtered out.
+        noise: of the R rows.
+
+    Returns:
+        int64 [R] where the scores are, the lowest id among equals.
+    """
+    if scores.device.type == "cpu":
+        return torch.from_numpy(_best_on_host(scores, noise, 1)[0][:, 0])
+    return add_coupled_noise(scores, noise).argmax(-1)
+
+
+def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
+    """The best tokens of every row with their scores + noise.
+
+    Args:
+        scores: as for `coupled_choice`, whose choice comes first.
+        noise: of the R rows.
+        count: tokens wanted, from 1.
+
+    Returns:
+        (token, value), best first; fewer than `count` where fewer may be chosen, yet always one.
+    """
+    count = min(count, scores.shape[1])
+    best = _best_on_host if scores.device.type == "cpu" else _best_in_tensors
+    tokens, values = (part.tolist() for part in best(scores, noise, count))
+    rows = (zip(*row, strict=True) for row in zip(tokens, values, strict=True))
+    return [[entry for entry in row if entry[1] > -math.inf] or [_NOTHING] for row in rows]
+
+
+def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
+    """What `coupled_choice` is the argmax of: float64 [R, V]; the scores themselves where no row has any."""
+    where = [(row, n.seed, n.first) for row, n in enumerate(noise) if n is not None]
+    if not where:
+        return scores
+    rows, seeds, positions = zip(*where, strict=True)
+    made = gumbel(seeds, positions, scores.shape[1], scores.device)
+    if len(where) == len(noise):
+        return scores + made
+    return scores.double().index_add(0, torch.tensor(rows, device=scores.device), made)
+
+
+def _best_on_host(
+    scores: Tensor, noise: Noise, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating[Any]]]:
+    """Tokens and values [R, count], best first; -inf where a row has fewer."""
+    rows = scores.numpy()
+    if count == 1 and not any(noise):
+        # In a tenth of the time that torch takes.
+        tokens = rows.argmax(-1, keepdims=True)
+        return tokens, np.take_along_axis(rows, tokens, -1)
+    noisy = np.array([n is not None for n in noise], dtype=np.bool_)
+    seeds = np.array([0 if n is None else n.seed for n in noise], dtype=np.uint64)
+    positions = np.array([0 if n is None else n.first for n in noise], dtype=np.uint64)
+    values, tokens = np.empty((len(noise), count)), np.empty((len(noise), count), dtype=np.int64)
+    best_rows(np.ascontiguousarray(rows), noisy, seeds, positions, values, tokens)
+    return tokens, values
+
+
+def _best_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
+    """The same on a device, in one copy to the host."""
+    sums = add_coupled_noise(scores, noise).double()
+    values, tokens = sums.topk(count, dim=-1)
+    # Of equals the lowest id is chosen; `topk` promises no order among them.
+    first = sums.argmax(-1, keepdim=True)
+    others = torch.where(tokens == first, tokens[:, :1], tokens)[:, 1:]
+    told = torch.cat([first.double(), others.double(), values], dim=-1).cpu()  # float64 has every id exactly
+    return told[:, :count].long(), told[:, count:]
