@@ -22,13 +22,13 @@ from paceline.engine.compiled.tiles import (
     LANES,
     MOST_OF_PAIRS,
     MOST_ROWS,
+    PACE_BITS,
     add,
     add_halves,
     add_halves_to_pairs,
     add_to_pairs,
     address_of,
     exp,
-    fetch,
     largest_of_tiles,
     mix,
     tile,
@@ -71,12 +71,14 @@ def _streamed(of, most, wide):
     @njit(**OPTIONS)
     def product(x, ldx, w, n, out, to, ldo, rows, tiles, apart):
         r, reads = 0, (rows + most - 1) // most
+        ahead, pace = min(AHEAD // wide, apart), 1 << PACE_BITS
         for left in range(reads, 0, -1):
             some = (rows - r + left - 1) // left
-            # While the last rows meet tiles that have been read, all of the next ones can come.
-            ahead = apart if left == 1 and reads > 1 else min(AHEAD // wide, apart)
+            if reads > 1:
+                # Each read of a tile lets its share of the next one come.
+                ahead, pace = apart + (reads - left) * apart // reads, (1 << PACE_BITS) // reads
             some_x, some_out = address_of(x, r * ldx), address_of(out, to + r * ldo)
-            of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead)
+            of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead, pace)
             r += some
 
     return product
@@ -190,8 +192,11 @@ def _softmax(row, low, count, end, scaling):
 
 
 @njit(**OPTIONS)
-def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, count, near, turned, scores):
-    """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once."""
+def _compared(queries, many, entries, width, dim, head, value, keys, first, count, near, turned, scores):
+    """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once.
+
+    Meanwhile the values, which begin at `value` of an entry and will be read next, are fetched.
+    """
     span = (count + LANES - 1) // LANES * LANES
     for block in range(0, span, LANES):
         slots = address_of(keys, first + block)
@@ -202,13 +207,13 @@ def _compared(queries, many, entries, width, dim, head, all_heads, keys, first, 
             slots = address_of(near, 0)
         for d in range(0, dim, 8):
             turn(address_of(entries, head * dim + d), slots, width, address_of(turned, d * LANES))
-        if all_heads:
-            # Of the next keys all that any head will read.
-            for i in range(block + LANES, min(block + 2 * LANES, count)):
-                following = keys[first + i] * width
-                for d in range(0, width, LANES):
-                    fetch(address_of(entries, following + d))
-        _tile(queries, dim, address_of(turned, 0), dim, scores, block, span, many, 1, 0)
+        following, key = slots, value
+        if head == 0 and block + 2 * LANES <= count:
+            following, key = address_of(keys, first + block + LANES), 0
+        _tile(
+            queries, dim, address_of(turned, 0), dim, scores, block, span, many, 1, 0,
+            slots, following, address_of(entries, value), address_of(entries, key), width,
+        )  # fmt: skip
 
 
 @njit(**OPTIONS)
@@ -240,14 +245,16 @@ def _attended(
         for r in range(rows):
             start = (at + r) * ldq + h * group * dim
             queries[r * group * dim : (r + 1) * group * dim] = qkv[start : start + group * dim]
-        _compared(queries, many, entries, width, dim, h, h == 0, keys, first, count, near, turned, scores)
+        value = (kv_heads + h) * dim
+        _compared(queries, many, entries, width, dim, h, value, keys, first, count, near, turned, scores)
         for m in range(many):
             sees = counts[at + m // group]
             low = max(sees - window, 0) - begin if window else 0
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
-        slots, values = address_of(keys, first), (kv_heads + h) * dim
-        v = address_of(entries, values)
-        _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width)
+        # While the values are read, the keys of the next head come.
+        beside = (h + 1) * dim - value if h + 1 < kv_heads else 0
+        v, slots = address_of(entries, value), address_of(keys, first)
+        _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width, beside)
         for m in range(many):
             to = (at + m // group) * ldo + (h * group + m % group) * dim
             for d in range(dim):

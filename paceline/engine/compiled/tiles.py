@@ -30,6 +30,8 @@ FEW_ROWS: Final = 6
 
 AHEAD: Final = 3072
 """Weights are fetched so many words ahead: a processor's own prefetching stops at every page."""
+PACE_BITS: Final = 16
+"""A pace is in units of 2^-16."""
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -126,8 +128,36 @@ def _one_turn_at_a_time(module: Any) -> Any:
     return loop
 
 
+def _fetch_ahead(b: Any, tiles: Sequence[Any], place: Any, apart: Any, ahead: Any, pace: Any) -> None:
+    """Ask for words that will be read after those at `place` of these tiles."""
+    ahead = b.add(b.ashr(b.mul(place, pace), ir.Constant(_I64, PACE_BITS)), ahead)
+    # Past the end of these tiles come those after all of them.
+    past = b.icmp_signed(">=", ahead, apart)
+    others = b.mul(apart, ir.Constant(_I64, len(tiles) - 1))
+    ahead = b.add(ahead, b.select(past, others, ir.Constant(_I64, 0)))
+    for at in tiles:
+        _prefetch(b, b.gep(at, [ahead]), 3)
+
+
+def _fetch_by_index(b: Any, i: Any, one: Any, other: Any, of_one: Any, of_other: Any, stride: Any) -> None:
+    """Ask for one of the lines, 16 words each, that begin where two indices of 16 places each point."""
+    lane, line = b.and_(i, ir.Constant(_I64, LANES - 1)), b.and_(i, ir.Constant(_I64, -LANES))
+    for index, of in ((one, of_one), (other, of_other)):
+        slot = b.load(b.gep(index, [lane]))
+        _prefetch(b, b.gep(of, [b.add(b.mul(slot, stride), line)]), 2)
+
+
 def _sum_rows(
-    b: Any, args: Any, rows: int, after: Any, *, wide: int, indexed: bool, adds: bool, halves: bool
+    b: Any,
+    args: Any,
+    rows: int,
+    after: Any,
+    *,
+    wide: int,
+    indexed: bool,
+    fetches: bool,
+    adds: bool,
+    halves: bool,
 ) -> None:
     """The sums of so many rows; `after` comes then. What `_sum_of_products` says."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
@@ -157,14 +187,14 @@ def _sum_rows(
     place = b.mul(i, number(LANES))
     if indexed:
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
+    if fetches:
+        _fetch_by_index(b, i, *args[9:])
     words = [_load(b, b.gep(at, [place]), _WORDS if halves else _VECTOR) for at in weights_at]
-    if adds:
-        ahead = b.add(place, args[9])
-        # Past the end of these tiles come those after all of them.
-        past = b.icmp_signed(">=", ahead, apart)
-        ahead = b.add(ahead, b.select(past, b.mul(apart, number(wide - 1)), number(0)))
+    if indexed:
         for at in weights_at:
-            _prefetch(b, b.gep(at, [ahead]), 3)
+            _prefetch(b, b.gep(at, [b.add(place, args[11])]), 2)
+    if adds:
+        _fetch_ahead(b, weights_at, place, apart, *args[9:])
     grown: list[Any] = list(sums)
     by_input = list(zip(*(_halves(b, word) for word in words), strict=True)) if halves else [words]
     for step, weights in enumerate(by_input):
@@ -192,16 +222,27 @@ def _sum_rows(
 
 
 def _sum_of_products(
-    most: int, *, wide: int = 1, indexed: bool = False, adds: bool = False, halves: bool = False
+    most: int,
+    *,
+    wide: int = 1,
+    indexed: bool = False,
+    fetches: bool = False,
+    adds: bool = False,
+    halves: bool = False,
 ) -> Any:
     """out[r, :16] = sum over i < n of x[r, i] * w[i, :16], in the order of i, summed in registers, r < rows.
 
-    x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16; with an index, w[i] begins at
-    w + index[i] * stride. With `adds` the sum begins with what out holds, and w, which is long, is fetched
-    `ahead`, at most `apart`, words of 32 bits before it is read. With `halves` a word is two bfloat16, as
-    weights.py lays them out, and n is even. n is positive, and rows is 1 to `most`. And so for each of
-    `tiles` outputs of 16, a multiple of `wide`, which are computed at the same time: w of the next one begins
-    `apart` words after that of the one before.
+    x[r] begins at x + r * ldx, out[r] at out + r * ldo, w[i] at w + i * 16. n is positive, and rows is 1 to
+    `most`. And so for each of `tiles` outputs of 16, a multiple of `wide`, which are computed at the same
+    time: w of the next one begins `apart` words after that of the one before. What else there is:
+
+    indexed: w[i] begins at w + index[i] * stride, and what is `beside` words further is fetched.
+    fetches: beside w[i] line i // 16 (of 16 words) is fetched of what begins at of + index[i % 16] * stride,
+        for two indices.
+    adds: the sum begins with what out holds. w is long, and is fetched before it is read: beside the word at
+        place p of a tile that at `ahead` + `pace` p, from 0 to 2 `apart`; past the end of a tile lies the
+        next one.
+    halves: a word is two bfloat16, as weights.py lays them out, and n is even.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -211,7 +252,9 @@ def _sum_of_products(
             these = b.append_basic_block(f"rows_{rows}")
             cases.add_case(ir.Constant(_I64, rows), these)
             b.position_at_end(these)
-            _sum_rows(b, args, rows, after, wide=wide, indexed=indexed, adds=adds, halves=halves)
+            _sum_rows(
+                b, args, rows, after, wide=wide, indexed=indexed, fetches=fetches, adds=adds, halves=halves
+            )
         b.position_at_end(after)
         return context.get_dummy_value()
 
@@ -222,9 +265,9 @@ def _sum_of_products(
         @intrinsic
         def gathered(
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
-            apart: Any, index: Any, stride: Any,
+            apart: Any, index: Any, stride: Any, beside: Any,
         ) -> Any:  # fmt: skip
-            return types.void(*plain, types.CPointer(size), size), generate
+            return types.void(*plain, types.CPointer(size), size, size), generate
 
         return gathered
     if adds:
@@ -232,26 +275,28 @@ def _sum_of_products(
         @intrinsic
         def added(
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
-            apart: Any, ahead: Any,
+            apart: Any, ahead: Any, pace: Any,
         ) -> Any:  # fmt: skip
-            return types.void(*plain[:2], _TO_WORDS, *plain[3:], size), generate
+            return types.void(*plain[:2], _TO_WORDS, *plain[3:], size, size), generate
 
         return added
 
     @intrinsic
-    def tiled(
-        typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any, apart: Any
-    ) -> Any:
-        return types.void(*plain), generate
+    def fetching(
+        typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any, apart: Any,
+        index: Any, second_index: Any, of: Any, second_of: Any, stride: Any,
+    ) -> Any:  # fmt: skip
+        slots = types.CPointer(size)
+        return types.void(*plain, slots, slots, _POINTER, _POINTER, size), generate
 
-    return tiled
+    return fetching
 
 
 add = _sum_of_products(MOST_ROWS, adds=True)
 add_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True)
 add_halves = _sum_of_products(MOST_ROWS, adds=True, halves=True)
 add_halves_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True, halves=True)
-tile = _sum_of_products(FEW_ROWS)
+tile = _sum_of_products(FEW_ROWS, fetches=True)
 mix = _sum_of_products(FEW_ROWS, indexed=True)
 
 _EIGHT = ir.VectorType(_F32, 8)
@@ -327,14 +372,3 @@ def largest_of_tiles(typing: Any, numbers: Any, tiles: Any) -> Any:
         return b.extract_element(vector, ir.Constant(_I32, 0))
 
     return types.float32(_POINTER, types.int64), generate
-
-
-@intrinsic
-def fetch(typing: Any, pointer: Any) -> Any:
-    """Ask for the 64 bytes around an address, which will be read soon."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        _prefetch(b, args[0], 2)
-        return context.get_dummy_value()
-
-    return types.void(_POINTER), generate

@@ -254,7 +254,7 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
     def product(x: Any, w: Any, out: Any, first: int, rows: int) -> None:
         inputs, outputs = tiles.address_of(x, first * n), tiles.address_of(out, first * width)
         weights, apart = tiles.address_of(w, 0), n * tiles.LANES
-        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, apart, apart)
+        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, apart, apart, 1 << 15)
 
     rng = np.random.default_rng(3)
     x, w, before = (
