@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.decoding import choosing
+from paceline.decoding import choosing, coupled
 from paceline.decoding.coupled import Noise, add_coupled_noise, coupled_choice, ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.theory import coupled_acceptance
@@ -75,6 +75,21 @@ def test_tensors_give_the_same_sums() -> None:
         assert [token for token, _ in row] == tokens.tolist()
         assert [value for _, value in row] == pytest.approx(values.tolist(), rel=1e-12)
     assert add_coupled_noise(scores, [None] * 30) is scores
+
+
+def test_a_device_ranks_the_same_tokens_the_lowest_id_first_among_equals() -> None:
+    """What runs where the logits are not on a CPU, with more equals than are wanted."""
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randint(0, 3, (60, 9), generator=generator).float()
+    scores[:, 2] = -torch.inf
+    noise = [CoupledNoise(9, position) if position % 4 == 0 else None for position in range(60)]
+    for count in (1, 3, 9):
+        tokens, values = coupled._best_in_tensors(scores, noise, count)
+        wanted = ranked(scores, noise, count)
+        assert tokens[:, 0].tolist() == [row[0][0] for row in wanted]
+        for row, found, worth in zip(wanted, tokens.tolist(), values.tolist(), strict=True):
+            assert len(set(found)) == count
+            assert worth[: len(row)] == pytest.approx([value for _, value in row], rel=1e-12)
 
 
 def test_bounds_are_above_all_noise_of_their_words() -> None:
