@@ -15,7 +15,8 @@ from coordinator.agreement import Agreement
 FIRST_TRIAL = 6
 """Rounds of each sequence before the first trial at a load."""
 FEW = 3
-"""Sequences by which a trial is longer than its sequences need: where few share a pass it tells less."""
+"""Sequences by which a trial is longer than its sequences need: where few share a pass it tells less. Not
+where it is seen to be far behind by then: one request alone would wait for three dozen plain rounds."""
 TRIAL_PLAIN, TRIAL_DRAFTING = 9, 6
 """Rounds of each sequence that a trial lasts, those in which it settles included."""
 TRIAL_WAITS = 12
@@ -55,12 +56,24 @@ class Trial:
     num_draft: int
     until: int
     """Round of its load."""
+    enough: int = 0
+    """Round from which on it ends where what came of it is far behind."""
     waits: int = 0
     """Rounds that it may still be longer."""
     seconds: float = 0.0
     """That all its sequences waited, for proposals and verdicts."""
     made: int = 0
     """Tokens that came of it."""
+
+    def wait(self) -> None:
+        """A round that says nothing."""
+        self.waits -= 1
+        self.until += 1
+        self.enough += 1
+
+    def ends(self, round_: int, rate: float) -> bool:
+        """True where it is over, or plainly no match for `rate`, tokens per second of a sequence."""
+        return round_ >= self.until or (round_ >= self.enough and self.made < WORTH * rate * self.seconds)
 
 
 @dataclass(slots=True)
@@ -115,9 +128,8 @@ class Trials:
         trial, ended = self.trial, False
         if trial is not None:
             if reading and trial.waits:
-                trial.waits -= 1
-                trial.until += 1
-            if self.rounds < trial.until:
+                trial.wait()
+            if not trial.ends(self.rounds, max(agreement.rate, agreement.plain_rate)):
                 return False
             ended = True
             self._end(agreement, size, known=known)
@@ -194,8 +206,9 @@ class Trials:
             self.next = self.rounds + self.interval * size
             return False
         self._remember(agreement)
-        until = self.rounds + _rounds(rival) * (size if first else size + FEW)
-        self.trial = Trial(rival, until, TRIAL_WAITS * size if rival else 0)
+        enough = self.rounds + _rounds(rival) * size
+        until = enough if first else enough + _rounds(rival) * FEW
+        self.trial = Trial(rival, until, enough, TRIAL_WAITS * size if rival else 0)
         return True
 
     def _rival(self, agreement: Agreement, *, either: bool, known: bool) -> int | None:
