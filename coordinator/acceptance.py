@@ -1,9 +1,7 @@
-"""How likely a draft token is accepted, by its position in the proposal. Pure."""
+"""How likely a copied token is accepted, by its position in the proposal; and tokens a round. Pure."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +15,10 @@ HIGHEST = 0.98
 
 @dataclass(slots=True)
 class Acceptance:
-    """Of the draft tokens that are looked at, the share accepted at each position; newer ones count more."""
+    """Of the tokens that are looked at, the share accepted at each position; newer ones count more.
+
+    It is that of a proposal that begins where these did. What is drafted begins anywhere: replay.py.
+    """
 
     memory: float
     """Rounds after which an old one has lost its say."""
@@ -32,7 +33,9 @@ class Acceptance:
     """Grows whenever something is learned."""
 
     def observe(self, num_draft: int, num_accepted: int) -> None:
-        """Take in one verdict. Tokens after the first rejected one were not looked at."""
+        """Take in one verdict, here and in the prior; what follows a rejected token was not looked at."""
+        if self.prior is not None:
+            self.prior.observe(num_draft, num_accepted)
         for counts in (self.reached, self.accepted):
             counts.extend([0.0] * (num_draft - len(counts)))
         self.observed += 1
@@ -68,70 +71,9 @@ class Acceptance:
             rates.append(before)
         return rates
 
-
-MATCHES = (3, 5, 9)
-"""Lengths of a match from which on tokens that were copied after it are counted together."""
-COPIES = (0.4, 0.55, 0.7, 0.85)
-"""Acceptance of copied tokens of which nothing is known, after a match of each kind."""
-
-
-@dataclass(slots=True)
-class CopyAcceptance:
-    """Of tokens copied from the sequence's own text, by how long a match they followed."""
-
-    kinds: tuple[Acceptance, ...]
-
-    @classmethod
-    def of_pair(cls, memory: float) -> CopyAcceptance:
-        """What all sequences share."""
-        return cls(tuple(Acceptance(memory, newcomer=rate) for rate in COPIES))
-
-    @classmethod
-    def of_sequence(cls, memory: float, pair: CopyAcceptance, weight: float) -> CopyAcceptance:
-        """A new sequence is expected to be like those before it."""
-        return cls(tuple(Acceptance(memory, kind, weight) for kind in pair.kinds))
-
-    def after(self, match: int) -> Acceptance:
-        """Of tokens after a match of so many tokens."""
-        return self.kinds[self.kind(match)]
-
-    def kind(self, match: int) -> int:
-        """Matches of so many tokens are counted at this place."""
-        return bisect_right(MATCHES, match)
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """What is accepted of some sequences."""
-
-    drafts: Acceptance
-    copies: CopyAcceptance
-
-    @classmethod
-    def of_all(cls, memory: float) -> Habits:
-        """Of all sequences of a pair of models."""
-        return cls(Acceptance(memory), CopyAcceptance.of_pair(memory))
-
-    def some(self, memory: float, weight: float) -> Habits:
-        """Of some of them, of which nothing is known yet but what all are like."""
-        return Habits(
-            Acceptance(memory, self.drafts, weight), CopyAcceptance.of_sequence(memory, self.copies, weight)
-        )
-
-    def of(self, match: int) -> Acceptance:
-        """Of tokens copied after a match of so many tokens; without one of drafted tokens."""
-        return self.copies.after(match) if match else self.drafts
-
-
-Kind = tuple[str, int]
-"""Requests of a kind are more alike than others: (acceptance mode, temperature in halves, 0 for greedy)."""
-HOTTEST = 4
-"""Temperatures from this many halves on are one kind."""
-
-
-def kind_of(mode: str, temperature: float) -> Kind:
-    """A draft agrees less often the higher the temperature, and each mode accepts another share of that."""
-    return mode, min(math.ceil(2 * temperature), HOTTEST)
+    def expected(self, most: int) -> list[float]:
+        """Tokens of a round with 0 to `most` of them."""
+        return expected_tokens(self.rates(most))
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.acceptance import kind_of
 from coordinator.events import Deadlines, Phase
+from coordinator.habits import kind_of
 from coordinator.ledger import Ledger
 from coordinator.pair import Pair
 from coordinator.policy import Fixed, Goodput, Policy

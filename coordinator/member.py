@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Habits, Kind, expected_tokens
 from coordinator.agreement import Ballot
 from coordinator.costs import sampling, weight
+from coordinator.habits import Habits, Kind
 from coordinator.pair import Pair
 from paceline.core.types import Timings
 
 MEMORY = 200.0
 """Rounds after which a sequence's acceptance has forgotten one."""
 OTHERS_WEIGHT = 40.0
-"""Tokens at each position that what is known of the other sequences counts for: a dozen rounds."""
+"""Judged tokens that what is known of the other sequences counts for: a dozen rounds."""
 PROBE_EVIDENCE = 3.0
 """Tokens a position that what is known counts for when something is tried again."""
 CATCH_UP = 16
@@ -96,8 +96,7 @@ class Member:
             if pair.verdicts % sampling(pair.sequences) == 0:
                 self._time(timing)
         if num_draft:
-            for habits in (self.habits, pair.habits_of(self.kind), pair.habits):
-                habits.of(match).observe(num_draft, num_accepted)
+            self.habits.of(match).observe(num_draft, num_accepted)
 
     def _time(self, timing: Verification) -> None:
         """Learn what a verification takes."""
@@ -115,7 +114,7 @@ class Member:
         """Tokens of a round with so many draft tokens."""
         if self._ballot is not None and not match and num_draft < len(self._ballot.expected):
             return self._ballot.expected[num_draft]
-        return expected_tokens(self.habits.of(match).rates(num_draft))[-1]
+        return self.habits.of(match).expected(num_draft)[-1]
 
     def _tries_copy(self, match: int) -> bool:
         """Copying does not seem worth it: is it tried all the same, and what comes of it believed?"""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import Habits, Kind
 from coordinator.agreement import Agreement, Ballot
 from coordinator.costs import Costs, RoundSeconds, bracket
+from coordinator.habits import Habits, Kind
 from coordinator.trials import Trial, Trials
 
 MEMORY = 500.0
 """Rounds after which the pair's acceptance has forgotten one."""
 KIND_WEIGHT = 24.0
-"""Tokens at each position that what is known of all kinds of requests counts for, for one kind."""
+"""Judged tokens that what is known of all kinds of requests counts for, for one kind."""
 CATCH_UP_SHARE = 0.2
 """Weight of the newest time for catching up."""
 CATCHING_UP = 8
@@ -78,6 +78,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         """Nobody is there yet."""
+        self.habits.drafts.follow(self.max_draft)
         self.agreement = Agreement(self.max_draft)
 
     @property

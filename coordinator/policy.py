@@ -13,8 +13,9 @@ sequences are alike it is the K with the highest E(K) / T(K). K = 0 is a legal a
 Passes are shared only where sequences do the same, so they decide together whether any of them drafts, and
 K differs from that of the others for a good reason only: agreement.py.
 
-E is estimated in acceptance.py and T in costs.py; member.py feeds them, and pair.py holds what sequences
-share. docs/decisions/0017-k-by-measured-rounds.md and 0031-one-k-for-all-or-none.md say why it is done so.
+E is estimated in replay.py (of copies in acceptance.py) and T in costs.py; member.py feeds them, and pair.py
+holds what sequences share. Why it is done so: docs/decisions/0017-k-by-measured-rounds.md,
+0031-one-k-for-all-or-none.md and 0043-the-same-text-with-every-k.md.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coordinator.acceptance import COPIES, expected_tokens
+from coordinator.acceptance import expected_tokens
 from coordinator.agreement import ADVANTAGE, Ballot, interpolated
 from coordinator.costs import RoundSeconds
+from coordinator.habits import COPIES
 from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
 from coordinator.pair import CROWD, PROBE_FIRST
 
@@ -106,7 +108,7 @@ class Fixed(Member):
         pair, k = self.pair, min(self.num_speculative_tokens, self.pair.max_draft)
         pair.count_round()
         if self._ballot is None:
-            self._vote(Ballot(expected_tokens(self.habits.drafts.rates(k)), k, fixed=True))
+            self._vote(Ballot(self.habits.drafts.expected(k), k, fixed=True))
         return self._asking(self.num_speculative_tokens, most, lacking)
 
     def looks(self) -> bool:
@@ -117,8 +119,8 @@ class Fixed(Member):
         """As many, where they make more tokens in the time that the draft is not waited for."""
         k = min(self.num_speculative_tokens, most)
         if drafting:
-            copied = expected_tokens(self.habits.of(match).rates(k))[-1]
-            drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
+            copied = self.habits.of(match).expected(k)[-1]
+            drafted = self.habits.drafts.expected(drafting)[-1]
             share = self.pair.costs.draft_share(self.pair.sequences, drafting)
             if copied <= (1 - share) * drafted and not self._tries_copy(match):
                 return 0
@@ -170,7 +172,7 @@ class Goodput(Member):
         much = min(pair.sequences // CROWD, self._seen)
         if ballot is None or news > much or (not news and self._off >= self._reconsiders):
             self._seen, self._reconsiders = drafts.observed, self._off + int(RECONSIDER * pair.crowds)
-            expected = expected_tokens(drafts.rates(self.num_speculative_tokens))
+            expected = drafts.expected(self.num_speculative_tokens)
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
             self._vote(ballot)
         pair.schedule()
@@ -215,8 +217,8 @@ class Goodput(Member):
 
     def _worth_copying(self, match: int, most: int, drafting: int, table: RoundSeconds) -> int:
         """Tokens to copy; 0 where what was chosen for this round is better."""
-        expected = expected_tokens(self.habits.of(match).rates(most))
-        drafted = expected_tokens(self.habits.drafts.rates(drafting))[-1]
+        expected = self.habits.of(match).expected(most)
+        drafted = self.habits.drafts.expected(drafting)[-1]
         seconds = table.verify if drafting else table.beside_plain(self.pair.sequences)
         own = max(_best_rate(expected, seconds), drafted / table.whole[drafting])
         price = self._price(own, table.whole)

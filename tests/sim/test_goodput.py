@@ -20,6 +20,16 @@ ACCELERATOR = Machine(
     target_step=20e-3, target_sequence=2e-5, target_row=2e-5, draft_step=2e-3, draft_sequence=1e-5
 )
 """Rows cost next to nothing."""
+SHORT = Machine(
+    target_step=4e-3,
+    target_sequence=1e-4,
+    target_row=1.5e-4,
+    draft_step=4e-4,
+    draft_sequence=6e-5,
+    wire=4e-4,
+    message=1e-4,
+)
+"""Passes are short and rows cheap: K matters."""
 ROUNDS = {1: 1500, 4: 1200, 16: 700, 64: 400}
 """Plain rounds of each sequence that a run lasts."""
 SEEDS = {1: 3, 4: 3, 16: 2, 64: 1}
@@ -105,22 +115,22 @@ def test_a_few_lucky_tokens_do_not_raise_hopes(concurrency: int) -> None:
     assert of_the_best(concurrency) >= OVER_FIXED - 1.5 * NOISE
 
 
-def test_hopes_that_are_handed_on_from_position_to_position_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def rates(self: Acceptance, most: int) -> list[float]:
-        honest, prior = plain(self, most), self.prior
-        if prior is None or not honest:
-            return honest
-        luck = honest[0] / plain(prior, 1)[0]
-        return [min(rate * luck, 0.98) for rate in honest]
+def test_acceptance_counted_by_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It prefers whatever K it has: long proposals make short ones look worse, and the other way round."""
 
-    def shares() -> float:
-        return mean(of_the_best(concurrency) for concurrency in (4, 8, 16))
+    class ByPosition(Acceptance):
+        def follow(self, most: int) -> None:
+            pass
 
-    honest_share, plain = shares(), Acceptance.rates
-    monkeypatch.setattr(Acceptance, "rates", rates)
-    assert shares() < honest_share - 0.5 * NOISE
+    def made() -> list[float]:
+        return [
+            mean(ClosedLoop(SHORT, n, text_of_all_kinds, tokens=64, seed=seed).run(8.0) for seed in range(4))
+            for n in (6, 8, 12)
+        ]
+
+    replayed = made()
+    monkeypatch.setattr("coordinator.habits.Replay", ByPosition)
+    assert mean(bad / good for bad, good in zip(made(), replayed, strict=True)) < 0.985
 
 
 def drafted_late(make: type[Goodput], *, concurrency: int = 1) -> float:

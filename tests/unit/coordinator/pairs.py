@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from coordinator.member import Verification
@@ -31,15 +32,9 @@ def without_trials(pair: Pair) -> None:
 
 def learned(one: Goodput, acceptance: float, rounds: int = 400) -> Goodput:
     """After many verdicts in which each draft token that was looked at had this acceptance."""
-    debt = 0.0
+    rng = random.Random(1)
     for _ in range(rounds):
-        accepted = 0
-        while accepted < MOST:
-            debt += acceptance
-            if debt < 1:
-                break
-            debt -= 1
-            accepted += 1
+        accepted = next((i for i in range(MOST) if rng.random() >= acceptance), MOST)
         one.habits.drafts.observe(MOST, accepted)
     return one
 

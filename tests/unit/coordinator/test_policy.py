@@ -7,9 +7,9 @@ from math import ceil
 
 import pytest
 
-from coordinator.acceptance import expected_tokens, kind_of
 from coordinator.agreement import ADVANTAGE
 from coordinator.costs import MANY
+from coordinator.habits import kind_of
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, CROWD, PROBE_FIRST, Pair
 from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
@@ -26,7 +26,7 @@ def test_alone_it_maximises_tokens_over_seconds(acceptance: float, row: float, s
     drafting = [0.1 + step * k for k in range(MOST + 1)]
     pair = known_pair(verdict, drafting)
     one = learned(Goodput(pair, MOST), acceptance)
-    expected = expected_tokens(one.habits.drafts.rates(MOST))
+    expected = one.habits.drafts.expected(MOST)
     seconds = [verdict[0], *(verdict[k] + drafting[k] for k in range(1, MOST + 1))]
     rates = [e / t for e, t in zip(expected, seconds, strict=True)]
     chosen = one.choose(MOST, 0, 1000)
@@ -72,7 +72,7 @@ def test_two_together_maximise_the_tokens_of_both(first: float, second: float, r
             ks[i] = one.choose(MOST, 0, 1000)
             without_trials(pair)
             one.verifying(ks[i], prefills=False)
-    expected = [expected_tokens(one.habits.drafts.rates(MOST)) for one in two]
+    expected = [one.habits.drafts.expected(MOST) for one in two]
 
     def rate(a: int, b: int) -> float:
         return (expected[0][a] + expected[1][b]) / (1 + row * (a + b) / 2)
@@ -305,11 +305,11 @@ def copies_well(one: Goodput | Fixed, match: int, accepted: int, rounds: int = 3
 
 def test_copies_and_drafts_are_judged_apart() -> None:
     one = Goodput(Pair(MOST), MOST)
-    before = one.habits.drafts.rates(MOST), one.habits.of(16).rates(MOST)
+    before = one.habits.drafts.expected(MOST), one.habits.of(16).expected(MOST)
     copies_well(one, 2, 0)
-    assert (one.habits.drafts.rates(MOST), one.habits.of(16).rates(MOST)) == before
-    assert one.habits.of(2).rates(1)[0] < 0.1
-    assert Goodput(one.pair, MOST).habits.of(2).rates(1)[0] < 0.1
+    assert (one.habits.drafts.expected(MOST), one.habits.of(16).expected(MOST)) == before
+    assert one.habits.of(2).expected(1)[1] < 1.1
+    assert Goodput(one.pair, MOST).habits.of(2).expected(1)[1] < 1.1
 
 
 def test_longer_matches_are_believed_more_from_the_beginning() -> None:
@@ -333,8 +333,8 @@ def test_alone_it_copies_where_that_makes_more_tokens_a_second(
     drafting = one.choose(MOST, 0, 1000)
     table = one.pair.round_seconds()
     assert table is not None
-    copied = expected_tokens(one.habits.of(9).rates(MOST))
-    drafted = expected_tokens(one.habits.drafts.rates(MOST))[drafting]
+    copied = one.habits.of(9).expected(MOST)
+    drafted = one.habits.drafts.expected(MOST)[drafting]
     rates = [e / t for e, t in zip(copied, table.verify, strict=True)]
     best, other = max(rates[1:]), drafted / table.whole[drafting]
     chosen = one.copy(9, MOST, drafting)
@@ -425,7 +425,7 @@ def test_copying_that_is_of_no_use_is_tried_now_and_then() -> None:
     # What comes of it is believed soon.
     for _ in range(4):
         one.judged(MOST, MOST, None, 2)
-    assert one.habits.of(2).rates(1)[0] > 0.3
+    assert one.habits.of(2).expected(1)[1] > 1.3
 
 
 @pytest.mark.parametrize(("accepted", "share", "copies"), [(4, 0.0, True), (1, 0.0, False), (1, 0.7, True)])
@@ -451,12 +451,12 @@ def test_requests_of_another_kind_say_little_of_a_request() -> None:
     for _ in range(200):
         Fixed(pair, MOST, cold).judged(MOST, MOST, None)
         Fixed(pair, MOST, hot).judged(MOST, 0, None)
-    rates = [Goodput(pair, MOST, kind).habits.drafts.rates(1)[0] for kind in (cold, hot)]
-    assert rates[0] > 0.85
-    assert rates[1] < 0.15
+    made = [Goodput(pair, MOST, kind).habits.drafts.expected(1)[1] for kind in (cold, hot)]
+    assert made[0] > 1.85
+    assert made[1] < 1.15
     # One that nothing is known of is like all the others together.
-    new = Goodput(pair, MOST, kind_of("block", 0.5)).habits.drafts.rates(1)[0]
-    assert rates[1] + 0.1 < new < rates[0] - 0.1
+    new = Goodput(pair, MOST, kind_of("block", 0.5)).habits.drafts.expected(1)[1]
+    assert made[1] + 0.1 < new < made[0] - 0.1
 
 
 def test_kinds_are_few() -> None:

@@ -1,0 +1,166 @@
+"""Dealt out tokens against decoding the same text with every K."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator.acceptance import NEWCOMER, PRIOR_WEIGHT, Acceptance, expected_tokens
+from coordinator.replay import Replay
+
+MOST = 8
+
+
+def verdicts(text: Sequence[bool], k: int) -> list[int]:
+    """Accepted of each round that decodes a text of tokens that a draft gets right or not."""
+    accepted, at = [], 0
+    while at + k < len(text):
+        right = next((i for i in range(k) if not text[at + i]), k)
+        accepted.append(right)
+        at += right + 1
+    return accepted
+
+
+def tokens_a_round(text: Sequence[bool], k: int) -> float:
+    rounds = verdicts(text, k)
+    return sum(rounds) / len(rounds) + 1
+
+
+def after(text: Sequence[bool], k: int) -> Replay:
+    replay = Replay(math.inf, prior_weight=1e-9)
+    replay.expected(MOST)
+    for accepted in verdicts(text, k):
+        replay.observe(k, accepted)
+    return replay
+
+
+def stretches(length: int, seed: int) -> list[bool]:
+    """Easy and hard ones by turns."""
+    rng = random.Random(seed)
+    text: list[bool] = []
+    for rate in itertools.cycle((0.97, 0.45)):
+        if len(text) >= length:
+            return text
+        text += [rng.random() < rate for _ in range(rng.randrange(8, 30))]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("k", range(1, MOST + 1))
+def test_every_text_is_dealt_out_as_it_would_be_decoded(k: int) -> None:
+    """Where each token was judged, for proposals were long enough."""
+    for start in itertools.product((True, False), repeat=9):
+        text = [*start, False]
+        judged = Replay(math.inf)
+        for run in "".join("+" if right else "-" for right in text)[:-1].split("-"):
+            judged.observe(10, len(run))
+        rounds, at = verdicts([*text, *[True] * k], k), 0
+        while at < len(text):
+            at += rounds[0] + 1
+            rounds = rounds[1:]
+        whole = verdicts(text + [False] * k, k)
+        assert judged.rounds[k - 1] == len(whole)
+        assert judged.tokens[k - 1] == len(text)
+
+
+@pytest.mark.parametrize("seen", [2, 4, 8])
+def test_what_one_k_shows_says_what_every_k_makes(seen: int) -> None:
+    text = stretches(60_000, 1)
+    expected = after(text, seen).expected(MOST)
+    off = [expected[k] / tokens_a_round(text, k) for k in range(1, MOST + 1)]
+    assert max(off) < 1.04
+    assert min(off) > 0.98
+
+
+def test_counting_by_position_would_not() -> None:
+    """The error that this is for: 8 draft tokens make 4 look a tenth worse than they are, and 2 make 8 look
+    better."""
+    text = stretches(60_000, 1)
+    off = {}
+    for seen in (2, MOST):
+        counted = Acceptance(math.inf)
+        for accepted in verdicts(text, seen):
+            counted.observe(seen, accepted)
+        made = counted.expected(MOST)
+        off[seen] = [made[k] / tokens_a_round(text, k) for k in range(1, MOST + 1)]
+    assert off[MOST][4 - 1] < 0.92 * off[MOST][MOST - 1]
+    assert off[2][MOST - 1] > 1.05 * off[2][2 - 1]
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.6, 0.9])
+@pytest.mark.parametrize("seen", [2, 6])
+def test_where_tokens_are_all_alike_it_is_the_formula(rate: float, seen: int) -> None:
+    rng = random.Random(7)
+    text = [rng.random() < rate for _ in range(60_000)]
+    assert after(text, seen).expected(MOST) == pytest.approx(expected_tokens([rate] * MOST), rel=0.02)
+
+
+def test_a_new_pair_is_middling_and_a_new_sequence_is_like_its_pair() -> None:
+    pair = Replay(500)
+    assert pair.expected(MOST) == pytest.approx(expected_tokens([NEWCOMER] * MOST))
+    for _ in range(1000):
+        Replay(200, pair).observe(2, 1)  # the first always, the second never
+    assert pair.expected(2) == pytest.approx([1, 2, 2], abs=0.05)
+    assert Replay(40, pair).expected(MOST) == pytest.approx(pair.expected(MOST))
+
+
+def test_sequences_that_take_turns_do_not_make_a_text_together() -> None:
+    pair = Replay(math.inf)
+    pair.expected(MOST)
+    good, bad = Replay(math.inf, pair), Replay(math.inf, pair)
+    for _ in range(2000):
+        good.observe(2, 2)
+        bad.observe(2, 0)
+    assert good.rounds[MOST - 1] == pytest.approx(2000 * 3 / (MOST + 1), rel=0.02)
+    assert bad.rounds[MOST - 1] == 2000
+    assert pair.rounds[MOST - 1] == good.rounds[MOST - 1] + bad.rounds[MOST - 1]
+
+
+def test_what_is_recent_counts_more() -> None:
+    seen = Replay(20)
+    for _ in range(200):
+        seen.observe(1, 1)
+    assert seen.expected(1)[1] > 1 + NEWCOMER
+    for _ in range(60):
+        seen.observe(1, 0)
+    assert seen.expected(1)[1] < 1 + NEWCOMER - 0.2
+
+
+def test_more_draft_tokens_than_were_asked_for_until_now_are_taken_from_others() -> None:
+    pair = Replay(500)
+    for _ in range(300):
+        Replay(200, pair).observe(MOST, MOST)
+    one = Replay(200, pair)
+    for _ in range(300):
+        one.observe(2, 2)
+    assert one.expected(MOST)[2] > 2.9
+    assert one.expected(MOST)[MOST] == pytest.approx(pair.expected(MOST)[MOST], rel=0.2)
+    assert one.expected(2) == one.expected(MOST)[:3]
+
+
+def test_it_never_says_that_more_draft_tokens_make_fewer_tokens() -> None:
+    rng = random.Random(5)
+    seen = Replay(12, prior_weight=1e-3)
+    for _ in range(500):
+        k = rng.randrange(1, MOST + 1)
+        seen.observe(k, rng.randrange(0, k + 1))
+        expected = seen.expected(MOST)
+        assert expected == sorted(expected)
+        assert all(1 <= made <= k + 1.01 for k, made in enumerate(expected))
+
+
+def test_faded_evidence_is_soon_outweighed() -> None:
+    stubborn, faded = Replay(200), Replay(200)
+    for one in (stubborn, faded):
+        for _ in range(200):
+            one.observe(1, 0)
+    faded.fade(6.0)  # and its prior with it
+    assert (faded.tokens, faded.rounds, faded.prior_weight) == ([6.0], [6.0], 6.0)
+    assert stubborn.prior_weight == PRIOR_WEIGHT
+    for one in (stubborn, faded):
+        for _ in range(6):
+            one.observe(1, 1)
+    assert faded.expected(1)[1] > stubborn.expected(1)[1] + 0.1
