@@ -52,7 +52,8 @@ class BenchConfig:
     length_spread: float = 0.5
     """Share of `max_tokens` by which the answers of several at a time are longer or shorter, at most."""
     repeats: int = 2
-    """Measured runs of every arm over every workload; what warms up is not among them."""
+    """Measured runs of every arm over every workload, but for peers, which take part in the first; what warms
+    up is not among them."""
     prompts: int = len(PROMPTS)
     """How many of the prompts; one request at a time runs each of them singly."""
     peers: bool = True
@@ -109,7 +110,7 @@ QUICK = replace(
     concurrency=(1,),
     k=(4,),
     max_tokens=40,
-    repeats=1,
+    repeats=2,
     prompts=2,
 )
 """The ratios at one request, in under a minute with the embedded pair."""

@@ -68,9 +68,12 @@ class Bench:
         ring = arms.spaced(config, all_arms)
         self._progress(f"{concurrency} at a time: warming up {len(all_arms)} arms")
         for arm, temperature in cells:
-            await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
+            if not arm.is_peer or temperature == config.temperature[0]:
+                await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
         await self._learn([cell for cell in cells if cell[0].k == AUTO], loads)
         for repeat in range(config.repeats):
+            # Peers are several times as slow: their part in one repeat takes longer than all that is ours.
+            present = [arm for arm in ring if not repeat or not arm.is_peer]
             for number, load in enumerate(loads):
                 self._progress(
                     f"{concurrency} at a time: repeat {repeat + 1} of {config.repeats}, "
@@ -78,7 +81,7 @@ class Bench:
                 )
                 seed = (repeat * len(loads) + number) * _SEEDS_A_REPEAT
                 for temperature in config.temperature:
-                    for arm in arms.rotated(ring, by=repeat * len(loads) + number):
+                    for arm in arms.rotated(present, by=repeat * len(loads) + number):
                         await self._measure(cells[arm, temperature], load, (repeat, number), seed)
         return list(cells.values())
 

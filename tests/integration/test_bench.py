@@ -24,7 +24,8 @@ def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
             *("--device", "cpu", "--concurrency", "1", "--concurrency", "2", "--k", "2"),
             # A step is the difference of two times: of a model this small, too short ones to have a sign.
             *("--target-pass-seconds", "0.002"),
-            *("--temperature", "0", "--temperature", "1", "--prompts", "2", "--max-tokens", "16"),
+            *("--temperature", "0", "--temperature", "1", "--prompts", "2", "--max-tokens", "12"),
+            *("--repeats", "2"),
             *("--json", str(tmp_path / "run.json"), "--plots", str(tmp_path / "plots")),
         ],
         capture_output=True,
@@ -44,11 +45,15 @@ def test_one_short_run_has_every_ratio(tiny_pair: Any, tmp_path: Path) -> None:
     config = BenchConfig(device="cpu", acceptance=(AcceptanceMode.COUPLED,))
     chosen = [automatic(config).name, served(config).name]
     for arm in ("speculative, coupled, K=2", "lookahead, coupled, K=2", *chosen):
-        assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 16
+        assert cells[arm, 0.0, 1]["counts"]["completion_tokens"] == 2 * 2 * 12
     # Branches of a model this small seldom arrive before the verdict does; without lookahead none can.
     assert cells["speculative, coupled, K=2", 0.0, 1]["hit_rate"] == 0
     assert cells["speculative, coupled, K=2", 0.0, 1]["acceptance_rate"] > 0
-    assert cells["plain", 1.0, 2]["counts"]["completion_tokens"] == 32 * 16
+    assert cells["plain", 1.0, 2]["counts"]["completion_tokens"] == 2 * 32 * 12
+    peers = {name for name, _, _ in cells if name.startswith("transformers")}
+    assert len(peers) == 4
+    for (arm, _, _), cell in cells.items():
+        assert {run["repeat"] for run in cell["runs"]} == ({0} if arm in peers else {0, 1})
     assert {file.name for file in (tmp_path / "plots").iterdir()} == {
         "throughput.png",
         "ratios.png",
