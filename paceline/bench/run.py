@@ -15,7 +15,7 @@ from paceline.bench import bandwidth, prompts
 from paceline.bench.config import BenchConfig
 from paceline.bench.machine import Machine, Model
 from paceline.bench.measuring import Bench, Clients
-from paceline.bench.peers import PeerArm, PeerSetup, PeerState, join
+from paceline.bench.peers import PeerArm, PeerSetup, PeerState, importing, join
 from paceline.bench.record import Record
 from paceline.bench.services import Services, serve
 from paceline.bench.workload import Prompt
@@ -30,12 +30,15 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
     """Start the processes, load the peers, measure, stop. Raises PacelineError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
     begun = time.perf_counter()
+    ahead = importing() if config.peers and 1 in config.concurrency else None
     prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
     progress("starting one target, two drafts and three coordinators")
     with (
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
         serve(config, prompt_ids, sink) as services,
     ):
+        if ahead is not None:
+            ahead.join()
         # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
         return asyncio.run(_measure(config, services, prompt_ids, Path(folder), progress, begun))
 

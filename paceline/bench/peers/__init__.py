@@ -5,6 +5,6 @@ number format and as many threads as one of our models has.
 """
 
 from paceline.bench.peers.interface import Peer, PeerAbsentError, PeerArm, PeerSetup, PeerState
-from paceline.bench.peers.joining import join
+from paceline.bench.peers.joining import importing, join
 
-__all__ = ["Peer", "PeerAbsentError", "PeerArm", "PeerSetup", "PeerState", "join"]
+__all__ = ["Peer", "PeerAbsentError", "PeerArm", "PeerSetup", "PeerState", "importing", "join"]

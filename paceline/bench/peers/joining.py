@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from paceline.bench.machine import installed
@@ -9,6 +10,13 @@ from paceline.bench.peers import ctranslate2_peer, llama_cpp_peer, transformers_
 from paceline.bench.peers.interface import Peer, PeerAbsentError, PeerArm, PeerSetup, PeerState
 
 PEERS = (transformers_peer.PEER, ctranslate2_peer.PEER, llama_cpp_peer.PEER)
+
+
+def importing() -> threading.Thread:
+    """A thread that imports what every run of peers needs, while processes start."""
+    thread = threading.Thread(target=transformers_peer.import_ahead, daemon=True)
+    thread.start()
+    return thread
 
 
 def join(setup: PeerSetup, peers: Sequence[Peer] = PEERS) -> tuple[list[PeerArm], list[PeerState]]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.bench.peers.interface import Peer, PeerArm, PeerSetup
 
 PROMPT_LOOKUP_TOKENS = 10  # transformers' documentation uses as many
+
+
+def import_ahead() -> None:
+    """Import what loading needs, which takes seconds; loading says why it cannot be imported."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("transformers.modeling_utils")
+        importlib.import_module("transformers.generation.utils")
 
 
 class Transformers:
