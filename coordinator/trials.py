@@ -56,7 +56,7 @@ class Trial:
     num_draft: int
     until: int
     """Round of its load."""
-    enough: int = 0
+    enough: int
     """Round from which on it ends where what came of it is far behind."""
     waits: int = 0
     """Rounds that it may still be longer."""
