@@ -48,10 +48,7 @@ class Acceptance:
         """Let what was known count for at most `weight` tokens a position: it is long ago."""
         self.observed += 1
         self.prior_weight = min(self.prior_weight, weight)
-        for i, reached in enumerate(self.reached):
-            if reached > weight:
-                self.accepted[i] *= weight / reached
-                self.reached[i] = weight
+        fade(self.reached, self.accepted, weight)
 
     def rates(self, most: int) -> list[float]:
         """Acceptance at positions 0 to `most` - 1, given that the position is reached.
@@ -74,6 +71,14 @@ class Acceptance:
     def expected(self, most: int) -> list[float]:
         """Tokens of a round with 0 to `most` of them."""
         return expected_tokens(self.rates(most))
+
+
+def fade(counts: list[float], parts: list[float], most: float) -> None:
+    """Let each count be at most `most`, and of each the part what it was."""
+    for i, count in enumerate(counts):
+        if count > most:
+            parts[i] *= most / count
+            counts[i] = most
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.acceptance import NEWCOMER, PRIOR_WEIGHT, expected_tokens
+from coordinator.acceptance import NEWCOMER, PRIOR_WEIGHT, expected_tokens, fade
 
 AFTER_RIGHT = 10.0
 """Tokens after right ones that what others show of them counts for."""
@@ -99,10 +99,7 @@ class Replay:
         """Let what was known count for at most `weight` tokens: it is long ago."""
         self.observed += 1
         self.prior_weight = min(self.prior_weight, weight)
-        for i, tokens in enumerate(self.tokens):
-            if tokens > weight:
-                self.rounds[i] *= weight / tokens
-                self.tokens[i] = weight
+        fade(self.tokens, self.rounds, weight)
 
     def expected(self, most: int) -> list[float]:
         """Tokens of a round with 0 to `most` draft tokens."""

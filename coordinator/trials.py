@@ -55,9 +55,9 @@ class Trial:
 
     num_draft: int
     until: int
-    """Round of its load."""
-    enough: int
-    """Round from which on it ends where what came of it is far behind."""
+    """Round of its load in which it ends where what came of it is far behind."""
+    longer: int = 0
+    """Rounds that it lasts beyond that where it is not."""
     waits: int = 0
     """Rounds that it may still be longer."""
     seconds: float = 0.0
@@ -65,15 +65,10 @@ class Trial:
     made: int = 0
     """Tokens that came of it."""
 
-    def wait(self) -> None:
-        """A round that says nothing."""
-        self.waits -= 1
-        self.until += 1
-        self.enough += 1
-
     def ends(self, round_: int, rate: float) -> bool:
         """True where it is over, or plainly no match for `rate`, tokens per second of a sequence."""
-        return round_ >= self.until or (round_ >= self.enough and self.made < WORTH * rate * self.seconds)
+        far_behind = self.made < WORTH * rate * self.seconds
+        return round_ >= self.until + (0 if far_behind else self.longer)
 
 
 @dataclass(slots=True)
@@ -128,7 +123,8 @@ class Trials:
         trial, ended = self.trial, False
         if trial is not None:
             if reading and trial.waits:
-                trial.wait()
+                trial.waits -= 1
+                trial.until += 1
             if not trial.ends(self.rounds, max(agreement.rate, agreement.plain_rate)):
                 return False
             ended = True
@@ -206,9 +202,9 @@ class Trials:
             self.next = self.rounds + self.interval * size
             return False
         self._remember(agreement)
-        enough = self.rounds + _rounds(rival) * size
-        until = enough if first else enough + _rounds(rival) * FEW
-        self.trial = Trial(rival, until, enough, TRIAL_WAITS * size if rival else 0)
+        length = _rounds(rival)
+        longer = 0 if first else length * FEW
+        self.trial = Trial(rival, self.rounds + length * size, longer, TRIAL_WAITS * size if rival else 0)
         return True
 
     def _rival(self, agreement: Agreement, *, either: bool, known: bool) -> int | None:

@@ -97,6 +97,11 @@ class BenchConfig:
         return self.max_tokens + int(self.max_tokens * self.length_spread)
 
     @property
+    def measures_peers(self) -> bool:
+        """They decode one request at a time."""
+        return self.peers and 1 in self.concurrency
+
+    @property
     def drafts_ahead(self) -> bool:
         """True where `paceline serve` drafts ahead by itself: K is chosen there as its users get it."""
         serving = StackConfig(target_device=self.device, draft_device=self.device)

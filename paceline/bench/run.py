@@ -30,7 +30,7 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
     """Start the processes, load the peers, measure, stop. Raises PacelineError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
     begun = time.perf_counter()
-    ahead = importing() if config.peers and 1 in config.concurrency else None
+    ahead = importing() if config.measures_peers else None
     prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
     progress("starting one target, two drafts and three coordinators")
     with (
@@ -85,7 +85,7 @@ async def _measure(
 def _peers(
     config: BenchConfig, info: dict[str, WorkerInfo], folder: Path
 ) -> tuple[list[PeerArm], list[PeerState]]:
-    if not config.peers or 1 not in config.concurrency:
+    if not config.measures_peers:
         return [], []
     return join(
         PeerSetup(

@@ -148,11 +148,11 @@ def test_what_is_seen_to_be_far_behind_is_not_tried_for_long(made: float, lasts:
 @pytest.mark.parametrize("size", [1, 4])
 def test_waiting_for_drafts_that_read_is_not_what_ends_a_trial(size: int) -> None:
     agreement, trials = plain_is_far_behind(), Trials.of(size)
-    trial = Trial(4, until=100, enough=3, waits=50, seconds=100.0, made=1)
+    trial = Trial(4, until=3, longer=97, waits=50, seconds=100.0, made=1)
     trials.trial = trial
     for _ in range(40):
         assert not trials.step(agreement, size, known=True, reading=True)
-    assert (trial.enough, trial.until) == (43, 140)
+    assert (trial.until, trial.until + trial.longer) == (43, 140)
     assert [trials.step(agreement, size, known=True, reading=False) for _ in range(3)] == [False, False, True]
 
 
@@ -160,7 +160,7 @@ def test_waiting_for_drafts_that_read_is_not_what_ends_a_trial(size: int) -> Non
 def test_after_a_trial_that_found_another_k_the_next_one_comes_soon(best: int, interval: int) -> None:
     agreement, trials = plain_is_far_behind(), Trials.of(1)
     trials.number, trials.drafted, trials.best = EARLY - 1, True, 4
-    trials.interval, trials.trial = TRIAL_LAST, Trial(5, until=1, enough=1)
+    trials.interval, trials.trial = TRIAL_LAST, Trial(5, until=1)
     agreement.num_draft = best
     assert trials.step(agreement, 1, known=True, reading=False)
     assert trials.interval == interval
@@ -196,7 +196,7 @@ def test_who_changes_its_mind_without_a_trial_tries_what_it_left(drafts: bool) -
 def test_a_trial_costs_what_it_makes_less(tried: int, rare: bool) -> None:
     """One draft token less costs little, however far behind plain decoding is."""
     agreement, trials = plain_is_far_behind(), Trials.of(1)
-    trials.number, trials.trial = EARLY, Trial(tried, until=1, enough=1)
+    trials.number, trials.trial = EARLY, Trial(tried, until=1)
     trials.drafted, trials.best = True, 4
     assert trials.step(agreement, 1, known=True, reading=False)
     assert (trials.interval == TRIAL_LAST) is rare
@@ -208,7 +208,7 @@ def test_what_a_trial_of_drafting_brings_with_it_makes_the_next_one_rare(seconds
     agreement, trials = plain_is_far_behind(), Trials.of(1)
     agreement.drafts, agreement.plain_rate, agreement.rate = False, 1.0, 0.98
     trials.number, trials.best = EARLY, agreement.num_draft
-    trials.trial = Trial(4, until=1, enough=1, seconds=seconds, made=10)
+    trials.trial = Trial(4, until=1, seconds=seconds, made=10)
     assert trials.step(agreement, 1, known=True, reading=False)
     expected = TRIAL_DRAFTING * (1 + FEW) * 0.02
     assert trials.overhead == pytest.approx(max(0.0, more - expected))
@@ -227,7 +227,7 @@ def test_sequences_that_share_passes_pay_for_a_trial_after_it(drafts: bool, size
     agreement.rates[agreement.num_draft] = agreement.rate
     trials.number, trials.best = EARLY, agreement.num_draft
     tried = 0 if drafts else agreement.num_draft
-    trials.trial = Trial(tried, until=1, enough=1, seconds=10.0, made=10)
+    trials.trial = Trial(tried, until=1, seconds=10.0, made=10)
     assert trials.step(agreement, size, known=True, reading=False)
     assert (trials.interval >= AFTERMATH / TRIAL_COST) is rare
 
