@@ -14,6 +14,7 @@ from paceline.decoding.sampling import wire_form
 from paceline.engine.attention import LayerLayout
 from paceline.engine.cache import PagedCache
 from paceline.engine.chains import Chain, ChainInput, Stop
+from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
@@ -42,7 +43,8 @@ class CompiledForward:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
         self._make_room(layout, cache)
         logits = np.zeros((len(layout.wanted), self._weights.shape[6]), dtype=np.float32)
-        decoder_pass(
+        first_call.call(
+            decoder_pass,
             *self._model_of_pass,
             self._entries,
             layout.ids,
@@ -76,7 +78,8 @@ class CompiledForward:
         size = count, longest, int(bounds.max())
         ids, probabilities = np.empty(size, dtype=np.uint32), np.empty(size, dtype=np.float32)
         lengths = np.zeros((count, longest), dtype=np.int64)
-        decoder_chain(
+        first_call.call(
+            decoder_chain,
             *self._model_of_pass,
             self._entries,
             layout.ids,

@@ -1,0 +1,36 @@
+"""Compiling what nobody compiled before, by one process of a machine while the others wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+
+def call(compiled: Any, *args: Any) -> None:
+    """Call a function of numba's that is cached on disk.
+
+    Whoever calls it first compiles it, for half a minute of a core. Target, draft and their replicas start
+    together: the first of them compiles, and the others read what it left. The lock falls with the process
+    that holds it.
+    """
+    with _turn(compiled):
+        compiled(*args)
+
+
+def _turn(compiled: Any) -> contextlib.AbstractContextManager[None]:
+    if compiled.signatures or compiled.stats.cache_path is None:
+        return contextlib.nullcontext()
+    return _where_possible(FileLock(Path(compiled.stats.cache_path, f"{compiled.__name__}.lock")))
+
+
+@contextlib.contextmanager
+def _where_possible(lock: FileLock) -> Iterator[None]:
+    # Where a file cannot be locked or made, all is as without it: several compile the same.
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, NotImplementedError):
+            held.enter_context(lock)
+        yield
