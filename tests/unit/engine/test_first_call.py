@@ -15,7 +15,6 @@ from paceline.engine.compiled import first_call
 
 PROGRAM = """
 import sys
-from numba import njit
 from paceline.engine.compiled import first_call
 sys.path.insert(0, sys.argv[1])
 from slow_to_compile import function
@@ -63,14 +62,14 @@ class Compiled:
 
     __name__ = "compiled"
 
-    def __init__(self, folder: Path | None, signatures: tuple[Any, ...] = ()) -> None:
+    def __init__(self, folder: Path, signatures: tuple[Any, ...] = ()) -> None:
         self.signatures = signatures
-        self.stats = SimpleNamespace(cache_path=None if folder is None else str(folder))
+        self.stats = SimpleNamespace(cache_path=str(folder))
         self.locked: list[bool] = []
 
     def __call__(self, *args: int) -> None:
         assert args == (1, 2)
-        self.locked.append(not self.stats.cache_path or _is_locked(Path(self.stats.cache_path)))
+        self.locked.append(_is_locked(Path(self.stats.cache_path)))
 
 
 def _is_locked(folder: Path) -> bool:
