@@ -16,6 +16,10 @@ def call(compiled: Any, *args: Any) -> None:
     Whoever calls it first compiles it, for half a minute of a core. Target, draft and their replicas start
     together: the first of them compiles, and the others read what it left. The lock falls with the process
     that holds it.
+
+    One lock for all functions of a folder, for one of them calls another: after an upgrade, who compiled the
+    one while somebody else compiled the other could find the older version of what it calls on disk. numba
+    names the new file like the old one, and tells of it before it is written.
     """
     with _turn(compiled):
         compiled(*args)
@@ -24,7 +28,7 @@ def call(compiled: Any, *args: Any) -> None:
 def _turn(compiled: Any) -> contextlib.AbstractContextManager[None]:
     if compiled.signatures or compiled.stats.cache_path is None:
         return contextlib.nullcontext()
-    return _where_possible(FileLock(Path(compiled.stats.cache_path, f"{compiled.__name__}.lock")))
+    return _where_possible(FileLock(Path(compiled.stats.cache_path, "compiling.lock")))
 
 
 @contextlib.contextmanager

@@ -18,15 +18,17 @@ from numba import njit
 
 from paceline.engine.compiled.tiles import (
     AHEAD,
-    FEW_ROWS,
     LANES,
     MOST_OF_PAIRS,
     MOST_ROWS,
     PACE_BITS,
+    WIDE,
     add,
     add_halves,
     add_halves_to_pairs,
+    add_halves_to_wide,
     add_to_pairs,
+    add_to_wide,
     address_of,
     exp,
     largest_of_tiles,
@@ -39,7 +41,7 @@ from paceline.engine.compiled.tiles import (
 # way for every row), nothing may be assumed about their values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
 _WAITING: Final = 2
-"""So few rows have too few sums in one tile to keep the arithmetic busy."""
+"""So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
 _TOGETHER: Final = 8
 """Rows of a sequence whose attention is computed together."""
 _APART: Final = LANES
@@ -65,18 +67,21 @@ def _by_rows(of, most):
     return product
 
 
-def _streamed(of, most, wide):
-    """The same for weights that are too many for the nearest caches, `wide` tiles at a time."""
+def _streamed(of, most, stream, most_ahead):
+    """The same for weights that are too many for the nearest caches, `stream` vectors of them in a row.
+
+    Those that come next are fetched, `most_ahead` words before they are read where one read serves all rows.
+    """
 
     @njit(**OPTIONS)
     def product(x, ldx, w, n, out, to, ldo, rows, tiles, apart):
-        r, reads = 0, (rows + most - 1) // most
-        ahead, pace = min(AHEAD // wide, apart), 1 << PACE_BITS
+        r, reads, length = 0, (rows + most - 1) // most, stream * apart
+        ahead, pace = min(most_ahead, length), 1 << PACE_BITS
         for left in range(reads, 0, -1):
             some = (rows - r + left - 1) // left
             if reads > 1:
                 # Each read of a tile lets its share of the next one come.
-                ahead, pace = apart + (reads - left) * apart // reads, (1 << PACE_BITS) // reads
+                ahead, pace = length + (reads - left) * length // reads, (1 << PACE_BITS) // reads
             some_x, some_out = address_of(x, r * ldx), address_of(out, to + r * ldo)
             of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead, pace)
             r += some
@@ -84,24 +89,29 @@ def _streamed(of, most, wide):
     return product
 
 
-def _product_of(single, pair, a_word):
-    """The product with a matrix in words of so many weights: by one tile, and by two at a time."""
-    of_tile, of_pair = _streamed(single, MOST_ROWS, 1), _streamed(pair, MOST_OF_PAIRS, 2)
+def _product_of(narrow, pair, wide, a_word):
+    """The product with a matrix in words of so many weights: by narrow tiles, two of them, or wide ones."""
+    of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
+    of_pair = _streamed(pair, MOST_OF_PAIRS, 1, AHEAD // 2)
+    of_wide = _streamed(wide, MOST_ROWS, WIDE, AHEAD)
 
     @njit(**OPTIONS)
     def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
-        first, pairs, tall = 0, 0, n_in // a_word
-        # Where a read serves few rows, a sum waits for its last addition; where it serves many, arithmetic
-        # takes the time and not the reading of weights.
-        if rows <= _WAITING or (MOST_OF_PAIRS > MOST_ROWS and rows > MOST_ROWS):
-            pairs = n_out // (2 * LANES) * (2 * LANES)
-        # More rows than share a read meet a tile while it is in the nearest cache.
-        width = pairs if rows <= MOST_OF_PAIRS else 2 * LANES
-        while first < pairs:
-            w = address_of(weights, offset + first * tall)
-            of_pair(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-            first += width
-        width = n_out - first if rows <= MOST_ROWS else LANES
+        first, tall, at_once = 0, n_in // a_word, rows <= MOST_ROWS
+        # More rows than share a read meet a tile while it is in a near cache.
+        if WIDE > 1:
+            all_wide = n_out // (WIDE * LANES) * (WIDE * LANES)
+            width = all_wide if at_once else WIDE * LANES
+            while first < all_wide:
+                w = address_of(weights, offset + first * tall)
+                of_wide(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+                first += width
+        elif rows <= _WAITING:
+            width = n_out // (2 * LANES) * (2 * LANES)
+            w = address_of(weights, offset)
+            of_pair(x, ldx, w, n_in, out, 0, ldo, rows, width // LANES, tall * LANES)
+            first = width
+        width = n_out - first if at_once else LANES
         while first < n_out:
             w = address_of(weights, offset + first * tall)
             of_tile(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
@@ -111,10 +121,10 @@ def _product_of(single, pair, a_word):
     return product
 
 
-_product_of_floats = _product_of(add, add_to_pairs, 1)
-_product_of_halves = _product_of(add_halves, add_halves_to_pairs, 2)
-_tile = _by_rows(tile, FEW_ROWS)
-_mix = _by_rows(mix, FEW_ROWS)
+_product_of_floats = _product_of(add, add_to_pairs, add_to_wide, 1)
+_product_of_halves = _product_of(add_halves, add_halves_to_pairs, add_halves_to_wide, 2)
+_tile = _by_rows(tile, MOST_ROWS)
+_mix = _by_rows(mix, MOST_ROWS)
 
 
 @njit(**OPTIONS)

@@ -17,16 +17,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES: Final = 16
-"""Outputs of a tile: two AVX registers, one AVX-512 register, four of NEON."""
-_AVX_512: Final = bool(get_host_cpu_features().get("avx512f"))
-MOST_ROWS: Final = 9 if _AVX_512 else 6
-"""Rows that share one read of a long tile: their sums, one AVX-512 register or two of AVX each, leave room
+"""Numbers of a vector: two AVX registers, one AVX-512 register, four of NEON."""
+WIDE: Final = 4 if get_host_cpu_features().get("avx512f") else 1
+"""Vectors of a wide tile of weights, of 16 outputs each, which lie side by side for every input. With AVX-512
+an input is loaded once for four products, few rows have sums enough to wait for none, and all of it is one
+stream of memory: two tiles at a time, one behind the other, are two. With 16 registers the sums of more than
+two rows would not fit."""
+MOST_ROWS: Final = 6
+"""Rows that share one read of a tile: their sums, of four AVX-512 registers or two of AVX each, leave room
 among 32 or 16 registers for the weights and an input."""
-MOST_OF_PAIRS: Final = 12 if _AVX_512 else 3
-"""The same for two tiles at a time, where an input is loaded once for both. More rows or two turns of the
-loop at once do not fit: 11 rows whose inputs were loaded for two turns took twice as long."""
-FEW_ROWS: Final = 6
-"""The same for tiles that stay in the nearest cache, which costs little to read again."""
+MOST_OF_PAIRS: Final = 3
+"""The same for two narrow tiles at a time, where an input is loaded once for both."""
 
 AHEAD: Final = 3072
 """Weights are fetched so many words ahead: a processor's own prefetching stops at every page."""
@@ -129,12 +130,13 @@ def _one_turn_at_a_time(module: Any) -> Any:
 
 
 def _fetch_ahead(b: Any, tiles: Sequence[Any], place: Any, apart: Any, ahead: Any, pace: Any) -> None:
-    """Ask for words that will be read after those at `place` of these tiles."""
+    """Ask for words that will be read after those at `place` of these tiles, which may lie `apart`."""
     ahead = b.add(b.ashr(b.mul(place, pace), ir.Constant(_I64, PACE_BITS)), ahead)
-    # Past the end of these tiles come those after all of them.
-    past = b.icmp_signed(">=", ahead, apart)
-    others = b.mul(apart, ir.Constant(_I64, len(tiles) - 1))
-    ahead = b.add(ahead, b.select(past, others, ir.Constant(_I64, 0)))
+    if apart is not None:
+        # Past the end of these tiles come those after all of them.
+        past = b.icmp_signed(">=", ahead, apart)
+        others = b.mul(apart, ir.Constant(_I64, len(tiles) - 1))
+        ahead = b.add(ahead, b.select(past, others, ir.Constant(_I64, 0)))
     for at in tiles:
         _prefetch(b, b.gep(at, [ahead]), 3)
 
@@ -147,6 +149,15 @@ def _fetch_by_index(b: Any, i: Any, one: Any, other: Any, of_one: Any, of_other:
         _prefetch(b, b.gep(of, [b.add(b.mul(slot, stride), line)]), 2)
 
 
+def _vectors_at(b: Any, w: Any, count: int, apart: Any) -> list[Any]:
+    """Where so many vectors of an input's weights begin: side by side, or `apart`."""
+    offsets = [
+        ir.Constant(_I64, u * LANES) if apart is None else b.mul(apart, ir.Constant(_I64, u))
+        for u in range(count)
+    ]
+    return [b.gep(w, [offset]) for offset in offsets]
+
+
 def _sum_rows(
     b: Any,
     args: Any,
@@ -154,6 +165,7 @@ def _sum_rows(
     after: Any,
     *,
     wide: int,
+    beside: bool,
     indexed: bool,
     fetches: bool,
     adds: bool,
@@ -161,6 +173,7 @@ def _sum_rows(
 ) -> None:
     """The sums of so many rows; `after` comes then. What `_sum_of_products` says."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
+    stride = wide if beside else 1
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     fma = cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
 
@@ -174,7 +187,7 @@ def _sum_rows(
 
     b.position_at_end(begin)
     t = b.phi(_I64)
-    weights_at = [b.gep(w, [b.mul(b.add(t, number(u)), apart)]) for u in range(wide)]
+    weights_at = _vectors_at(b, b.gep(w, [b.mul(t, apart)]), wide, None if beside else apart)
     first = b.gep(out, [b.mul(t, number(LANES))])
     each = [(r, u) for r in range(rows) for u in range(wide)]
     outputs = [b.gep(first, [b.add(b.mul(ldo, number(r)), number(u * LANES))]) for r, u in each]
@@ -184,7 +197,7 @@ def _sum_rows(
     b.position_at_end(loop)
     i = b.phi(_I64)
     sums = [b.phi(_VECTOR) for _ in each]
-    place = b.mul(i, number(LANES))
+    place = b.mul(i, number(stride * LANES))
     if indexed:
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
     if fetches:
@@ -194,7 +207,7 @@ def _sum_rows(
         for at in weights_at:
             _prefetch(b, b.gep(at, [b.add(place, args[11])]), 2)
     if adds:
-        _fetch_ahead(b, weights_at, place, apart, *args[9:])
+        _fetch_ahead(b, weights_at, place, None if beside else apart, *args[9:])
     grown: list[Any] = list(sums)
     by_input = list(zip(*(_halves(b, word) for word in words), strict=True)) if halves else [words]
     for step, weights in enumerate(by_input):
@@ -225,6 +238,7 @@ def _sum_of_products(
     most: int,
     *,
     wide: int = 1,
+    beside: bool = False,
     indexed: bool = False,
     fetches: bool = False,
     adds: bool = False,
@@ -236,12 +250,15 @@ def _sum_of_products(
     `most`. And so for each of `tiles` outputs of 16, a multiple of `wide`, which are computed at the same
     time: w of the next one begins `apart` words after that of the one before. What else there is:
 
-    indexed: w[i] begins at w + index[i] * stride, and what is `beside` words further is fetched.
+    beside: the weights of `wide` outputs of 16 lie side by side: w[i] of the first begins at
+        w + i * 16 * `wide`, that of each other 16 words after the one before. The next `wide` outputs'
+        begin `wide` * `apart` words further.
+    indexed: w[i] begins at w + index[i] * stride, and what is `further` words further is fetched.
     fetches: beside w[i] line i // 16 (of 16 words) is fetched of what begins at of + index[i % 16] * stride,
         for two indices.
     adds: the sum begins with what out holds. w is long, and is fetched before it is read: beside the word at
-        place p of a tile that at `ahead` + `pace` p, from 0 to 2 `apart`; past the end of a tile lies the
-        next one.
+        place p of a tile that at `ahead` + `pace` p, at most two tiles further; past the end of a tile lies
+        the next one.
     halves: a word is two bfloat16, as weights.py lays them out, and n is even.
     """
 
@@ -252,9 +269,8 @@ def _sum_of_products(
             these = b.append_basic_block(f"rows_{rows}")
             cases.add_case(ir.Constant(_I64, rows), these)
             b.position_at_end(these)
-            _sum_rows(
-                b, args, rows, after, wide=wide, indexed=indexed, fetches=fetches, adds=adds, halves=halves
-            )
+            kind = {"indexed": indexed, "fetches": fetches, "adds": adds, "halves": halves}
+            _sum_rows(b, args, rows, after, wide=wide, beside=beside, **kind)
         b.position_at_end(after)
         return context.get_dummy_value()
 
@@ -265,7 +281,7 @@ def _sum_of_products(
         @intrinsic
         def gathered(
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
-            apart: Any, index: Any, stride: Any, beside: Any,
+            apart: Any, index: Any, stride: Any, further: Any,
         ) -> Any:  # fmt: skip
             return types.void(*plain, types.CPointer(size), size, size), generate
 
@@ -293,11 +309,13 @@ def _sum_of_products(
 
 
 add = _sum_of_products(MOST_ROWS, adds=True)
+add_to_wide = _sum_of_products(MOST_ROWS, wide=WIDE, beside=True, adds=True)
 add_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True)
 add_halves = _sum_of_products(MOST_ROWS, adds=True, halves=True)
+add_halves_to_wide = _sum_of_products(MOST_ROWS, wide=WIDE, beside=True, adds=True, halves=True)
 add_halves_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True, halves=True)
-tile = _sum_of_products(FEW_ROWS, fetches=True)
-mix = _sum_of_products(FEW_ROWS, indexed=True)
+tile = _sum_of_products(MOST_ROWS, fetches=True)
+mix = _sum_of_products(MOST_ROWS, indexed=True)
 
 _EIGHT = ir.VectorType(_F32, 8)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engine.compiled.tiles import LANES
+from paceline.engine.compiled.tiles import LANES, WIDE
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -143,15 +143,25 @@ def _is_bfloat16(weight: Tensor) -> bool:
 
 
 def _tiles(weight: Tensor, halves: bool) -> Words:
-    """[out, in] as tiles of 16 outputs, [out / 16, in, 16] flat; missing outputs are zero.
+    """[out, in] as wide tiles of 16 `WIDE` outputs, and what is left as tiles of 16, one after the other.
 
-    As halves: [out / 16, in / 2, 16], each word an input's weight and in its upper half the next input's.
+    A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is [in / 2, n], each word an
+    input's weight and in its upper half the next input's.
     """
     n_out, n_in = weight.shape
     padded = torch.zeros(_in_whole_tiles(n_out), n_in)
     padded[:n_out] = weight
-    words: Words = padded.view(-1, LANES, n_in).transpose(1, 2).contiguous().view(-1).numpy().view(np.uint32)
+    wide = len(padded) // (WIDE * LANES) * (WIDE * LANES)
+    parts = ((padded[:wide], WIDE * LANES), (padded[wide:], LANES))
+    return np.concatenate([_alike(rows, outputs, halves) for rows, outputs in parts])
+
+
+def _alike(weight: Tensor, outputs: int, halves: bool) -> Words:
+    """[out, in] as tiles of so many outputs, of which `out` is a multiple."""
+    n_in = weight.shape[1]
+    tiles = weight.view(-1, outputs, n_in).transpose(1, 2).contiguous()
+    words: Words = tiles.view(-1).numpy().view(np.uint32)
     if not halves:
         return words
-    even, odd = words.reshape(-1, 2, LANES).transpose(1, 0, 2)
+    even, odd = words.reshape(-1, 2, outputs).transpose(1, 0, 2)
     return (even >> np.uint32(16) | odd).reshape(-1)

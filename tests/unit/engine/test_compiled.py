@@ -245,10 +245,11 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
     assert np.isnan(edges[4])
 
 
-@pytest.mark.parametrize(("most", "wide"), [(6, 1), (9, 1), (3, 2), (12, 2)])
-def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: int) -> None:
+@pytest.mark.parametrize(("most", "wide", "beside"), [(6, 1, False), (3, 2, False), (6, 4, True)])
+def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: int, beside: bool) -> None:
     """As many as processors with AVX-512 and without take together, each number of them."""
-    add, n, width = tiles._sum_of_products(most, wide=wide, adds=True), 37, 4 * tiles.LANES
+    add = tiles._sum_of_products(most, wide=wide, beside=beside, adds=True)
+    n, width = 37, 8 * tiles.LANES
 
     @njit
     def product(x: Any, w: Any, out: Any, first: int, rows: int) -> None:
@@ -259,9 +260,10 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
     rng = np.random.default_rng(3)
     x, w, before = (
         rng.standard_normal(size, dtype=np.float32)
-        for size in ((most, n), (4, n, tiles.LANES), (most, width))
+        for size in ((most, n), (8, n, tiles.LANES), (most, width))
     )
-    words, alone = w.ravel().view(np.uint32), before.copy()
+    laid_out = w.reshape(-1, wide, n, tiles.LANES).transpose(0, 2, 1, 3) if beside else w
+    words, alone = laid_out.ravel().view(np.uint32), before.copy()
     for r in range(most):
         product(x.ravel(), words, alone.reshape(-1), r, 1)
     exact = before + x.astype(np.float64) @ w.transpose(1, 0, 2).reshape(n, width)
@@ -274,9 +276,9 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
 
 
 @pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5])
+@pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5, 8])
 def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, halves: bool) -> None:
-    """One tile at a time or two, all rows at once or some after the others, an odd tile last."""
+    """One tile at a time, two, or a wide one; all rows at once or some after the others; odd tiles last."""
     n, width, most, apart = 150, tiles_of_outputs * tiles.LANES, 40, 3
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)

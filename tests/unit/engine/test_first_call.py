@@ -60,8 +60,6 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
 class Compiled:
     """Says whether its folder is locked while it is called."""
 
-    __name__ = "compiled"
-
     def __init__(self, folder: Path, signatures: tuple[Any, ...] = ()) -> None:
         self.signatures = signatures
         self.stats = SimpleNamespace(cache_path=str(folder))
@@ -74,7 +72,7 @@ class Compiled:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        with FileLock(folder / "compiled.lock", timeout=0):
+        with FileLock(folder / "compiling.lock", timeout=0):
             return False
     except Timeout:
         return True
@@ -89,7 +87,7 @@ def test_a_first_call_holds_the_lock_and_gives_it_back(tmp_path: Path) -> None:
 
 def test_later_calls_take_no_lock(tmp_path: Path) -> None:
     compiled = Compiled(tmp_path, signatures=("of an earlier call",))
-    with FileLock(tmp_path / "compiled.lock"):
+    with FileLock(tmp_path / "compiling.lock"):
         first_call.call(compiled, 1, 2)
     assert compiled.locked == [True], "it did not wait for who holds it"
 
@@ -102,7 +100,7 @@ def test_what_fails_to_compile_gives_the_lock_back(tmp_path: Path) -> None:
     compiled.signatures, compiled.stats = (), SimpleNamespace(cache_path=str(tmp_path))
     with pytest.raises(TypeError, match="no such type"):
         first_call.call(compiled)
-    with FileLock(tmp_path / "broken.lock", timeout=0):
+    with FileLock(tmp_path / "compiling.lock", timeout=0):
         pass
 
 
