@@ -1,7 +1,7 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: whoever changes tiles.py, kernels.py, or choosing.py,
-compiled.py or philox.py of decoding, touches it too.
+numba's cache looks at this file alone: whoever changes tiles.py, products.py, kernels.py, or
+choosing.py, compiled.py or philox.py of decoding, touches it too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from numba import njit
 
 from paceline.decoding.choosing import best_of
 from paceline.decoding.compiled import STRICT, draw_support
-from paceline.engine.compiled.kernels import OPTIONS, decoder_pass
+from paceline.engine.compiled.kernels import decoder_pass
+from paceline.engine.compiled.products import OPTIONS
 
 
 @njit(**STRICT)

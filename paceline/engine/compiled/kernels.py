@@ -11,131 +11,34 @@ The compiled function is cached on disk beside this file, or in the user's cache
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numba import njit
 
+from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product
 from paceline.engine.compiled.tiles import (
-    AHEAD,
     LANES,
-    MOST_OF_PAIRS,
     MOST_ROWS,
-    PACE_BITS,
-    WIDE,
-    add,
-    add_halves,
-    add_halves_to_pairs,
-    add_halves_to_wide,
-    add_to_pairs,
-    add_to_wide,
     address_of,
     exp,
+    fetch,
     largest_of_tiles,
     mix,
     tile,
     turn,
 )
 
-# NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
-# way for every row), nothing may be assumed about their values.
-_MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
-_WAITING: Final = 2
-"""So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
 _TOGETHER: Final = 8
 """Rows of a sequence whose attention is computed together."""
 _APART: Final = LANES
 """Numbers of scratch between two rows. Rows that are a power of two apart share the few places of the nearest
 cache that their addresses allow: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
-OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
 
+_tile = by_rows(tile, MOST_ROWS)
+_mix = by_rows(mix, MOST_ROWS)
 
 # ---- the parts of a layer --------------------------------------------------------------------------
-
-
-def _by_rows(of, most):
-    """A product of any number of rows, from one of at most so many, which share a read of what they read."""
-
-    @njit(**OPTIONS)
-    def product(x, ldx, w, n, out, to, ldo, rows, *tiles):
-        r = 0
-        for left in range((rows + most - 1) // most, 0, -1):
-            some = (rows - r + left - 1) // left
-            of(address_of(x, r * ldx), ldx, w, n, address_of(out, to + r * ldo), ldo, some, *tiles)
-            r += some
-
-    return product
-
-
-def _streamed(of, most, stream, most_ahead):
-    """The same for weights that are too many for the nearest caches, `stream` vectors of them in a row.
-
-    Those that come next are fetched, `most_ahead` words before they are read where one read serves all rows.
-    """
-
-    @njit(**OPTIONS)
-    def product(x, ldx, w, n, out, to, ldo, rows, tiles, apart):
-        r, reads, length = 0, (rows + most - 1) // most, stream * apart
-        ahead, pace = min(most_ahead, length), 1 << PACE_BITS
-        for left in range(reads, 0, -1):
-            some = (rows - r + left - 1) // left
-            if reads > 1:
-                # Each read of a tile lets its share of the next one come.
-                ahead, pace = length + (reads - left) * length // reads, (1 << PACE_BITS) // reads
-            some_x, some_out = address_of(x, r * ldx), address_of(out, to + r * ldo)
-            of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead, pace)
-            r += some
-
-    return product
-
-
-def _product_of(narrow, pair, wide, a_word):
-    """The product with a matrix in words of so many weights: by narrow tiles, two of them, or wide ones."""
-    of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
-    of_pair = _streamed(pair, MOST_OF_PAIRS, 1, AHEAD // 2)
-    of_wide = _streamed(wide, MOST_ROWS, WIDE, AHEAD)
-
-    @njit(**OPTIONS)
-    def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
-        first, tall, at_once = 0, n_in // a_word, rows <= MOST_ROWS
-        # More rows than share a read meet a tile while it is in a near cache.
-        if WIDE > 1:
-            all_wide = n_out // (WIDE * LANES) * (WIDE * LANES)
-            width = all_wide if at_once else WIDE * LANES
-            while first < all_wide:
-                w = address_of(weights, offset + first * tall)
-                of_wide(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-                first += width
-        elif rows <= _WAITING:
-            width = n_out // (2 * LANES) * (2 * LANES)
-            w = address_of(weights, offset)
-            of_pair(x, ldx, w, n_in, out, 0, ldo, rows, width // LANES, tall * LANES)
-            first = width
-        width = n_out - first if at_once else LANES
-        while first < n_out:
-            w = address_of(weights, offset + first * tall)
-            of_tile(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-            first += width
-        return offset + n_out * tall
-
-    return product
-
-
-_product_of_floats = _product_of(add, add_to_pairs, add_to_wide, 1)
-_product_of_halves = _product_of(add_halves, add_halves_to_pairs, add_halves_to_wide, 2)
-_tile = _by_rows(tile, MOST_ROWS)
-_mix = _by_rows(mix, MOST_ROWS)
-
-
-@njit(**OPTIONS)
-def _product(x, ldx, weights, halves, offset, n_in, n_out, out, ldo, rows):
-    """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
-
-    Returns where the next W begins.
-    """
-    if halves:
-        return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
-    return _product_of_floats(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
 
 
 @njit(**OPTIONS)
@@ -202,12 +105,18 @@ def _softmax(row, low, count, end, scaling):
 
 
 @njit(**OPTIONS)
-def _compared(queries, many, entries, width, dim, head, value, keys, first, count, near, turned, scores):
+def _compared(
+    queries, many, entries, width, dim, head, value, keys, first, count, next_first, next_count, near, turned,
+    scores,
+):  # fmt: skip
     """scores[:many, :count] = queries K, 16 keys at a time: turned round, they meet a query all at once.
 
-    Meanwhile the values, which begin at `value` of an entry and will be read next, are fetched.
+    Meanwhile what will be read next is fetched: this head's part of the entries of another sequence
+    (keys[next_first:], `next_count`), or, without one, this sequence's values, which begin at `value` of an
+    entry, and the keys of its first head.
     """
     span = (count + LANES - 1) // LANES * LANES
+    key_part, value_part = address_of(entries, head * dim), address_of(entries, value)
     for block in range(0, span, LANES):
         slots = address_of(keys, first + block)
         if block + LANES > count:
@@ -217,27 +126,36 @@ def _compared(queries, many, entries, width, dim, head, value, keys, first, coun
             slots = address_of(near, 0)
         for d in range(0, dim, 8):
             turn(address_of(entries, head * dim + d), slots, width, address_of(turned, d * LANES))
-        following, key = slots, value
-        if head == 0 and block + 2 * LANES <= count:
-            following, key = address_of(keys, first + block + LANES), 0
+        of_values, of_keys, part = slots, slots, value_part
+        if next_count >= LANES:
+            of_values = address_of(keys, next_first + min(block, next_count - LANES))
+            of_keys, part = of_values, key_part
+        elif next_count == 0 and head == 0 and block + 2 * LANES <= count:
+            of_keys, part = address_of(keys, first + block + LANES), key_part
         _tile(
             queries, dim, address_of(turned, 0), dim, scores, block, span, many, 1, 0,
-            slots, following, address_of(entries, value), address_of(entries, key), width,
+            of_values, of_keys, value_part, part, width,
         )  # fmt: skip
+    for key in range(span, next_count):
+        at = keys[next_first + key] * width
+        for d in range(0, dim, LANES):
+            fetch(address_of(entries, at + head * dim + d))
+            fetch(address_of(entries, at + value + d))
 
 
 @njit(**OPTIONS)
 def _attended(
     qkv, ldq, at, rows, entries, width, kv_heads, group, dim, keys, first, counts, window, scaling,
-    near, scratch, out, ldo,
+    next_first, next_count, near, scratch, out, ldo,
 ):  # fmt: skip
     """Attention of `rows` rows of one sequence, whose first is row `at` of qkv, `counts` and out.
 
     Row r sees counts[r] entries, whose slots are keys[first:], or the last `window` of them. All rows meet
     all keys that any of them sees; what a row does not see adds nothing to its sums.
 
-    near: int64 [16]; scratch: what `scratch_of` counts by key, and besides. A row of qkv begins `ldq`
-    after the one before it, of out [rows, heads * dim] `ldo`.
+    next_first, next_count: what the next sequence sees of keys; none where there is none. near: int64 [16];
+    scratch: what `scratch_of` counts by key, and besides. A row of qkv begins `ldq` after the one before it,
+    of out [rows, heads * dim] `ldo`.
     """
     many = rows * group
     begin, end = counts[at], counts[at]
@@ -256,15 +174,18 @@ def _attended(
             start = (at + r) * ldq + h * group * dim
             queries[r * group * dim : (r + 1) * group * dim] = qkv[start : start + group * dim]
         value = (kv_heads + h) * dim
-        _compared(queries, many, entries, width, dim, h, value, keys, first, count, near, turned, scores)
+        _compared(
+            queries, many, entries, width, dim, h, value, keys, first, count, next_first, next_count, near,
+            turned, scores,
+        )  # fmt: skip
         for m in range(many):
             sees = counts[at + m // group]
             low = max(sees - window, 0) - begin if window else 0
             shares[m] = _softmax(scores[m * span : (m + 1) * span], low, sees - begin, count, scaling)
-        # While the values are read, the keys of the next head come.
-        beside = (h + 1) * dim - value if h + 1 < kv_heads else 0
+        # While a sequence's values are read, the keys of its next head come.
+        further = (h + 1) * dim - value if h + 1 < kv_heads and next_count == 0 else 0
         v, slots = address_of(entries, value), address_of(keys, first)
-        _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width, beside)
+        _mix(scores, span, v, count, mixed, 0, dim, many, dim // LANES, LANES, slots, width, further)
         for m in range(many):
             to = (at + m // group) * ldo + (h * group + m % group) * dim
             for d in range(dim):
@@ -355,7 +276,7 @@ def decoder_pass(
                 row[:] = biases[layer]
             else:
                 row[:] = np.float32(0.0)
-        offset = _product(normed, ldx, weights, halves, offset, hidden, qkv_width, qkv, ldq, rows)
+        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, qkv_width, qkv, ldq, rows)
         for r in range(rows):
             row = qkv[r * ldq : r * ldq + qkv_width]
             for h in range(rotated):
@@ -369,26 +290,30 @@ def decoder_pass(
             together = 1
             while r + together < rows and together < _TOGETHER and key_first[r + together] == key_first[r]:
                 together += 1
-            first, window = key_first[r], windows[layer]
+            after = min(r + together, rows - 1)
+            # More rows of this sequence find all of it at hand.
+            next_count = key_count[after] if key_first[after] != key_first[r] else 0
+            skipped = max(next_count - windows[layer], 0) if windows[layer] else 0
             _attended(
-                qkv, ldq, r, together, cache, width, kv_heads, group, dim, keys, first, key_count,
-                window, scaling, near, scratch, attended, lda,
+                qkv, ldq, r, together, cache, width, kv_heads, group, dim, keys, key_first[r], key_count,
+                windows[layer], scaling, key_first[after] + skipped, next_count - skipped, near, scratch,
+                attended, lda,
             )  # fmt: skip
             r += together
-        offset = _product(attended, lda, weights, halves, offset, mixed, hidden, x, ldx, rows)
+        offset = matrix_product(attended, lda, weights, halves, offset, mixed, hidden, x, ldx, rows)
         for r in range(rows):
             row = x[r * ldx : r * ldx + hidden]
             _normed(row, hidden, epsilon, gains[2 * layer + 1], normed[r * ldx : r * ldx + hidden])
         gate_up[:] = np.float32(0.0)
-        offset = _product(normed, ldx, weights, halves, offset, hidden, 2 * inner, gate_up, ldu, rows)
+        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, 2 * inner, gate_up, ldu, rows)
         for r in range(rows):
             _gated(gate_up[r * ldu : r * ldu + 2 * inner], inner, gated[r * ldg : r * ldg + inner])
-        offset = _product(gated, ldg, weights, halves, offset, inner, hidden, x, ldx, rows)
+        offset = matrix_product(gated, ldg, weights, halves, offset, inner, hidden, x, ldx, rows)
     for w in range(len(wanted)):
         row = x[wanted[w] * ldx : wanted[w] * ldx + hidden]
         _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
     out = logits.reshape(-1)
-    _product(normed, ldx, weights, halves, offset, hidden, vocabulary, out, vocabulary, len(wanted))
+    matrix_product(normed, ldx, weights, halves, offset, hidden, vocabulary, out, vocabulary, len(wanted))
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:

@@ -55,6 +55,17 @@ def address_of(typing: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def fetch(typing: Any, pointer: Any) -> Any:
+    """Ask for the line that is there."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _prefetch(b, args[0], 2)
+        return context.get_dummy_value()
+
+    return types.void(_POINTER), generate
+
+
+@intrinsic
 def exp(typing: Any, x: Any) -> Any:
     """e^x for x <= 0 to a unit or two in the last place; NaN for NaN. In instructions that loops can widen.
 

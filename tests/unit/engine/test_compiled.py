@@ -20,7 +20,7 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import kernels, tiles, weights
+from paceline.engine.compiled import products, tiles, weights
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
@@ -289,7 +289,7 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
-        end = kernels._product(
+        end = products.matrix_product(
             inputs, n + apart, w, halves, 7, n, width, out.reshape(-1), width + apart, rows
         )
         assert end == len(w)

@@ -1,0 +1,118 @@
+"""Products of a few rows with a matrix that lies in tiles.
+
+Each output of a row is one sum over its inputs, in their order, however many rows there are and whatever
+tiles the matrix lies in. numba's cache of compiled functions does not look at this file: after a change here,
+touch kernels.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import njit
+
+from paceline.engine.compiled.tiles import (
+    AHEAD,
+    LANES,
+    MOST_OF_PAIRS,
+    MOST_ROWS,
+    PACE_BITS,
+    WIDE,
+    add,
+    add_halves,
+    add_halves_to_pairs,
+    add_halves_to_wide,
+    add_to_pairs,
+    add_to_wide,
+    address_of,
+)
+
+# NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
+# way for every row), nothing may be assumed about their values.
+_MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
+OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
+_WAITING: Final = 2
+"""So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
+
+
+def by_rows(of, most):
+    """A product of any number of rows, from one of at most so many, which share a read of what they read."""
+
+    @njit(**OPTIONS)
+    def product(x, ldx, w, n, out, to, ldo, rows, *tiles):
+        r = 0
+        for left in range((rows + most - 1) // most, 0, -1):
+            some = (rows - r + left - 1) // left
+            of(address_of(x, r * ldx), ldx, w, n, address_of(out, to + r * ldo), ldo, some, *tiles)
+            r += some
+
+    return product
+
+
+def _streamed(of, most, stream, most_ahead):
+    """The same for weights that are too many for the nearest caches, `stream` vectors of them in a row.
+
+    Those that come next are fetched, `most_ahead` words before they are read where one read serves all rows.
+    """
+
+    @njit(**OPTIONS)
+    def product(x, ldx, w, n, out, to, ldo, rows, tiles, apart):
+        r, reads, length = 0, (rows + most - 1) // most, stream * apart
+        ahead, pace = min(most_ahead, length), 1 << PACE_BITS
+        for left in range(reads, 0, -1):
+            some = (rows - r + left - 1) // left
+            if reads > 1:
+                # Each read of a tile lets its share of the next one come.
+                ahead, pace = length + (reads - left) * length // reads, (1 << PACE_BITS) // reads
+            some_x, some_out = address_of(x, r * ldx), address_of(out, to + r * ldo)
+            of(some_x, ldx, w, n, some_out, ldo, some, tiles, apart, ahead, pace)
+            r += some
+
+    return product
+
+
+def _product_of(narrow, pair, wide, a_word):
+    """The product with a matrix in words of so many weights: by narrow tiles, two of them, or wide ones."""
+    of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
+    of_pair = _streamed(pair, MOST_OF_PAIRS, 1, AHEAD // 2)
+    of_wide = _streamed(wide, MOST_ROWS, WIDE, AHEAD)
+
+    @njit(**OPTIONS)
+    def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
+        first, tall, at_once = 0, n_in // a_word, rows <= MOST_ROWS
+        # More rows than share a read meet a tile while it is in a near cache.
+        if WIDE > 1:
+            all_wide = n_out // (WIDE * LANES) * (WIDE * LANES)
+            width = all_wide if at_once else WIDE * LANES
+            while first < all_wide:
+                w = address_of(weights, offset + first * tall)
+                of_wide(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+                first += width
+        elif rows <= _WAITING and n_out >= 2 * LANES:
+            width = n_out // (2 * LANES) * (2 * LANES)
+            w = address_of(weights, offset)
+            of_pair(x, ldx, w, n_in, out, 0, ldo, rows, width // LANES, tall * LANES)
+            first = width
+        width = n_out - first if at_once else LANES
+        while first < n_out:
+            w = address_of(weights, offset + first * tall)
+            of_tile(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+            first += width
+        return offset + n_out * tall
+
+    return product
+
+
+_product_of_floats = _product_of(add, add_to_pairs, add_to_wide, 1)
+_product_of_halves = _product_of(add_halves, add_halves_to_pairs, add_halves_to_wide, 2)
+
+
+@njit(**OPTIONS)
+def matrix_product(x, ldx, weights, halves, offset, n_in, n_out, out, ldo, rows):
+    """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
+
+    Returns where the next W begins.
+    """
+    if halves:
+        return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
+    return _product_of_floats(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
