@@ -13,17 +13,16 @@ from numba import njit
 
 from paceline.engine.compiled.tiles import (
     AHEAD,
+    BESIDE,
+    BROAD,
     LANES,
-    MOST_OF_PAIRS,
+    MOST_OF_BROAD,
     MOST_ROWS,
     PACE_BITS,
-    WIDE,
     add,
     add_halves,
-    add_halves_to_pairs,
-    add_halves_to_wide,
-    add_to_pairs,
-    add_to_wide,
+    add_halves_to_broad,
+    add_to_broad,
     address_of,
 )
 
@@ -71,29 +70,24 @@ def _streamed(of, most, stream, most_ahead):
     return product
 
 
-def _product_of(narrow, pair, wide, a_word):
-    """The product with a matrix in words of so many weights: by narrow tiles, two of them, or wide ones."""
+def _product_of(narrow, broad, a_word):
+    """The product with a matrix in words of so many weights: by one vector of outputs at a time, or more."""
+    streams = 1 if BESIDE else BROAD
     of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
-    of_pair = _streamed(pair, MOST_OF_PAIRS, 1, AHEAD // 2)
-    of_wide = _streamed(wide, MOST_ROWS, WIDE, AHEAD)
+    of_broad = _streamed(broad, MOST_OF_BROAD, BROAD // streams, AHEAD // streams)
 
     @njit(**OPTIONS)
     def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
-        first, tall, at_once = 0, n_in // a_word, rows <= MOST_ROWS
+        first, last, tall = 0, 0, n_in // a_word
+        if BESIDE or rows <= _WAITING:
+            last = n_out // (BROAD * LANES) * (BROAD * LANES)
         # More rows than share a read meet a tile while it is in a near cache.
-        if WIDE > 1:
-            all_wide = n_out // (WIDE * LANES) * (WIDE * LANES)
-            width = all_wide if at_once else WIDE * LANES
-            while first < all_wide:
-                w = address_of(weights, offset + first * tall)
-                of_wide(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
-                first += width
-        elif rows <= _WAITING and n_out >= 2 * LANES:
-            width = n_out // (2 * LANES) * (2 * LANES)
-            w = address_of(weights, offset)
-            of_pair(x, ldx, w, n_in, out, 0, ldo, rows, width // LANES, tall * LANES)
-            first = width
-        width = n_out - first if at_once else LANES
+        width = last if rows <= MOST_OF_BROAD else BROAD * LANES
+        while first < last:
+            w = address_of(weights, offset + first * tall)
+            of_broad(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
+            first += width
+        width = n_out - first if rows <= MOST_ROWS else LANES
         while first < n_out:
             w = address_of(weights, offset + first * tall)
             of_tile(x, ldx, w, n_in, out, first, ldo, rows, width // LANES, tall * LANES)
@@ -103,8 +97,8 @@ def _product_of(narrow, pair, wide, a_word):
     return product
 
 
-_product_of_floats = _product_of(add, add_to_pairs, add_to_wide, 1)
-_product_of_halves = _product_of(add_halves, add_halves_to_pairs, add_halves_to_wide, 2)
+_product_of_floats = _product_of(add, add_to_broad, 1)
+_product_of_halves = _product_of(add_halves, add_halves_to_broad, 2)
 
 
 @njit(**OPTIONS)

@@ -18,16 +18,15 @@ from numba.extending import intrinsic
 
 LANES: Final = 16
 """Numbers of a vector: two AVX registers, one AVX-512 register, four of NEON."""
-WIDE: Final = 4 if get_host_cpu_features().get("avx512f") else 1
-"""Vectors of a wide tile of weights, of 16 outputs each, which lie side by side for every input. With AVX-512
-an input is loaded once for four products, few rows have sums enough to wait for none, and all of it is one
-stream of memory: two tiles at a time, one behind the other, are two. With 16 registers the sums of more than
-two rows would not fit."""
+BESIDE: Final = bool(get_host_cpu_features().get("avx512f"))
+"""Whether weights of `BROAD` vectors lie side by side for every input. All of them are one stream of memory
+then; two tiles at a time, one behind the other, are two, which memory gives less of."""
+BROAD: Final = 4 if BESIDE else 2
+"""Vectors of outputs at a time: an input is loaded once for all, and fewer sums wait for their own."""
 MOST_ROWS: Final = 6
-"""Rows that share one read of a tile: their sums, of four AVX-512 registers or two of AVX each, leave room
-among 32 or 16 registers for the weights and an input."""
-MOST_OF_PAIRS: Final = 3
-"""The same for two narrow tiles at a time, where an input is loaded once for both."""
+"""Rows that share one read of a tile: their sums leave room among the registers for weights and an input."""
+MOST_OF_BROAD: Final = 6 if BESIDE else 3
+"""The same for `BROAD` vectors at a time: with 16 registers it pays for very few rows only."""
 
 AHEAD: Final = 3072
 """Weights are fetched so many words ahead: a processor's own prefetching stops at every page."""
@@ -320,11 +319,9 @@ def _sum_of_products(
 
 
 add = _sum_of_products(MOST_ROWS, adds=True)
-add_to_wide = _sum_of_products(MOST_ROWS, wide=WIDE, beside=True, adds=True)
-add_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True)
+add_to_broad = _sum_of_products(MOST_OF_BROAD, wide=BROAD, beside=BESIDE, adds=True)
 add_halves = _sum_of_products(MOST_ROWS, adds=True, halves=True)
-add_halves_to_wide = _sum_of_products(MOST_ROWS, wide=WIDE, beside=True, adds=True, halves=True)
-add_halves_to_pairs = _sum_of_products(MOST_OF_PAIRS, wide=2, adds=True, halves=True)
+add_halves_to_broad = _sum_of_products(MOST_OF_BROAD, wide=BROAD, beside=BESIDE, adds=True, halves=True)
 tile = _sum_of_products(MOST_ROWS, fetches=True)
 mix = _sum_of_products(MOST_ROWS, indexed=True)
 

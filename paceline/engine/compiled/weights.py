@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engine.compiled.tiles import LANES, WIDE
+from paceline.engine.compiled.tiles import BESIDE, BROAD, LANES
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -143,16 +143,18 @@ def _is_bfloat16(weight: Tensor) -> bool:
 
 
 def _tiles(weight: Tensor, halves: bool) -> Words:
-    """[out, in] as wide tiles of 16 `WIDE` outputs, and what is left as tiles of 16, one after the other.
+    """[out, in] as tiles of 16 outputs, one after the other.
 
-    A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is [in / 2, n], each word an
-    input's weight and in its upper half the next input's.
+    Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
+    are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
+    [in / 2, n], each word an input's weight and in its upper half the next input's.
     """
     n_out, n_in = weight.shape
     padded = torch.zeros(_in_whole_tiles(n_out), n_in)
     padded[:n_out] = weight
-    wide = len(padded) // (WIDE * LANES) * (WIDE * LANES)
-    parts = ((padded[:wide], WIDE * LANES), (padded[wide:], LANES))
+    broad = BROAD * LANES if BESIDE else LANES
+    end = len(padded) // broad * broad
+    parts = ((padded[:end], broad), (padded[end:], LANES))
     return np.concatenate([_alike(rows, outputs, halves) for rows, outputs in parts])
 
 
