@@ -19,8 +19,8 @@ from paceline.core.lines import Line, Moments
 
 MEMORY = 80.0
 """Measurements after which an old one has lost its say."""
-TRUST, TRUST_PLAIN = 16.0, 0.25
-"""Measurements at one K, and without draft tokens, that count as much as the line through the others."""
+TRUST = 16.0
+"""Measurements at one K that count as much as the line through all with draft tokens."""
 LEAST_SPREAD = 0.02
 """Variance of the draft tokens below which nothing can be said of their cost."""
 ALMOST_NONE = 0.05
@@ -57,6 +57,24 @@ class Cell:
         self.seconds += share * (seconds - self.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is taken without draft tokens, and with them.
+
+    These are apart: plain rounds follow one another on the target and share each pass, while a round with
+    draft tokens waits for its proposal, for messages, and for passes of others.
+    """
+
+    line: Line
+    """From one draft token on."""
+    plain: float
+    """Seconds."""
+
+    def times(self, factor: float) -> Shape:
+        """So many times as long."""
+        return Shape(self.line.times(factor), factor * self.plain)
+
+
 @dataclass(slots=True)
 class Curve:
     """Seconds over draft tokens a sequence, from measurements and a line through them."""
@@ -88,40 +106,46 @@ class Curve:
             self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
             self._moments = None
 
-    def line(self, like: Line | None = None) -> Line | None:
-        """Least squares through the cells; `like` without any.
+    def shape(self, like: Shape | None = None) -> Shape | None:
+        """A line through the cells with draft tokens (least squares), and the one without; `like` if none.
 
-        With one cell the line has the shape of `like`, else of `growth`.
+        With one cell the line has the slope of `like`, else of `growth`.
         """
         if not self.cells:
             return like
+        plain, line = self.cells.get(0), self._line(like)
+        if plain is not None:
+            return Shape(line, plain.seconds)
+        same = like is not None and like.line.at(1) > 0
+        return Shape(line, like.plain * line.at(1) / like.line.at(1) if like and same else line.at(0))
+
+    def _line(self, like: Shape | None) -> Line:
         # Most loads change seldom, and all of them are asked every time.
         if self._moments is None:
-            points = [(c.weight, c.tokens, c.seconds) for c in self.cells.values()]
-            self._moments = Moments.of(points, LEAST_SPREAD)
+            cells = [c for place, c in self.cells.items() if place] or self.cells.values()
+            self._moments = Moments.of([(c.weight, c.tokens, c.seconds) for c in cells], LEAST_SPREAD)
         x, y = self._moments.amount, self._moments.seconds
         if self._moments.slope is not None:
-            slope = self._moments.slope
-        elif like is not None and like.at(x) > 0:
-            slope = y * like.slope / like.at(x)
-        else:
-            slope = y * self.growth / (1 + self.growth * x)
-        return Line.through(x, y, slope)
+            return Line.through(x, y, self._moments.slope)
+        if like is not None and self.cells.keys() == {0} and like.plain > 0:
+            return like.line.times(y / like.plain)
+        if like is not None and like.line.at(x) > 0:
+            return Line.through(x, y, y * like.line.slope / like.line.at(x))
+        return Line.through(x, y, y * self.growth / (1 + self.growth * x))
 
-    def seconds(self, most: int, like: Line | None = None) -> list[float] | None:
+    def seconds(self, most: int, like: Shape | None = None) -> list[float] | None:
         """Seconds for 0 to `most` draft tokens; None when nothing is known."""
-        line = self.line(like)
-        if line is None:
+        shape = self.shape(like)
+        if shape is None:
             return None
-        result = []
-        for k in range(most + 1):
+        line, result = shape.line, []
+        for k in range(1, most + 1):
             cell, guess = self.cells.get(k), line.at(k)
             if cell is not None:
                 own = max(0.0, cell.seconds + line.slope * (k - cell.tokens))
-                trust = TRUST if k else TRUST_PLAIN
-                guess = (cell.weight * own + trust * guess) / (cell.weight + trust)
+                guess = (cell.weight * own + TRUST * guess) / (cell.weight + TRUST)
             result.append(guess)
-        return rising(result)
+        return [shape.plain, *rising(result)]
 
 
 def _place(tokens: float) -> int:
@@ -147,8 +171,12 @@ class Load:
 
     verdict: Curve = field(default_factory=lambda: Curve(growth=0.1, outlier=3.0))
     """From VerifyRound to verdict, over the draft tokens that all sequences have on average."""
-    drafting: Curve = field(default_factory=lambda: Curve(growth=1.0, outlier=math.inf))
-    """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing."""
+    drafting: Curve = field(default_factory=lambda: Curve(growth=0.3, outlier=math.inf))
+    """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing.
+
+    More of them are taken to take little longer until that is measured: a trial finds out what was hoped for
+    in vain, and nothing finds out what was feared.
+    """
     pace: float = 1.0
     """How slow everything is now, over what it was for both curves.
 
@@ -169,17 +197,17 @@ class Load:
         """Take in the time that a proposal was waited for."""
         self.drafting.observe(num_draft, seconds / self.pace, weight)
 
-    def line(self, curve: Curve, like: Line | None) -> Line | None:
+    def shape(self, curve: Curve, like: Shape | None) -> Shape | None:
         """Of one of the two, as things are now; `like` is of another load."""
-        line = curve.line(self._before(like))
-        return line.times(self.pace) if line is not None else None
+        shape = curve.shape(self._before(like))
+        return shape.times(self.pace) if shape is not None else None
 
-    def seconds(self, curve: Curve, most: int, like: Line | None) -> list[float] | None:
+    def seconds(self, curve: Curve, most: int, like: Shape | None) -> list[float] | None:
         """The same for 0 to `most` draft tokens."""
         seconds = curve.seconds(most, self._before(like))
         return [self.pace * x for x in seconds] if seconds is not None else None
 
-    def _before(self, like: Line | None) -> Line | None:
+    def _before(self, like: Shape | None) -> Shape | None:
         return like.times(1 / self.pace) if like is not None else None
 
 
@@ -236,12 +264,14 @@ class Costs:
         # From far to near, so that every load shapes what the nearer ones do not know.
         for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
             load = self.loads[there]
-            verdict, drafting = load.line(load.verdict, verdict), load.line(load.drafting, drafting)
+            verdict, drafting = load.shape(load.verdict, verdict), load.shape(load.drafting, drafting)
         own = self.loads.get(here, Load())
         verify = own.seconds(own.verdict, most, verdict)
         draft = own.seconds(own.drafting, most, drafting)
         if verify is None:
             return None
+        # Rows never take less time than none.
+        verify = [max(v, verify[0]) for v in verify]
         waits = [0.0, *draft[1:]] if draft is not None else [0.0] * len(verify)
         whole = [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
         # All that not drafting saves there is the time that one draft token more takes.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, bracket, rising, weight
+from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, Shape, bracket, rising, weight
 from paceline.core.lines import Line
 
 
@@ -57,16 +57,38 @@ def test_what_was_measured_wins_over_the_line() -> None:
 
 def test_one_point_has_the_shape_of_another_load_or_of_experience() -> None:
     alone = curve((2, 6.0))
-    assert alone.line() == Line(pytest.approx(5.0), pytest.approx(0.5))
-    assert alone.line(like=Line(1.0, 1.0)) == Line(pytest.approx(2.0), pytest.approx(2.0))
+    like = Shape(Line(2.0, 2.0), 1.0)
+    assert alone.shape() == Shape(Line(pytest.approx(5.0), pytest.approx(0.5)), pytest.approx(5.0))
+    assert alone.shape(like) == Shape(Line(pytest.approx(2.0), pytest.approx(2.0)), pytest.approx(1.0))
+    plain = curve((0, 3.0))
+    assert plain.shape() == Shape(Line(3.0, pytest.approx(0.3)), 3.0)
+    assert plain.shape(like) == Shape(Line(6.0, 6.0), 3.0)
+    assert curve().shape(like) == like
+
+
+def test_plain_rounds_say_nothing_of_what_a_draft_token_takes() -> None:
+    """They follow one another without messages; the first draft token costs more than the others."""
+    assert curve((0, 1.0), (2, 6.0), (4, 7.0)).seconds(6) == pytest.approx(
+        [1.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0]
+    )
+
+
+def test_rows_never_take_less_time_than_none() -> None:
+    costs = Costs()
+    for k, seconds in ((0, 3.0), (2, 2.0)):
+        for _ in range(50):
+            costs.at(1).judged(k, seconds, trial=True)
+    table = costs.round_seconds(1, 4)
+    assert table is not None
+    assert table.verify == pytest.approx([3.0] * 5)
 
 
 def test_drafting_more_never_takes_less_time_and_decoding_takes_some() -> None:
     falling = curve((1, 5.0), (4, 1.0)).seconds(6)
     assert falling == sorted(falling)  # type: ignore[type-var, arg-type]
-    steep = curve((4, 1.0), (5, 100.0)).line()
+    steep = curve((4, 1.0), (5, 100.0)).shape()
     assert steep is not None
-    assert steep.at(0) >= 0
+    assert steep.line.at(0) >= 0
 
 
 def test_a_stall_is_not_believed() -> None:
