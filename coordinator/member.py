@@ -56,6 +56,8 @@ class Member:
     _in_flight: int = 0
     _yield: float = 0.0
     _catching_up: bool = False
+    _readings: int = 0
+    """Of the pair, when the draft was asked."""
     _mean_draft: float = 0.0
     _sequences: int = 0
     """Draft tokens a sequence and sequences, when the round was sent."""
@@ -65,6 +67,13 @@ class Member:
     def __post_init__(self) -> None:
         """A new sequence is expected to be like those of its kind before it."""
         self.habits = self.pair.habits_of(self.kind).some(MEMORY, OTHERS_WEIGHT)
+
+    def asks(self, lacking: int) -> None:
+        """A draft that reads what it lacks keeps others waiting: their times say little of drafting."""
+        pair = self.pair
+        self._is_catching_up(lacking > CATCH_UP)
+        self._settled = self._settled and pair.settled
+        self._readings = pair.readings
 
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
@@ -76,7 +85,7 @@ class Member:
         if lacking > CATCH_UP:
             usual = load.seconds(load.drafting, num_draft, None)
             pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)), lacking)
-        elif self._settled and pair.settled:
+        elif self._settled and pair.settled and not (seconds and pair.read_much_since(self._readings)):
             load.proposed(num_draft, seconds, weight(pair.sequences))
 
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
@@ -133,16 +142,16 @@ class Member:
         self.pair.vote(self._ballot, ballot)
         self._ballot = ballot
 
-    def _asking(self, num_draft: int, most: int, lacking: int) -> int:
-        """What is of use of `num_draft`, after noting what asking for it means for the draft worker."""
+    def _of_use(self, num_draft: int, most: int) -> int:
+        """What is of use of `num_draft`."""
         pair = self.pair
-        self._is_catching_up(min(num_draft, most) > 0 and lacking > CATCH_UP)
         # Few tokens that end an answer are waited for as long as the many of the others in their passes.
         self._settled = pair.settled and (num_draft <= most or pair.sequences <= APART)
         return min(num_draft, most)
 
     def _is_catching_up(self, now: bool) -> None:
         self.pair.catching_up += now - self._catching_up
+        self.pair.readings += now and not self._catching_up
         self._catching_up = now
 
     def _share(self, present: bool, in_flight: int, expected: float) -> None:

@@ -53,6 +53,10 @@ class Pair:
     """Tokens that these rounds are expected to make."""
     catching_up: int = 0
     """Sequences that a worker reads: the target prefills, or the draft catches up."""
+    beginners: int = 0
+    """Times that one began to draft after a plain round."""
+    readings: int = 0
+    """Times that one began to be read."""
     catch_up: float = 0.0
     """Seconds for each token that a draft worker lacks of a sequence."""
     verdicts: int = 0
@@ -104,6 +108,10 @@ class Pair:
     @property
     def _reading(self) -> bool:
         return self.catching_up > self.sequences // CATCHING_UP
+
+    def read_much_since(self, readings: int) -> bool:
+        """Whether a worker has begun to read more since then than is usual among so many."""
+        return self.readings - readings > self.sequences // CATCHING_UP
 
     def habits_of(self, kind: Kind) -> Habits:
         """Of the requests of one kind."""

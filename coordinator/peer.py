@@ -102,10 +102,16 @@ class TargetPeer(Peer):
         ]
 
     def ahead(
-        self, ledger: Ledger, round_number: int, proposals: Mapping[tuple[int, int], Proposal]
+        self,
+        ledger: Ledger,
+        round_number: int,
+        proposals: Mapping[tuple[int, int], Proposal],
+        *,
+        plain_otherwise: bool = False,
     ) -> VerifyAhead:
-        """The next round, for outcomes of the present one."""
-        return VerifyAhead(self.sequence_id, self.epoch, round_number, len(ledger), proposals)
+        """The next round, for outcomes of the present one; after others it may have no draft tokens."""
+        where = self.sequence_id, self.epoch, round_number, len(ledger)
+        return VerifyAhead(*where, proposals, plain_otherwise)
 
 
 @dataclass(slots=True)

@@ -44,6 +44,8 @@ others."""
 RECONSIDER = 16
 """Rounds without drafting, times the crowds, after which a sequence thinks again all the same: the others may
 have learned."""
+TURNS, FEW_DRAFT = 4, 0.5
+"""Sequences from which on there are two groups, and draft tokens of each up to which hardly any drafts."""
 HORIZON = 64.0
 """Rounds in which catching up must pay for itself, if the sequence does not end before."""
 TRIAL_CATCH_UP = 4
@@ -63,13 +65,16 @@ class Policy(Protocol):
     """Chooses K for one sequence, and is told what came of it. Seconds are those the coordinator saw."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
-        """K of the next round, 0 to `most`. Called at most once a round.
+        """K of the next round, 0 to `most`. Called at most once a round, maybe while the one before lasts.
 
         Args:
             most: tokens that could be used.
             lacking: tokens of the ledger that the draft worker does not have.
             remaining: tokens that the sequence may still generate.
         """
+
+    def asks(self, lacking: int) -> None:
+        """The draft is asked for a proposal, and lacks so many tokens of the ledger."""
 
     def looks(self) -> bool:
         """False where nothing would be copied, whatever the text: then no match is looked for."""
@@ -109,7 +114,7 @@ class Fixed(Member):
         pair.count_round()
         if self._ballot is None:
             self._vote(Ballot(self.habits.drafts.expected(k), k, fixed=True))
-        return self._asking(self.num_speculative_tokens, most, lacking)
+        return self._of_use(self.num_speculative_tokens, most)
 
     def looks(self) -> bool:
         """Every round."""
@@ -148,6 +153,8 @@ class Goodput(Member):
     """This round's K is not chosen by its merits."""
     _copies_rest: list[int] = field(default_factory=lambda: [0] * len(COPIES))
     """By the kind of a match, how many more are left alone without thinking: they were not worth it."""
+    _waited: bool = False
+    """It begins to draft a round later than it could."""
     _looks_rest: int = 0
     """Rounds still to come in which no match is looked for."""
 
@@ -162,7 +169,7 @@ class Goodput(Member):
                 self._off += 1
                 return 0
             self._off = 0
-            return self._asking(kept, most, lacking)
+            return self._of_use(kept, most)
         table = pair.begin_round()
         if table is None:
             return 0
@@ -187,9 +194,25 @@ class Goodput(Member):
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
+        if trial and self._probe_left is None and self._waits_its_turn():
+            self._kept = self._rest = 0
+            return 0
         rests = REST if trial else REST * max(pair.sequences // 4, 1)
         self._kept, self._rest = trial, 0 if self._measures else rests
-        return self._asking(trial, most, lacking)
+        return self._of_use(trial, most)
+
+    def _waits_its_turn(self) -> bool:
+        """Where nearly all decoded plainly, every other sequence begins to draft a round later than the rest.
+
+        Plain sequences share all passes. If all began at once, draft and target would wait for each other for
+        many rounds; so two groups take turns from the beginning, as they do in the end.
+        """
+        pair, waited = self.pair, self._waited
+        self._waited = False
+        if not (waited or self._kept or pair.sequences < TURNS or pair.mean_draft > FEW_DRAFT):
+            pair.beginners += 1
+            self._waited = pair.beginners % 2 == 0
+        return self._waited
 
     def looks(self) -> bool:
         """Among many that decode plainly, seldom while nothing is found that is worth copying."""

@@ -10,6 +10,7 @@ A proposal may also be copied from the sequence's own text (lookup.py): then nob
 While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
 They are handed to the target, which begins the next round by itself when one of them comes true; when they
 come too late for that, the next round at least skips DRAFTING. The draft is told, and goes on from there.
+Where the next round is to be a plain one, the target is told that, and begins it by itself as well.
 
 | what happens | what the sequence does |
 |---|---|
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.answers import is_sensible, shortened, verdict_fits, with_origins
+from coordinator.answers import is_sensible, verdict_fits, with_origins
 from coordinator.events import (
     Action,
     Emit,
@@ -42,10 +43,9 @@ from coordinator.events import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.lookup import copied
 from coordinator.member import Verification
 from coordinator.observer import RoundRecord
-from coordinator.sequence import Sequence
+from coordinator.planning import NOTHING, Planner
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -60,12 +60,10 @@ from paceline.core.types import Proposal, Verdict
 
 MAX_ATTEMPTS = 4
 """Times one round may be put to the target again before the sequence fails."""
-NOTHING = Proposal()
-"""The proposal of a plain round."""
 
 
 @dataclass(slots=True)
-class RoundMachine(Sequence):
+class RoundMachine(Planner):
     """Runs the rounds of one sequence."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -126,12 +124,16 @@ class RoundMachine(Sequence):
 
     def _begin_round(self, now: float, foreseen: Proposal | None = None) -> list[Action]:
         """Step 1: ask the draft for a proposal, unless there is one already or this round has none."""
-        self._foreseen = {}
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
+        source = self._source_ahead
         self._wanted = self._next_round(now)
-        if self._wanted and foreseen is not None and foreseen.num_draft_tokens and self._draft.open:
+        foreseen = NOTHING if foreseen is None else foreseen
+        if foreseen.num_draft_tokens and source is not None:
+            self._copies(source)
+            return self._verify(foreseen, now)
+        if self._wanted and foreseen.num_draft_tokens and self._draft.open:
             return self._go_on_with(Proposal(foreseen.token_ids[: self._wanted]), now)
         proposal = self._copy_from_text()
         if self._wanted == 0 or proposal.num_draft_tokens:
@@ -139,42 +141,18 @@ class RoundMachine(Sequence):
         return self._ask_draft(now)
 
     def _next_round(self, now: float) -> int:
-        """Count the round, and settle how many draft tokens it has.
-
-        The first round has none: its target pass prefills the prompt, and no draft should delay the first
-        token. The last rounds have fewer: tokens past `max_tokens` or a model's length are wasted.
-        """
+        """Count the round, and settle how many draft tokens it has."""
         self.round += 1
-        self._match = 0
+        self._source = self._source_ahead = None
+        self._foreseen, self._plain_ahead = {}, False
         self._record = RoundRecord(self.round, now)
         self._target.attempts, self._draft.retried = 0, False
-        planned, self._planned = self._planned, None
-        if self.round == 1 or not self._draft.usable(self.round):
-            return 0
-        room = max(0, self._room())
-        return min(planned if planned is not None else self._choose(room), room)
-
-    def _choose(self, most: int) -> int:
-        most = min(most, self.num_speculative_tokens)
-        self._chosen = self._policy.choose(most, self._draft.lacks(self.ledger), self.ledger.remaining)
-        return self._chosen
-
-    def _copy_from_text(self) -> Proposal:
-        """What followed the last time the text went like this, where that is worth more than a draft."""
-        # The first round has no proposal, wherever it would come from.
-        if not self.prompt_lookup or self.round == 1 or not self._policy.looks():
-            return NOTHING
-        tokens, most = self.ledger.token_ids, min(self.num_speculative_tokens, self._room_on_target())
-        match = self._text.find(tokens) if most > 0 else None
-        if match is None or not (count := self._policy.copy(match.length, most, self._wanted)):
-            return NOTHING
-        self._match, self._record.copied = match.length, True
-        self.stats.num_prompt_lookups += 1
-        return Proposal(copied(tokens, match.start, count))
+        return self._wanted_now()
 
     def _ask_draft(self, now: float) -> list[Action]:
         draft = self._draft
         self._lacked = draft.lacks(self.ledger)
+        self._policy.asks(self._lacked)
         self.phase, self.deadline, draft.sent_at = Phase.DRAFTING, now + self.deadlines.draft, now
         return [ToDraft(c) for c in draft.ask(self.ledger, self.params, self.round, self._wanted)]
 
@@ -198,8 +176,8 @@ class RoundMachine(Sequence):
         """
         if not (self.phase is Phase.VERIFYING and self._draft.answers(event, self.round)):
             return []
-        if self._planned is None:
-            self._planned = self._choose(max(0, self._room(1)))
+        if not self._wanted_next():
+            return [] if self._plain_ahead else self._tell_ahead()
         usable = {
             outcome: cut
             for outcome, proposal in event.proposals.items()
@@ -210,22 +188,24 @@ class RoundMachine(Sequence):
             return []
         return [ToTarget(self._target.ahead(self.ledger, self.round, usable))]
 
-    def _shortened(self, proposal: Proposal, outcome: tuple[int, int]) -> Proposal | None:
-        most = min(self._planned or 0, self._room(outcome[0] + 1))
-        return shortened(proposal, most, self.vocabulary_size, self._foreseen.get(outcome, NOTHING))
-
     def _go_on_with(self, proposal: Proposal, now: float) -> list[Action]:
         """A hit: the verification leaves at once, and the draft learns which branch is its trunk."""
         self._hit(proposal)
         return [*self._verify(proposal, now), self._follow(proposal)]
 
     def _went_on(self, proposal: Proposal, now: float) -> list[Action]:
-        """A hit that the target did not wait for: the next round is in progress there."""
-        self._foreseen = {}
+        """The target did not wait: the next round is in progress there."""
+        source = self._source_ahead
         self._next_round(now)
         self._wanted, self._proposal = proposal.num_draft_tokens, proposal
-        self._hit(proposal)
+        foreseen_by_draft = proposal.num_draft_tokens > 0 and source is None
+        if foreseen_by_draft:
+            self._hit(proposal)
+        elif proposal.num_draft_tokens and source is not None:
+            self._copies(source)
         self._verifying(now, prefills=False)
+        if not foreseen_by_draft:
+            return self._tell_ahead()
         return [self._follow(proposal)] if self._draft.open else []
 
     def _hit(self, proposal: Proposal) -> None:
@@ -245,7 +225,18 @@ class RoundMachine(Sequence):
             return []
         commands = self._target.verify(self.ledger, self.params, self.round, proposal)
         self._verifying(now, prefills=not self._target.computed)
-        return [ToTarget(command) for command in commands]
+        drafted = proposal.num_draft_tokens > 0 and self._source is None
+        ahead = [] if drafted else self._tell_ahead()
+        return [*(ToTarget(command) for command in commands), *ahead]
+
+    def _tell_ahead(self) -> list[Action]:
+        """Where no draft is asked for the next round, the target need not be asked for it either."""
+        if not self._plain_ahead:
+            told = self._told_ahead()
+            if told is None:
+                return []
+            self._foreseen, self._plain_ahead = told, True
+        return [ToTarget(self._target.ahead(self.ledger, self.round, self._foreseen, plain_otherwise=True))]
 
     def _verifying(self, now: float, *, prefills: bool) -> None:
         self.phase, self.deadline, self._target.sent_at = Phase.VERIFYING, now + self.deadlines.target, now
@@ -272,7 +263,7 @@ class RoundMachine(Sequence):
         self.committed = self._record
         if commit.finish is not None:
             return [Emit(commit), *self._close()]
-        if verdict.went_on_with:
+        if verdict.went_on_with is not None:
             # The target may have begun before it got the longer one of two proposals for this outcome.
             return [Emit(commit), *self._went_on(Proposal(foreseen.token_ids[: verdict.went_on_with]), now)]
         return [Emit(commit), *self._begin_round(now, foreseen)]
@@ -301,8 +292,14 @@ class RoundMachine(Sequence):
             verdict_fits(verdict, self._proposal, len(self.ledger), self.vocabulary_size)
             and bool(verdict.logprobs) == wants_logprobs
             and not self.ledger.lacks_prompt_logprobs
-            and verdict.went_on_with <= self._foreseen_by(verdict).num_draft_tokens
+            and self._might_go_on(verdict)
         )
+
+    def _might_go_on(self, verdict: Verdict) -> bool:
+        """True where what the target says it has begun by itself was handed to it."""
+        if not verdict.went_on_with:
+            return verdict.went_on_with is None or self._plain_ahead
+        return verdict.went_on_with <= self._foreseen_by(verdict).num_draft_tokens
 
     # ---- what can go wrong -------------------------------------------------------------------------
 

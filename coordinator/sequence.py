@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass, field
 
 from coordinator.events import Action, Deadlines, Fail, Phase, ToDraft, ToTarget
 from coordinator.ledger import Ledger
-from coordinator.lookup import TextIndex
+from coordinator.lookup import Match, TextIndex
 from coordinator.observer import RoundRecord
 from coordinator.pair import Pair
 from coordinator.peer import DraftPeer, TargetPeer
@@ -46,8 +46,12 @@ class Sequence:
     _wanted: int = 0
     _planned: int | None = None
     _text: TextIndex = field(default_factory=TextIndex)
-    _match: int = 0
-    """Tokens of the text that the copied proposal of this round followed on; 0 is a proposal of the draft."""
+    _source: Match | None = None
+    """Where the text went like this before, if this round's proposal is a copy of what followed."""
+    _plain_ahead: bool = False
+    """The target was told that it need not be asked for a round without draft tokens after this one."""
+    _source_ahead: Match | None = None
+    """Where what it was told to judge after this round was copied from; None where the draft foresaw it."""
     _chosen: int = 0
     """K of the next round, when it had to be known before the present one's verdict."""
     _lacked: int = 0

@@ -3,8 +3,9 @@
 All ready sequences, with their different numbers of draft tokens, share one pass. The worker decides,
 truncates its own cache to `ledger length - 1` entries, and only then answers.
 
-While a round is in progress the coordinator may say what to judge next for some of its outcomes. When one
-of them comes true the next round begins in the same breath as the verdict leaves, without a message.
+While a round is in progress the coordinator may say what to judge next for some of its outcomes, or that
+nothing is to be judged next. The next round then begins in the same breath as the verdict leaves, without a
+message.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -30,13 +31,13 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, SequenceParams, Timings, TokenLogprobs, Verdict
+from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
 from paceline.engine.session import Disposition, question_of
-from paceline.engine.structured import Restriction, grammar_for, restricted, restriction
+from paceline.engine.structured import grammar_for, restricted, restriction
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
@@ -44,31 +45,10 @@ from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.gathering import Gathering
+from target_worker.rounds import Round, after, is_scored, place
 
 MAX_OVERHEARD = 4096
 """Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """A verification in progress."""
-
-    command: VerifyRound
-    job: Job
-    foreseen: dict[tuple[int, int], VerifyRound] = field(default_factory=dict)
-    """The next round, by outcome: (accepted, next token)."""
-    restriction: Restriction | None = None
-    """What its rows may be; None where that is anything."""
-
-
-def _place(command: VerifyRound | VerifyAhead) -> tuple[int, int, int]:
-    return command.epoch, command.round, command.base_length
-
-
-def _is_scored(params: SequenceParams, base_length: int) -> bool:
-    """True when the round is to report the prompt's log-probabilities: the first one, and its repetitions."""
-    wanted = params.sampling.prompt_logprobs is not None
-    return wanted and 1 < base_length == params.prompt_length
 
 
 def _reads(jobs: Sequence[Job]) -> bool:
@@ -122,7 +102,7 @@ class Verifier:
         self.holdings: Holdings[Verdict] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
-        self._rounds: dict[str, _Round] = {}
+        self._rounds: dict[str, Round] = {}
         self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
         """What arrived since the last pass; the only thing here that another thread touches."""
         self._gathering = Gathering()
@@ -188,36 +168,35 @@ class Verifier:
             assert held.session.answer is not None
             return [RoundVerdict(command.sequence_id, command.epoch, command.round, held.session.answer)]
         held.cut_to_ledger()
-        scored = _is_scored(held.session.params, command.base_length)
+        scored = is_scored(held.session.params, command.base_length)
         if scored:
             # Every row of the prompt is wanted, also those whose entries are there.
             held.cut_to(0)
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived, scored=scored)
-        self._rounds[command.sequence_id] = _Round(command, job)
+        self._rounds[command.sequence_id] = Round(command, job)
         self._gathering.back(command.sequence_id, job.rows, arrived)
         return []
 
     def _foresee(self, command: VerifyAhead) -> None:
         """Keep the next round for the outcomes told; of no use once the verdict is out."""
         r = self._rounds.get(command.sequence_id)
-        if r is None or _place(r.command) != _place(command):
+        if r is None or place(r.command) != place(command):
             return
         rounds = {
-            (accepted, token): VerifyRound(
-                command.sequence_id,
-                command.epoch,
-                command.round + 1,
-                command.base_length + accepted + 1,
-                (),
-                proposal,
-            )
+            (accepted, token): after(command, accepted, proposal)
             for (accepted, token), proposal in command.proposals.items()
         }
         for following in rounds.values():
             self._check(following, r.job.held)
+        longest = command.base_length + r.command.proposal.num_draft_tokens + 1
+        if command.plain_otherwise and longest > self._max_model_len:
+            raise InvalidArgumentError(
+                "plain_otherwise", f"may go on beyond the model's length of {self._max_model_len}"
+            )
         r.foreseen.update(rounds)
+        r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
 
     def _listen(self) -> None:
         """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is too late.
@@ -338,7 +317,7 @@ class Verifier:
             del self._rounds[r.command.sequence_id]
             num_accepted, next_token = judged
             verdict = self._settle(r, num_accepted, next_token, reported)
-            following = r.foreseen.get((num_accepted, next_token))
+            following = r.following(num_accepted, next_token, self._eos_token_ids)
             if following is not None:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
@@ -348,7 +327,7 @@ class Verifier:
         return events
 
     def _settle(
-        self, r: _Round, num_accepted: int, next_token: int, logprobs: tuple[TokenLogprobs, ...]
+        self, r: Round, num_accepted: int, next_token: int, logprobs: tuple[TokenLogprobs, ...]
     ) -> Verdict:
         """Take the accepted tokens into the session, roll the cache back, store the answer."""
         held, command = r.job.held, r.command
@@ -361,7 +340,7 @@ class Verifier:
             self._trace(r, verdict.timings, {"paceline.num_accepted_tokens": num_accepted})
         return verdict
 
-    def _trace(self, r: _Round, timings: Timings, about: Attributes, error: str = "") -> None:
+    def _trace(self, r: Round, timings: Timings, about: Attributes, error: str = "") -> None:
         """Tell whoever traces the request of this round."""
         params, k = r.job.held.session.params, r.command.proposal.num_draft_tokens
         attributes: Attributes = {"paceline.num_draft_tokens": k, **timings_told(timings), **about}

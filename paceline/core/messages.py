@@ -48,6 +48,8 @@ class VerifyAhead:
     round: int
     base_length: int
     proposals: Mapping[tuple[int, int], Proposal]
+    plain_otherwise: bool = False
+    """After every other outcome a round without draft tokens follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,5 +189,6 @@ class Verdict:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One each of `token_ids` where the request asks for them."""
-    went_on_with: int = 0
-    """The next round has begun, with so many tokens of the proposal a VerifyAhead gave for this outcome."""
+    went_on_with: int | None = None
+    """The next round has begun, with so many tokens of the proposal a VerifyAhead gave for this outcome, or
+    with none where it gave none; None: it has not begun."""

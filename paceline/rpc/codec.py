@@ -176,7 +176,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
         num_computed_tokens=message.num_computed_tokens,
         timings=timings_from_proto(message.timings),
         logprobs=logprobs,
-        went_on_with=message.went_on_with,
+        went_on_with=message.went_on_with if message.HasField("went_on_with") else None,
     )
 
 

@@ -80,6 +80,7 @@ def verify_request(commands: Iterable[TargetCommand]) -> target_pb2.VerifyReques
                         round=command.round,
                         base_length=command.base_length,
                         continuations=_continuations(command.proposals),
+                        plain_otherwise=command.plain_otherwise,
                     )
                 )
             case CloseSequence():
@@ -210,7 +211,8 @@ def _verify_ahead(message: target_pb2.VerifyAhead) -> VerifyAhead | SequenceFail
         proposals = _proposals_by_outcome(message.continuations)
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
-    return VerifyAhead(message.sequence_id, message.epoch, message.round, message.base_length, proposals)
+    where = message.sequence_id, message.epoch, message.round, message.base_length
+    return VerifyAhead(*where, proposals, message.plain_otherwise)
 
 
 def _check_num_draft_tokens(name: str, k: int) -> None:

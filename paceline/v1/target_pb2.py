@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"#\n!TargetServiceGetWorkerInfoRequest\"K\n\"TargetServiceGetWorkerInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\"=\n\rVerifyRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\xee\x01\n\rTargetCommand\x12\x38\n\ropen_sequence\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.OpenTargetSequenceH\x00\x12\x30\n\x0cverify_round\x18\x02 \x01(\x0b\x32\x18.paceline.v1.VerifyRoundH\x00\x12\x34\n\x0e\x63lose_sequence\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.CloseSequenceH\x00\x12\x30\n\x0cverify_ahead\x18\x04 \x01(\x0b\x32\x18.paceline.v1.VerifyAheadH\x00\x42\t\n\x07\x63ommand\"x\n\x12OpenTargetSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SequenceParams\"\x96\x01\n\x0bVerifyRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x16\n\x0e\x63ommitted_tail\x18\x05 \x03(\r\x12\'\n\x08proposal\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Proposal\"\x87\x01\n\x0bVerifyAhead\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x30\n\rcontinuations\x18\x05 \x03(\x0b\x32\x19.paceline.v1.Continuation\"3\n\rCloseSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\":\n\x0eVerifyResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\"\xa4\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.SequenceErrorH\x00\x12\x36\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\r\n\x05start\x18\x04 \x01(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"\xed\x01\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x14\n\x0cwent_on_with\x18\t \x01(\r2\xc8\x01\n\rTargetService\x12p\n\rGetWorkerInfo\x12..paceline.v1.TargetServiceGetWorkerInfoRequest\x1a/.paceline.v1.TargetServiceGetWorkerInfoResponse\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"#\n!TargetServiceGetWorkerInfoRequest\"K\n\"TargetServiceGetWorkerInfoResponse\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\"=\n\rVerifyRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TargetCommand\"\xee\x01\n\rTargetCommand\x12\x38\n\ropen_sequence\x18\x01 \x01(\x0b\x32\x1f.paceline.v1.OpenTargetSequenceH\x00\x12\x30\n\x0cverify_round\x18\x02 \x01(\x0b\x32\x18.paceline.v1.VerifyRoundH\x00\x12\x34\n\x0e\x63lose_sequence\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.CloseSequenceH\x00\x12\x30\n\x0cverify_ahead\x18\x04 \x01(\x0b\x32\x18.paceline.v1.VerifyAheadH\x00\x42\t\n\x07\x63ommand\"x\n\x12OpenTargetSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x06params\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SequenceParams\"\x96\x01\n\x0bVerifyRound\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x16\n\x0e\x63ommitted_tail\x18\x05 \x03(\r\x12\'\n\x08proposal\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Proposal\"\xa0\x01\n\x0bVerifyAhead\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61se_length\x18\x04 \x01(\r\x12\x30\n\rcontinuations\x18\x05 \x03(\x0b\x32\x19.paceline.v1.Continuation\x12\x17\n\x0fplain_otherwise\x18\x06 \x01(\x08\"3\n\rCloseSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\":\n\x0eVerifyResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.paceline.v1.TargetEvent\"\xa4\x01\n\x0bTargetEvent\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x12+\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.SequenceErrorH\x00\x12\x36\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x0ePromptLogprobs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\r\n\x05start\x18\x04 \x01(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\"\x83\x02\n\x07Verdict\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.paceline.v1.Timings\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x19\n\x0cwent_on_with\x18\t \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_went_on_with2\xc8\x01\n\rTargetService\x12p\n\rGetWorkerInfo\x12..paceline.v1.TargetServiceGetWorkerInfoRequest\x1a/.paceline.v1.TargetServiceGetWorkerInfoResponse\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,17 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYROUND']._serialized_start=608
   _globals['_VERIFYROUND']._serialized_end=758
   _globals['_VERIFYAHEAD']._serialized_start=761
-  _globals['_VERIFYAHEAD']._serialized_end=896
-  _globals['_CLOSESEQUENCE']._serialized_start=898
-  _globals['_CLOSESEQUENCE']._serialized_end=949
-  _globals['_VERIFYRESPONSE']._serialized_start=951
-  _globals['_VERIFYRESPONSE']._serialized_end=1009
-  _globals['_TARGETEVENT']._serialized_start=1012
-  _globals['_TARGETEVENT']._serialized_end=1176
-  _globals['_PROMPTLOGPROBS']._serialized_start=1179
-  _globals['_PROMPTLOGPROBS']._serialized_end=1307
-  _globals['_VERDICT']._serialized_start=1310
-  _globals['_VERDICT']._serialized_end=1547
-  _globals['_TARGETSERVICE']._serialized_start=1550
-  _globals['_TARGETSERVICE']._serialized_end=1750
+  _globals['_VERIFYAHEAD']._serialized_end=921
+  _globals['_CLOSESEQUENCE']._serialized_start=923
+  _globals['_CLOSESEQUENCE']._serialized_end=974
+  _globals['_VERIFYRESPONSE']._serialized_start=976
+  _globals['_VERIFYRESPONSE']._serialized_end=1034
+  _globals['_TARGETEVENT']._serialized_start=1037
+  _globals['_TARGETEVENT']._serialized_end=1201
+  _globals['_PROMPTLOGPROBS']._serialized_start=1204
+  _globals['_PROMPTLOGPROBS']._serialized_end=1332
+  _globals['_VERDICT']._serialized_start=1335
+  _globals['_VERDICT']._serialized_end=1594
+  _globals['_TARGETSERVICE']._serialized_start=1597
+  _globals['_TARGETSERVICE']._serialized_end=1797
 # @@protoc_insertion_point(module_scope)

@@ -198,12 +198,15 @@ class VerifyAhead(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     CONTINUATIONS_FIELD_NUMBER: _builtins.int
+    PLAIN_OTHERWISE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
     """The round in progress."""
     base_length: _builtins.int
     """Tokens in the ledger of that round."""
+    plain_otherwise: _builtins.bool
+    """After every other outcome round + 1 has no draft tokens, and the worker begins that one by itself."""
     @_builtins.property
     def continuations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Continuation]: ...
     def __init__(
@@ -214,10 +217,11 @@ class VerifyAhead(_message.Message):
         round: _builtins.int = ...,
         base_length: _builtins.int = ...,
         continuations: _abc.Iterable[_common_pb2.Continuation] | None = ...,
+        plain_otherwise: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "continuations", b"continuations", "epoch", b"epoch", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "continuations", b"continuations", "epoch", b"epoch", "plain_otherwise", b"plain_otherwise", "round", b"round", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,7 +358,9 @@ class Verdict(_message.Message):
     num_computed_tokens: _builtins.int
     """Cache entries after the worker truncated its own cache."""
     went_on_with: _builtins.int
-    """Round + 1 has begun, with so many tokens of the proposal that a VerifyAhead gave for this outcome."""
+    """Set if a VerifyAhead let round + 1 begin: with so many tokens of the proposal it gave for this outcome, or
+    with none if it gave none.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens, then the correction or bonus."""
@@ -376,12 +382,14 @@ class Verdict(_message.Message):
         num_computed_tokens: _builtins.int = ...,
         timings: _common_pb2.Timings | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
-        went_on_with: _builtins.int = ...,
+        went_on_with: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "timings", b"timings", "went_on_with", b"went_on_with"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with", "epoch", b"epoch", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_computed_tokens", b"num_computed_tokens", "round", b"round", "sequence_id", b"sequence_id", "timings", b"timings", "token_ids", b"token_ids", "went_on_with", b"went_on_with"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__went_on_with: _TypeAlias = _typing.Literal["went_on_with"]  # noqa: Y015
+    _WhichOneofArgType__went_on_with: _TypeAlias = _typing.Literal["_went_on_with", b"_went_on_with"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__went_on_with) -> _WhichOneofReturnType__went_on_with | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015

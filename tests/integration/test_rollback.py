@@ -162,8 +162,9 @@ def check_invariants(log: list[Any]) -> dict[str, int]:
                 command, verdict = asked[item.sequence_id, item.round], item.verdict
                 ledger = ledgers[item.sequence_id]
                 ledger.extend(verdict.token_ids)
-                if verdict.went_on_with:
-                    following = ahead[item.sequence_id, item.round][verdict.num_accepted, ledger[-1]]
+                if verdict.went_on_with is not None:
+                    told = ahead[item.sequence_id, item.round]
+                    following = told.get((verdict.num_accepted, ledger[-1]), Proposal())
                     proposal = Proposal(following.token_ids[: verdict.went_on_with])
                     address = (item.sequence_id, item.epoch, item.round + 1)
                     asked[item.sequence_id, item.round + 1] = VerifyRound(*address, len(ledger), (), proposal)

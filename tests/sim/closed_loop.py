@@ -114,6 +114,14 @@ class Job:
     first: bool = True
     steps_left: int = 0
     generated: int = 0
+    planned: int | None = None
+    """K of the next round, where it was chosen while this one lasts."""
+    number: int = 0
+    """Of its round, for the coordinator."""
+    answered: int = 0
+    """Rounds that the target has judged."""
+    plain_after: int = 0
+    """The round after which the target begins a plain one by itself."""
 
 
 @dataclass
@@ -176,17 +184,15 @@ class ClosedLoop:
         self.begin(Job(policy, self.acceptance(number, self.now), tokens, length))
 
     def begin(self, job: Job) -> None:
-        if job.first:
-            k = 0
-        else:
-            lacking = job.length - job.drafted_to
-            k = job.policy.choose(min(MAX_K, job.remaining - 1), lacking, job.remaining)
+        k = 0 if job.first else self.choose(job)
         job.num_draft = k
         self.drafted += k
         if k == 0:
             self.verify(job)
+            self.plan(job)
             return
         job.lacking = job.unread = job.length - job.drafted_to
+        job.policy.asks(job.lacking)
         job.drafted_to = job.length
         idle = self.concurrency <= 4 and job.lacking <= MAX_K + 1
         if idle and self.rng.random() < self.machine.hit_rate:
@@ -195,6 +201,26 @@ class ClosedLoop:
             return
         job.sent_at, job.steps_left = self.now, k
         self.hop(self.draft_arrives, job)
+
+    def choose(self, job: Job, more: int = 0) -> int:
+        """K of the round after `more` tokens."""
+        planned, job.planned = job.planned, None
+        if planned is not None:
+            return min(planned, job.remaining - 1)
+        lacking = job.length - job.drafted_to
+        return job.policy.choose(min(MAX_K, job.remaining - more - 1), lacking, job.remaining)
+
+    def plan(self, job: Job) -> None:
+        """Choose the round after a plain one; where that is plain as well the target is told."""
+        if job.first or job.remaining < 2:
+            return
+        job.planned = self.choose(job, more=1)
+        if job.planned == 0:
+            self.hop(self.told, job, job.number)
+
+    def told(self, job: Job, number: int) -> None:
+        if job.answered < number:
+            job.plain_after = number
 
     def hop(self, call: Callable[..., None], *args: object) -> None:
         """Through the coordinator's event loop, then over the wire."""
@@ -236,9 +262,12 @@ class ClosedLoop:
         self.verify(job)
 
     def verify(self, job: Job) -> None:
-        job.policy.verifying(job.num_draft, prefills=job.first)
-        job.sent_at = self.now
+        self.waits(job)
         self.hop(self.target_arrives, job)
+
+    def waits(self, job: Job) -> None:
+        job.policy.verifying(job.num_draft, prefills=job.first)
+        job.sent_at, job.number = self.now, job.number + 1
 
     def target_arrives(self, job: Job) -> None:
         self.verifying.append(job)
@@ -259,10 +288,14 @@ class ClosedLoop:
 
     def target_done(self, batch: list[Job], rows: int) -> None:
         for job in batch:
-            self.hop(self.verdict, job, rows, len(batch))
+            job.answered += 1
+            went_on = job.plain_after == job.answered
+            if went_on:
+                self.verifying.append(job)
+            self.hop(self.verdict, job, rows, len(batch), went_on)
         self.target_pass()
 
-    def verdict(self, job: Job, rows: int, sequences: int) -> None:
+    def verdict(self, job: Job, rows: int, sequences: int, went_on: bool) -> None:
         rate = job.acceptance(job.generated)
         accepted = 0
         while accepted < job.num_draft and self.rng.random() < rate:
@@ -275,7 +308,11 @@ class ClosedLoop:
         job.generated += made
         job.length += made
         job.remaining -= made
-        if job.remaining:
+        if went_on:
+            job.planned = None
+            self.waits(job)
+            self.plan(job)
+        elif job.remaining:
             self.begin(job)
         else:
             job.policy.leave()

@@ -88,15 +88,27 @@ def with_masks_and_reports(sampling: SamplingParams) -> tuple[SamplingParams, tu
     return masked, words
 
 
-def foreseeing_world(seed: int) -> World:
-    """Long streams, a slow target and room for branches: most verdicts are foreseen. Up to 3 faults."""
+def foreseeing_world(seed: int, num_drafts: int = 1) -> World:
+    """Long streams, a slow target and room for branches: most verdicts are foreseen. Up to 3 faults.
+
+    Without a draft all rounds are plain, and most begin by themselves.
+    """
     rng = random.Random(f"foreseeing {seed}")
+    kinds = [kind for kind in FAULTS if num_drafts or kind.startswith("target")]
     faults = Faults(
         duplicates=rng.choice((0.0, 0.3)),
         slowest=rng.choice((0.0005, 0.002, 0.01)),
-        events=[(rng.uniform(0, 0.4), rng.choice(FAULTS)) for _ in range(rng.randint(0, 3))],
+        events=[(rng.uniform(0, 0.4), rng.choice(kinds)) for _ in range(rng.randint(0, 3))],
     )
-    world = World(seed, target=TARGET, draft=DRAFT, max_model_len=MAX_MODEL_LEN, eos=EOS, faults=faults)
+    world = World(
+        seed,
+        target=TARGET,
+        draft=DRAFT,
+        num_drafts=num_drafts,
+        max_model_len=MAX_MODEL_LEN,
+        eos=EOS,
+        faults=faults,
+    )
     world.target_slowness = 12.0
     for i in range(rng.choice((1, 2))):
         request = random_request(rng, f"s{i}", choosing=True)

@@ -31,14 +31,20 @@ def test_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> No
     run_and_check(foreseeing_world(seed), seed)
 
 
-def test_rounds_do_begin_ahead_of_the_verdict() -> None:
+@pytest.mark.parametrize(("num_drafts", "share"), [(1, 1 / 5), (0, 1 / 2)], ids=["drafted", "plain"])
+def test_rounds_do_begin_ahead_of_the_verdict(num_drafts: int, share: float) -> None:
     rounds = ahead = 0
     for seed in range(12):
-        world = foreseeing_world(seed)
+        world = foreseeing_world(seed, num_drafts)
         world.run()
         ahead += world.went_on
         rounds += sum(c.running.machine.stats.num_rounds for c in world.clients if c.running is not None)
-    assert ahead > rounds / 5
+    assert ahead > share * rounds
+
+
+@pytest.mark.parametrize("seed", chosen_seeds(40))
+def test_plain_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
+    run_and_check(foreseeing_world(seed, num_drafts=0), seed)
 
 
 @pytest.mark.parametrize("seed", [3, 8, 21])

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from coordinator.acceptance import Acceptance, expected_tokens
+from coordinator.acceptance import expected_tokens
 from coordinator.pair import Pair
 from coordinator.policy import Goodput
 from tests.sim.closed_loop import MAX_K, QUICK, ClosedLoop, Machine, constant, text_of_all_kinds
@@ -20,16 +20,6 @@ ACCELERATOR = Machine(
     target_step=20e-3, target_sequence=2e-5, target_row=2e-5, draft_step=2e-3, draft_sequence=1e-5
 )
 """Rows cost next to nothing."""
-SHORT = Machine(
-    target_step=4e-3,
-    target_sequence=1e-4,
-    target_row=1.5e-4,
-    draft_step=4e-4,
-    draft_sequence=6e-5,
-    wire=4e-4,
-    message=1e-4,
-)
-"""Passes are short and rows cheap: K matters."""
 ROUNDS = {1: 1500, 4: 1200, 16: 700, 64: 400}
 """Plain rounds of each sequence that a run lasts."""
 SEEDS = {1: 3, 4: 3, 16: 2, 64: 1}
@@ -82,7 +72,7 @@ def test_hardly_slower_than_plain_decoding_or_the_best_k(
 @pytest.mark.parametrize(("concurrency", "acceptance"), [(1, 0.2), (4, 0.95), (16, 0.5), (64, 0.8)])
 def test_nor_where_rows_are_free(concurrency: int, acceptance: float) -> None:
     over_plain, over_fixed = shares(ACCELERATOR, concurrency, acceptance)
-    assert over_plain >= 1.0
+    assert over_plain >= OVER_PLAIN - NOISE
     assert over_fixed >= OVER_FIXED - NOISE
 
 
@@ -113,24 +103,6 @@ def of_the_best(concurrency: int) -> float:
 @pytest.mark.parametrize("concurrency", [1, 4, 8, 16])
 def test_a_few_lucky_tokens_do_not_raise_hopes(concurrency: int) -> None:
     assert of_the_best(concurrency) >= OVER_FIXED - 1.5 * NOISE
-
-
-def test_acceptance_counted_by_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It prefers whatever K it has: long proposals make short ones look worse, and the other way round."""
-
-    class ByPosition(Acceptance):
-        def follow(self, most: int) -> None:
-            pass
-
-    def made() -> list[float]:
-        return [
-            mean(ClosedLoop(SHORT, n, text_of_all_kinds, tokens=64, seed=seed).run(8.0) for seed in range(4))
-            for n in (6, 8, 12)
-        ]
-
-    replayed = made()
-    monkeypatch.setattr("coordinator.habits.Replay", ByPosition)
-    assert mean(bad / good for bad, good in zip(made(), replayed, strict=True)) < 0.985
 
 
 def drafted_late(make: type[Goodput], *, concurrency: int = 1) -> float:

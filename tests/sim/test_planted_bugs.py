@@ -20,8 +20,15 @@ from coordinator.round import RoundMachine
 from coordinator.running import Running
 from draft_worker.drafter import Drafter
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
-from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, RoundVerdict, VerifyAhead
-from paceline.core.types import TokenOrigin, Verdict
+from paceline.core.messages import (
+    CloseSequence,
+    DraftRound,
+    OpenSequence,
+    RoundVerdict,
+    VerifyAhead,
+    VerifyRound,
+)
+from paceline.core.types import Proposal, TokenOrigin, Verdict
 from paceline.decoding.bad_words import WordTable
 from paceline.engine import room
 from paceline.engine.holdings import Held, Holdings
@@ -29,6 +36,7 @@ from paceline.engine.loop import EngineThread
 from paceline.engine.passes import Job
 from paceline.engine.session import Disposition, Session
 from paceline.kv import prefix
+from target_worker import rounds
 from target_worker.verifier import Verifier
 from tests.property.workers.test_drafter import SETTINGS as DRAFTER_SETTINGS
 from tests.property.workers.test_drafter import DrafterMachine
@@ -126,6 +134,29 @@ def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytes
 
     monkeypatch.setattr(Verifier, "_foresee", foresee)
     simulation_catches(make_world=foreseeing_world)
+
+
+def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Verifier._begin
+
+    def begin(self: Verifier, command: VerifyRound, arrived: float) -> Any:
+        events = real(self, command, arrived)
+        if command.sequence_id in self._rounds:
+            self._rounds[command.sequence_id].plain_otherwise = True
+        return events
+
+    monkeypatch.setattr(Verifier, "_begin", begin)
+    assert "does not fit its round" in simulation_catches()
+
+
+def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rounds.after
+
+    def after(command: VerifyRound, accepted: int, proposal: Proposal) -> VerifyRound:
+        return real(command, accepted if proposal.num_draft_tokens else 0, proposal)
+
+    monkeypatch.setattr(rounds, "after", after)
+    simulation_catches()
 
 
 # ---- memory ----------------------------------------------------------------------------------------

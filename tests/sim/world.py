@@ -462,7 +462,7 @@ class World:
 
     def check_verdict(self, worker: SimWorker, event: RoundVerdict) -> None:
         """Invariant 1, as the worker answers."""
-        self.went_on += event.verdict.went_on_with > 0
+        self.went_on += event.verdict.went_on_with is not None
         if not self.checks:
             return
         place = (event.sequence_id, event.epoch, event.round)
@@ -471,7 +471,9 @@ class World:
         held = worker.core.holdings.find(event.sequence_id)
         if again and held is not None and not held.table.length:
             return  # preempted since
-        if held is None or held.session.epoch != event.epoch or event.sequence_id in worker.core._rounds:
+        if held is None or held.session.epoch != event.epoch:
+            return
+        if again and event.sequence_id in worker.core._rounds:
             return  # a repetition; the sequence has moved on
         if not (held.table.length == len(held.session.tokens) - 1 == event.verdict.num_computed_tokens):
             raise SimulationError("invariant 1: the target's cache is not the ledger without its last token")

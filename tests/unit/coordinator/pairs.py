@@ -62,6 +62,7 @@ def rounds(one: Goodput, count: int, wait: float = 0.5) -> list[int]:
     for _ in range(count):
         k = one.choose(MOST, 0, 1000)
         if k:
+            one.asks(0)
             one.proposed(k, wait, 0)
         one.verifying(k, prefills=False)
         one.judged(k, 0, Verification(1.0, k + 1, 1))

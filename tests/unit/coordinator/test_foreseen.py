@@ -28,7 +28,7 @@ def foresee(it: Driver, outcomes: dict[tuple[int, int], Proposal], **changes: An
     return sent(it(Continuations("s", base_length=it.length, proposals=outcomes, **address)))
 
 
-def judged(it: Driver, *token_ids: int, went_on_with: int = 0) -> list[Any]:
+def judged(it: Driver, *token_ids: int, went_on_with: int | None = None) -> list[Any]:
     """The verdict of a target that goes on by itself."""
     verdict = Verdict(
         len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=went_on_with

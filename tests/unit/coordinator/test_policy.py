@@ -130,8 +130,9 @@ def test_the_few_tokens_that_end_an_answer_wait_for_the_chains_of_others(
     members = [learned(policy(pair, MOST), 1.0) for _ in range(sequences)]
     for one in members:
         one.verifying(0, prefills=False)
-    for one in members:
-        one.choose(MOST, 0, 1000)
+    for _ in range(2):  # every other one begins a round later
+        for one in members:
+            one.choose(MOST, 0, 1000)
     without_trials(pair)
     pair._settled_at = 0
     for most in (MOST, 1):
@@ -141,16 +142,46 @@ def test_the_few_tokens_that_end_an_answer_wait_for_the_chains_of_others(
     assert set(load.drafting.cells) == timed
 
 
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_proposal_that_waited_for_what_the_draft_read_for_another_is_not_timed(asked_first: bool) -> None:
+    """Also where the other one's came first: both were in the passes that read."""
+    pair = Pair(MOST)
+    reads, other = Fixed(pair, 2), Fixed(pair, 2)
+    for one in (reads, other):
+        one.verifying(0, prefills=False)
+        one.choose(MOST, 0, 100)
+    pair._settled_at = 0
+    reads.choose(MOST, 500, 100)
+    other.choose(MOST, 0, 100)
+    order = [(other, 0), (reads, 500)] if asked_first else [(reads, 500), (other, 0)]
+    for one, lacking in order:
+        one.asks(lacking)
+    reads.proposed(2, 10.0, 500)
+    reads.verifying(2, prefills=False)
+    assert pair.settled
+    other.proposed(2, 10.0, 0)
+    assert not pair.costs.at(2).drafting.cells
+    other.choose(MOST, 0, 100)
+    other.asks(0)
+    other.proposed(2, 0.5, 0)
+    assert pair.costs.at(2).drafting.cells[2].seconds == pytest.approx(0.5)
+
+
 def test_nothing_is_measured_while_the_workers_read() -> None:
     pair = Pair(MOST)
     one, other = Fixed(pair, 2), Fixed(pair, 2)
     other.verifying(0, prefills=False)
     one.verifying(0, prefills=False)
     other.choose(MOST, 500, 100)
+    pair._settled_at = 0
+    other.asks(500)
     one.judged(0, 0, Verification(1.0, 2, 2))
     assert not pair.costs.at(2).verdict.cells
     other.verifying(2, prefills=False)
     assert pair.catching_up == 0
+    one.verifying(2, prefills=False)
+    one.judged(2, 0, Verification(1.0, 6, 2))
+    assert pair.costs.at(2).verdict.cells
 
 
 def test_prefill_in_the_same_pass_is_not_the_price_of_a_round() -> None:
@@ -262,6 +293,36 @@ def test_no_probe_for_which_the_draft_must_read_too_much() -> None:
     for _ in range(600):
         assert one.choose(MOST, 100_000, 10**6) == 0
         without_trials(pair)
+
+
+def beginners(pair: Pair, size: int, rounds: int) -> list[list[bool]]:
+    """Which of so many sequences that begin to draft do so in each of the next rounds."""
+    members = crowd(pair, size, 0.9)
+    for one in members:
+        one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    for one in members:
+        one._kept = one._rest = 0
+        one._waited = False
+    pair.beginners = 0
+    return [[one.choose(MOST, 0, 1000) > 0 for one in members] for _ in range(rounds)]
+
+
+def test_of_a_crowd_that_begins_to_draft_every_other_one_does_so_a_round_later() -> None:
+    """They shared all passes; in step, draft and target would wait for each other."""
+    pair = known_pair([1.0 + 0.01 * k for k in range(MOST + 1)], [0.0] * (MOST + 1), 4)
+    assert beginners(pair, 4, 3) == [[True, False, True, False], [True] * 4, [True] * 4]
+    few = known_pair([1.0 + 0.01 * k for k in range(MOST + 1)], [0.0] * (MOST + 1), 2)
+    assert beginners(few, 2, 1) == [[True, True]]
+
+
+def test_who_joins_a_crowd_that_drafts_does_not_wait() -> None:
+    pair = known_pair([1.0 + 0.01 * k for k in range(MOST + 1)], [0.0] * (MOST + 1), 4)
+    beginners(pair, 4, 0)
+    pair.drafting, pair.beginners = 8, 1
+    newcomer = learned(Goodput(pair, MOST), 0.9)
+    newcomer.verifying(0, prefills=False)
+    assert newcomer.choose(MOST, 0, 1000) > 0
 
 
 # ---- shares ----------------------------------------------------------------------------------------

@@ -37,6 +37,9 @@ class Scripted:
     def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
         self.calls.append(("proposed", num_draft, seconds, lacking))
 
+    def asks(self, lacking: int) -> None:
+        self.calls.append(("asks", lacking))
+
     def looks(self) -> bool:
         return self.open_eyes
 
@@ -82,6 +85,7 @@ def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
         ("verifying", 0, True),
         ("judged", 0, 0, None),
         ("choose", 5, it.length, it.machine.ledger.remaining),
+        ("asks", it.length),
     ]
 
 
@@ -97,6 +101,7 @@ def test_a_round_is_told_with_what_was_waited_for() -> None:
     assert policy.told() == [
         ("judged", 2, 1, Verification(2.0, 9, 2)),
         ("choose", 5, 2, it.machine.ledger.remaining),
+        ("asks", 2),
     ]
     (command,) = sent(actions)
     assert isinstance(command, DraftRound)
@@ -125,13 +130,13 @@ def test_what_is_foreseen_is_cut_to_what_is_wanted() -> None:
     assert ahead.proposals == {(1, 5): Proposal((6,))}
 
 
-def test_where_plain_decoding_is_wanted_nothing_is_judged_ahead() -> None:
-    it, policy = begun(2, 0)
+def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> None:
+    it, policy = begun(2, 0, 2)
     it.propose(7, 8)
-    assert it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))})) == []
+    assert sent(it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))}))) == []
     (command,) = sent(verdict(it, 7, 5))
     assert command.proposal == Proposal()
-    assert policy.told()[-1] == ("verifying", 0, False)
+    assert policy.told()[-2:] == [("verifying", 0, False), ("choose", 5, 2, it.machine.ledger.remaining)]
 
 
 def test_a_proposal_longer_than_wanted_is_not_believed() -> None:
@@ -150,7 +155,7 @@ def test_a_draft_that_is_gone_is_not_asked_for() -> None:
 
 
 def test_a_target_that_must_prefill_again_is_not_timed() -> None:
-    it, policy = begun(0)
+    it, policy = begun(0, 0)
     it(Signal.TARGET_LOST)
     policy.told()
     it(Signal.TARGET_READY)
@@ -190,7 +195,8 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert isinstance(command, VerifyRound)
     # The text is 1 2 3 1 2: then 3 1 2 came, and so on.
     assert command.proposal == Proposal((3, 1, 2))
-    assert policy.told()[-2:] == [("copy", 2, 5, 2), ("verifying", 3, False, 2)]
+    assert [c[0] for c in policy.calls] == ["judged", "copy", "verifying", "choose"]
+    assert policy.told()[1:3] == [("copy", 2, 5, 2), ("verifying", 3, False, 2)]
     actions = verdict(it, 3, 1, 4)
     assert it.generated == [1, 2, 3, 1, 4]
     told = policy.told()
@@ -208,7 +214,7 @@ def test_no_match_is_looked_for_where_none_would_be_copied() -> None:
     policy.open_eyes = False
     asked = repeating(it, policy)
     assert not any(isinstance(command, VerifyRound) for command in asked), "it is the draft that is asked"
-    assert [told[0] for told in policy.told()] == ["judged", "choose"]
+    assert [told[0] for told in policy.told()] == ["judged", "asks"], "what is wanted was settled before"
     assert it.machine.stats.num_prompt_lookups == 0
 
 
@@ -225,7 +231,7 @@ def test_copying_needs_no_draft_worker() -> None:
     it.judge(1)
     (command,) = sent(it.judge(2))
     assert command.proposal == Proposal((3, 1, 2))
-    assert [call for call in policy.told() if call[0] in ("choose", "copy")] == [("copy", 2, 5, 0)]
+    assert next(call for call in policy.told() if call[0] in ("choose", "copy")) == ("copy", 2, 5, 0)
 
 
 def test_what_is_not_worth_copying_is_drafted() -> None:

@@ -345,6 +345,7 @@ def accepted(one: Goodput, count: int) -> list[int]:
     chosen = []
     for _ in range(count):
         k = one.choose(MOST, 0, 1000)
+        one.asks(0)
         one.proposed(k, 0.1, 0)
         one.verifying(k, prefills=False)
         one.judged(k, k, Verification(1 + 0.1 * k, k + 1, 1))

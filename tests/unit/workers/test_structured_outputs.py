@@ -128,7 +128,7 @@ class Pair:
             for event in self.target.step():
                 assert isinstance(event, RoundVerdict), event
                 self.ledger.extend(event.verdict.token_ids)
-                if event.verdict.went_on_with:
+                if event.verdict.went_on_with is not None:
                     self.went_on += 1
                     self.round += 1
         assert len(self.ledger) < LONGEST + N

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
-from paceline.core.types import Proposal, SparseDistribution
+from paceline.core.types import Proposal, SamplingParams, SparseDistribution
 from tests.sim.world import SteppedEngine
-from tests.unit.workers.test_verifier import PROMPT, VOCAB, Worker, right
+from tests.unit.workers.test_verifier import GREEDY, PROMPT, VOCAB, Worker, right
 
 N = len(PROMPT)
 
@@ -39,7 +40,7 @@ def test_the_next_round_runs_without_a_message_and_as_if_there_had_been_one() ->
     assert foresee(worker, {(2, best[2]): Proposal(best[3:5]), (0, 5): Proposal((0,))}) == []
     first, second = worker.run()
     assert (first.round, second.round) == (1, 2)
-    assert (first.verdict.went_on_with, second.verdict.went_on_with) == (2, 0)
+    assert (first.verdict.went_on_with, second.verdict.went_on_with) == (2, None)
     assert first.verdict.token_ids + second.verdict.token_ids == best[:6]
     assert worker.length() == N + 5
     # The coordinator's own message for the same round, had it been sent, changes nothing.
@@ -52,7 +53,7 @@ def test_an_outcome_that_was_not_foreseen_waits_for_its_round() -> None:
     worker = asked(best[:2])
     foresee(worker, {(1, best[2]): Proposal(best[3:5])})
     (verdict,) = verdicts(worker.run())
-    assert not verdict.went_on_with
+    assert verdict.went_on_with is None
     worker.ask(best[3:5], number=2, base=N + 3)
     assert verdicts(worker.run())[0].token_ids == best[3:6]
 
@@ -85,7 +86,7 @@ def test_what_arrives_while_the_pass_runs_is_of_use_to_its_verdict(usable: bool)
     for _ in range(2):
         engine.take_up()
         engine.step()
-    assert [verdict.went_on_with for verdict in verdicts(events)] == ([2, 0] if usable else [0])
+    assert [verdict.went_on_with for verdict in verdicts(events)] == ([2, None] if usable else [None])
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2}, {"number": 2}, {"number": 0}, {"base": N + 1}])
@@ -135,4 +136,66 @@ def test_a_continuation_that_cannot_be_judged_is_refused_and_the_round_goes_on(
     assert isinstance(failed.error, InvalidArgumentError)
     assert failed.error.field.startswith(field)
     (verdict,) = verdicts(worker.run())
-    assert not verdict.went_on_with
+    assert verdict.went_on_with is None
+
+
+def plain_next(worker: Worker, number: int = 1, base: int = N) -> list[Any]:
+    ahead = VerifyAhead("s", 1, number, base, {}, plain_otherwise=True)
+    return list(worker.it.handle(ahead, 0.0))
+
+
+def test_plain_rounds_follow_one_another_for_as_long_as_it_is_said() -> None:
+    best = right(8)
+    worker = asked(())
+    tokens: tuple[int, ...] = ()
+    for number in range(1, 6):
+        plain_next(worker, number, N + number - 1)
+        (event,) = worker.it.step()
+        (verdict,) = verdicts([event])
+        assert (event.round, verdict.went_on_with, worker.length()) == (number, 0, N + number - 1)
+        tokens += verdict.token_ids
+    (last,) = verdicts(worker.run())
+    assert last.went_on_with is None
+    assert tokens + last.token_ids == best[:6]
+
+
+def test_after_any_outcome_that_was_not_foreseen_a_plain_round_may_follow() -> None:
+    best = right(8)
+    for foreseen, went_on_with in ((best[2], 2), (best[2] ^ 1, 0)):
+        worker = asked(best[:2])
+        foresee(worker, {(2, foreseen): Proposal(best[3:5])})
+        plain_next(worker)
+        first, second = worker.run()
+        assert first.verdict.went_on_with == went_on_with
+        assert first.verdict.token_ids + second.verdict.token_ids == best[: 4 + went_on_with]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "eos", "goes_on"),
+    [
+        (replace(GREEDY, stop_token_ids=right(1)), (), False),
+        (GREEDY, right(1), False),
+        (replace(GREEDY, ignore_eos=True), right(1), True),
+    ],
+    ids=["a stop token", "the end", "the end, ignored"],
+)
+def test_no_plain_round_follows_a_token_that_ends_the_sequence(
+    sampling: SamplingParams, eos: tuple[int, ...], goes_on: bool
+) -> None:
+    worker = Worker(eos=eos)
+    worker.open(sampling=sampling)
+    worker.ask(())
+    plain_next(worker)
+    assert len(worker.run()) == 1 + goes_on
+
+
+def test_no_plain_round_may_follow_beyond_the_models_length() -> None:
+    worker = Worker(max_model_len=N)
+    worker.open()
+    worker.ask(())
+    (failed,) = plain_next(worker)
+    assert isinstance(failed, SequenceFailed)
+    assert isinstance(failed.error, InvalidArgumentError)
+    assert failed.error.field == "plain_otherwise"
+    (verdict,) = verdicts(worker.run())
+    assert verdict.went_on_with is None

@@ -1,0 +1,240 @@
+"""Plain rounds that a target begins by itself: told of while the round before lasts, and never twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.events import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
+from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
+from paceline.core.messages import (
+    CloseSequence,
+    Continuations,
+    DraftRound,
+    RoundVerdict,
+    VerifyAhead,
+    VerifyRound,
+)
+from paceline.core.types import Proposal, Verdict
+from tests.unit.coordinator.test_round import PROMPT, Driver
+from tests.unit.coordinator.test_round_policy import Scripted, copying
+
+N = len(PROMPT)
+
+
+def commands(actions: list[Action]) -> list[Any]:
+    return [a.command for a in actions if isinstance(a, ToTarget | ToDraft)]
+
+
+def told(number: int, base: int, epoch: int = 1) -> VerifyAhead:
+    """What a target is told of the round after this one."""
+    return VerifyAhead("s", epoch, number, base, {}, plain_otherwise=True)
+
+
+def goes_on(it: Driver, *token_ids: int, number: int | None = None) -> list[Action]:
+    """The verdict of a target that has begun a plain round."""
+    verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=0)
+    return it(RoundVerdict("s", 1, it.machine.round if number is None else number, verdict))
+
+
+def plain(**options: Any) -> Driver:
+    """In round 2, with nobody to draft."""
+    it = Driver(**options)
+    it(Signal.TARGET_READY)
+    it.judge(4)
+    return it
+
+
+def chosen(*ks: int, **options: Any) -> tuple[Driver, Scripted]:
+    """In round 2, with a draft and these wishes."""
+    it, policy = Driver(k=5, **options), Scripted(list(ks))
+    it.machine._policy = policy
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    it.judge(4)
+    return it, policy
+
+
+def test_the_target_is_told_that_the_next_round_is_plain() -> None:
+    it = Driver()
+    assert [type(c) for c in commands(it(Signal.TARGET_READY))][1:] == [VerifyRound], "the first one prefills"
+    assert commands(it.judge(4)) == [VerifyRound("s", 1, 2, N + 1, (), Proposal()), told(2, N + 1)]
+
+
+def test_a_target_that_goes_on_is_not_asked() -> None:
+    it = plain()
+    for number, token in enumerate((5, 6, 7), start=2):
+        actions = goes_on(it, token)
+        assert isinstance(actions[0], Emit)
+        assert commands(actions) == [told(number + 1, it.length)]
+        assert (it.phase, it.machine.round) == (Phase.VERIFYING, number + 1)
+    assert it.generated == [4, 5, 6, 7]
+    assert it.machine.stats.num_lookahead_hits == 0
+    assert it.machine.deadline == it.now + 10.0
+
+
+def test_a_target_that_was_told_too_late_is_asked() -> None:
+    it = plain()
+    assert commands(it.judge(5)) == [VerifyRound("s", 1, 3, N + 2, (), Proposal()), told(3, N + 2)]
+
+
+def test_a_target_cannot_go_on_with_what_it_was_not_told() -> None:
+    it, _ = chosen(2)
+    it.propose(7, 8)
+    (failed,) = [a for a in goes_on(it, 7, 5) if isinstance(a, Fail)]
+    assert isinstance(failed.error, InternalError)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_tokens": 3}, {"target_max_len": N + 3}], ids=["asked", "the model"]
+)
+def test_no_round_is_begun_past_the_last_one(options: dict[str, int]) -> None:
+    it = plain(**options)
+    assert commands(goes_on(it, 5)) == []
+    actions = it.judge(6)
+    assert [type(c) for c in commands(actions)] == [CloseSequence]
+    assert it.generated == [4, 5, 6]
+
+
+def test_what_was_begun_past_an_end_that_nobody_foresaw_is_closed() -> None:
+    it = plain(stop_token_ids=(9,))
+    assert [type(c) for c in commands(goes_on(it, 9))] == [CloseSequence]
+    assert it.phase is Phase.DONE
+    assert goes_on(it, 5, number=3) == []
+
+
+def test_every_round_is_chosen_once_while_the_one_before_lasts() -> None:
+    it, policy = chosen(0, 0, 0, 0, 2)
+    assert [c[0] for c in policy.told()] == ["verifying", "judged", "choose", "verifying", "choose"]
+    for _ in range(2):
+        goes_on(it, 5)
+        assert [c[0] for c in policy.told()] == ["judged", "verifying", "choose"]
+    actions = goes_on(it, 5)
+    assert commands(actions) == [], "the next round is drafted for"
+    (asked,) = [c for c in commands(it.judge(6)) if isinstance(c, DraftRound)]
+    assert asked.num_draft_tokens == 2
+    assert [c[0] for c in policy.told()] == ["judged", "verifying", "choose", "judged", "asks"]
+
+
+def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
+    it = plain()
+    it(Signal.CLIENT_BEHIND)
+    assert commands(goes_on(it, 5)) == []
+    it.judge(6)
+    assert it.phase is Phase.PAUSED
+    first, second = commands(it(Signal.CLIENT_CAUGHT_UP))
+    assert (first.round, second) == (4, told(4, N + 3))
+
+
+def test_a_round_begun_ahead_survives_the_loss_of_the_target() -> None:
+    it = plain()
+    goes_on(it, 5)
+    it(Signal.TARGET_LOST)
+    opening, again, ahead = commands(it(Signal.TARGET_READY))
+    assert opening.token_ids == (*PROMPT, 4, 5)
+    assert again == VerifyRound("s", 2, 3, N + 2, (), Proposal())
+    assert ahead == told(3, N + 2, epoch=2)
+
+
+def test_a_round_begun_ahead_may_have_to_wait_for_blocks() -> None:
+    it = plain()
+    goes_on(it, 5)
+    it.target_fails(ResourceExhaustedError("full"), round=3)
+    assert it.phase is Phase.WAITING
+    assert commands(it(Signal.BLOCKS_FREED)) == [
+        VerifyRound("s", 1, 3, N + 2, (), Proposal()),
+        told(3, N + 2),
+    ]
+
+
+def test_drafts_end_with_a_round_that_the_target_begins() -> None:
+    it, _ = chosen(2, 0, 0)
+    it.propose(7, 8)
+    foreseen = Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6))})
+    assert commands(it(foreseen)) == [told(2, it.length)]
+    assert commands(it(foreseen)) == [], "once"
+    assert commands(goes_on(it, 7, 8, 5)) == [told(3, it.length)]
+    assert it.generated == [4, 7, 8, 5]
+
+
+def copying_plainly(*copies: int) -> tuple[Driver, Scripted]:
+    """In round 3, with nobody to draft and the text 1 2 3 1 2: 3 1 2 may follow, again and again."""
+    it, policy = copying(*copies)
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    policy.told()
+    return it, policy
+
+
+def copies_told(number: int, base: int, outcome: tuple[int, int], *token_ids: int) -> VerifyAhead:
+    return VerifyAhead("s", 1, number, base, {outcome: Proposal(token_ids)}, plain_otherwise=True)
+
+
+def goes_on_with(it: Driver, count: int, *token_ids: int) -> list[Any]:
+    verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=count)
+    return commands(it(RoundVerdict("s", 1, it.machine.round, verdict)))
+
+
+def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
+    it, policy = copying_plainly(3, 2, 0)
+    (ahead,) = goes_on_with(it, 0, 2)
+    assert ahead == copies_told(3, N + 2, (0, 3), 1, 2, 3)
+    (ahead,) = goes_on_with(it, 3, 3)
+    # 1 2 3 is being judged: should all of it come true and 1 follow, 2 3 comes after that.
+    assert ahead == copies_told(4, N + 3, (3, 1), 2, 3)
+    assert it.machine.committed is not None
+    assert it.machine.committed.copied is False
+    assert goes_on_with(it, 2, 1, 2, 3, 1) == [told(5, N + 7)]
+    assert it.machine.committed.copied
+    assert it.generated == [1, 2, 3, 1, 2, 3, 1]
+    assert [c for c in policy.told() if c[0] == "copy"] == [
+        ("copy", 3, 5, 0),
+        ("copy", 7, 5, 0),
+        ("copy", 10, 5, 0),
+    ]
+    stats = it.machine.stats
+    assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (2, 0)
+
+
+def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
+    it, policy = copying_plainly(3, 0)
+    goes_on_with(it, 0, 2)
+    verify, ahead = commands(it.judge(3))
+    assert verify == VerifyRound("s", 1, 4, N + 3, (), Proposal((1, 2, 3)))
+    assert ahead == told(4, N + 3)
+    assert policy.told()[-2:] == [("verifying", 3, False, 3), ("copy", 7, 5, 0)]
+    assert it.machine.stats.num_prompt_lookups == 1
+
+
+def test_a_text_that_stops_repeating_itself_is_decoded_plainly() -> None:
+    it, _ = copying_plainly(3, 0)
+    goes_on_with(it, 0, 2)
+    assert goes_on_with(it, 0, 9) == [told(4, N + 3)]
+    assert it.machine.stats.num_prompt_lookups == 0
+
+
+def test_after_a_copy_that_came_true_in_part_a_plain_round_may_follow() -> None:
+    it, _ = copying_plainly(3, 0, 0)
+    goes_on_with(it, 0, 2)
+    goes_on_with(it, 3, 3)
+    assert goes_on_with(it, 0, 1, 9) == [told(5, N + 5)]
+    assert it.generated == [1, 2, 3, 1, 9]
+
+
+def test_what_is_told_again_is_the_same() -> None:
+    """The target may have begun with it."""
+    it, _ = copying_plainly(3, 2)
+    (ahead,) = goes_on_with(it, 0, 2)
+    it.target_fails(FailedPreconditionError("gap", known_length=N), round=3)
+    verify, again = commands(it.target_fails(FailedPreconditionError("gap", known_length=N), round=3))
+    assert (verify.round, again) == (3, ahead)
+
+
+def test_no_more_is_copied_than_the_answer_has_room_for() -> None:
+    it, _ = copying(5)
+    it.machine.ledger._max_tokens = 4
+    it(Signal.TARGET_READY)
+    it.judge(1)
+    (ahead,) = goes_on_with(it, 0, 2)
+    assert ahead == told(3, N + 2), "a plain token comes, and one more"
