@@ -358,8 +358,8 @@ class Verdict(_message.Message):
     num_computed_tokens: _builtins.int
     """Cache entries after the worker truncated its own cache."""
     went_on_with: _builtins.int
-    """Set if a VerifyAhead let round + 1 begin: with so many tokens of the proposal it gave for this outcome, or
-    with none if it gave none.
+    """Set if a VerifyAhead let round + 1 begin: with so many tokens of the proposal it gave for this
+    outcome, 0 if it gave none.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
