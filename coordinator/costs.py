@@ -117,8 +117,9 @@ class Curve:
         plain, line = self.cells.get(0), self._line(like)
         if plain is not None:
             return Shape(line, plain.seconds)
-        same = like is not None and like.line.at(1) > 0
-        return Shape(line, like.plain * line.at(1) / like.line.at(1) if like and same else line.at(0))
+        if like is not None and like.line.at(1) > 0:
+            return Shape(line, like.plain * line.at(1) / like.line.at(1))
+        return Shape(line, line.at(0))
 
     def _line(self, like: Shape | None) -> Line:
         # Most loads change seldom, and all of them are asked every time.

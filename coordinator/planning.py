@@ -89,6 +89,11 @@ class Planner(Sequence):
         return self._text.find(self.ledger.token_ids)
 
     @property
+    def _is_drafted(self) -> bool:
+        """This round's proposal is the draft's."""
+        return self._proposal.num_draft_tokens > 0 and self._source is None
+
+    @property
     def _match(self) -> int:
         """Tokens of the text that this round's copied proposal follows on; 0 is a proposal of the draft."""
         return 0 if self._source is None else self._source.length

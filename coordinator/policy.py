@@ -195,7 +195,7 @@ class Goodput(Member):
             trial = k or self._probe(lacking, table.whole)
             self._measures = trial != k
         if trial and self._probe_left is None and self._waits_its_turn():
-            self._kept = self._rest = 0
+            self._rest = 0
             return 0
         rests = REST if trial else REST * max(pair.sequences // 4, 1)
         self._kept, self._rest = trial, 0 if self._measures else rests

@@ -122,14 +122,13 @@ class RoundMachine(Planner):
 
     # ---- the round, step by step -------------------------------------------------------------------
 
-    def _begin_round(self, now: float, foreseen: Proposal | None = None) -> list[Action]:
+    def _begin_round(self, now: float, foreseen: Proposal = NOTHING) -> list[Action]:
         """Step 1: ask the draft for a proposal, unless there is one already or this round has none."""
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
         source = self._source_ahead
         self._wanted = self._next_round(now)
-        foreseen = NOTHING if foreseen is None else foreseen
         if foreseen.num_draft_tokens and source is not None:
             self._copies(source)
             return self._verify(foreseen, now)
@@ -198,13 +197,12 @@ class RoundMachine(Planner):
         source = self._source_ahead
         self._next_round(now)
         self._wanted, self._proposal = proposal.num_draft_tokens, proposal
-        foreseen_by_draft = proposal.num_draft_tokens > 0 and source is None
-        if foreseen_by_draft:
-            self._hit(proposal)
-        elif proposal.num_draft_tokens and source is not None:
+        if proposal.num_draft_tokens and source is not None:
             self._copies(source)
+        if self._is_drafted:
+            self._hit(proposal)
         self._verifying(now, prefills=False)
-        if not foreseen_by_draft:
+        if not self._is_drafted:
             return self._tell_ahead()
         return [self._follow(proposal)] if self._draft.open else []
 
@@ -225,8 +223,7 @@ class RoundMachine(Planner):
             return []
         commands = self._target.verify(self.ledger, self.params, self.round, proposal)
         self._verifying(now, prefills=not self._target.computed)
-        drafted = proposal.num_draft_tokens > 0 and self._source is None
-        ahead = [] if drafted else self._tell_ahead()
+        ahead = [] if self._is_drafted else self._tell_ahead()
         return [*(ToTarget(command) for command in commands), *ahead]
 
     def _tell_ahead(self) -> list[Action]:
