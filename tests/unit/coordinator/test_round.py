@@ -335,9 +335,10 @@ def test_a_draft_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
 )
 def test_a_draft_that_fails_is_closed_there_and_the_round_goes_on(error: PacelineError) -> None:
     it = drafting()
-    assert sent(it.draft_fails(error)) == [
-        CloseSequence("s", 1),
-        VerifyRound("s", 1, 2, 4, (), Proposal()),
+    assert it.draft_fails(error) == [
+        ToDraft(CloseSequence("s", 1)),
+        ToTarget(VerifyRound("s", 1, 2, 4, (), Proposal())),
+        ToTarget(VerifyAhead("s", 1, 2, 4, {}, plain_otherwise=True)),
     ]
 
 
