@@ -32,12 +32,14 @@ FADED = 40.0
 of a second, in which a machine that others use too is a fifth faster or slower than in the next ones."""
 PACE = 1 / 32
 """Share of a measurement in how fast everything is now."""
-KNOWN = 4.0
-"""Measurements from which on a mean can tell that everything became slower or faster."""
-MANY, SCATTERED = 8, 0.85
-"""Where so many share plain passes, a row that one of them adds costs this share of a sequence more: at 32 a
-round with 1.8 rows more on average took 2.8 times as long, and longer than what 0.75 lets through was worth.
-Rows that all add are cheaper."""
+KNOWN, WELL_KNOWN = 4.0, 40.0
+"""Measurements from which on a mean can tell something, and that everything became slower or faster. With
+fewer it can tell that in part: what the first rounds of a kind took is no measure of how fast all else is."""
+MANY = 8
+SCATTERED_FEW, SCATTERED = 0.6, 0.85
+"""What a row that one of several sequences adds to their plain passes costs, as a share of a plain round of
+one of them, while that is not measured: of few, and of so many or more, where passes are long and hardly any
+of that is reading the weights."""
 STRAY = 3.0
 """A time this many times the usual one says no more than that of how fast everything is."""
 
@@ -96,10 +98,10 @@ class Curve:
         cell.observe(tokens, seconds, weight)
         self._moments = None
 
-    def usual(self, tokens: float) -> float | None:
+    def usual(self, tokens: float) -> Cell | None:
         """Mean around so many draft tokens; None while that is not known."""
         cell = self.cells.get(_place(tokens))
-        return cell.seconds if cell is not None and cell.weight >= KNOWN and cell.seconds > 0 else None
+        return cell if cell is not None and cell.weight >= KNOWN and cell.seconds > 0 else None
 
     def fade(self, tokens: int) -> None:
         """Let what is known of so many draft tokens count for less: it is about to be measured again."""
@@ -168,6 +170,37 @@ def rising(values: Sequence[float]) -> list[float]:
 
 
 @dataclass(slots=True)
+class Copies:
+    """What copies of the text add to the plain passes of all.
+
+    All sequences draft, or none does. Who copies is mostly alone with it, beside others that have one row.
+    """
+
+    plain: Cell = field(default_factory=Cell)
+    """Of rounds whose pass had no such rows."""
+    copied: Cell = field(default_factory=Cell)
+    """The others'."""
+
+    def observe(self, more: float, seconds: float, weight: float) -> None:
+        """Take in a round whose pass had so many copied tokens a sequence."""
+        cell = self.copied if more else self.plain
+        if cell.weight >= 1:
+            seconds = min(seconds, STRAY * cell.seconds)
+        cell.observe(more, seconds, weight)
+
+    def seconds(self, plain: float, guess: Sequence[float]) -> list[float]:
+        """Of rounds with 0, 1, 2, … copied tokens where a plain one takes `plain`.
+
+        They count for what all others wait as well: a row for each sequence. `guess` while nothing is known.
+        """
+        known = self.copied.weight if self.plain.weight >= KNOWN else 0.0
+        if not known:
+            return list(guess)
+        row = max(0.0, self.copied.seconds / max(self.plain.seconds, SHORTEST) - 1) / self.copied.tokens
+        return [(known * plain * (1 + row * k) + KNOWN * t) / (known + KNOWN) for k, t in enumerate(guess)]
+
+
+@dataclass(slots=True)
 class Load:
     """Costs while about so many sequences run."""
 
@@ -179,6 +212,7 @@ class Load:
     More of them are taken to take little longer until that is measured: a trial finds out what was hoped for
     in vain, and nothing finds out what was feared.
     """
+    copies: Copies = field(default_factory=Copies)
     pace: float = 1.0
     """How slow everything is now, over what it was for both curves.
 
@@ -191,9 +225,14 @@ class Load:
         if not trial:
             usual = self.verdict.usual(tokens)
             if usual is not None:
-                ratio = min(max(seconds / (usual * self.pace), 1 / STRAY), STRAY)
-                self.pace *= 1 + PACE * weight * (ratio - 1)
+                ratio = min(max(seconds / (usual.seconds * self.pace), 1 / STRAY), STRAY)
+                share = PACE * weight * min(1.0, usual.weight / WELL_KNOWN)
+                self.pace *= 1 + share * (ratio - 1)
         self.verdict.observe(tokens, seconds / self.pace, weight)
+
+    def copied(self, more: float, seconds: float, weight: float = 1.0) -> None:
+        """Take in the time to a verdict while nobody had drafts, with so many copied tokens a sequence."""
+        self.copies.observe(more, seconds / self.pace, weight)
 
     def proposed(self, num_draft: int, seconds: float, weight: float = 1.0) -> None:
         """Take in the time that a proposal was waited for."""
@@ -223,18 +262,13 @@ class RoundSeconds:
     """With the drafting that is waited for."""
     beside: float
     """Of a round without draft tokens while others draft. It shares their passes, or waits for them."""
+    copied: list[float]
+    """From VerifyRound to verdict, of 0, 1, 2, … tokens copied while the others have none."""
 
     @property
     def beside_drafts(self) -> list[float]:
         """`whole`, of a sequence among others that draft."""
         return [self.beside, *self.whole[1:]]
-
-    def beside_plain(self, sequences: int) -> list[float]:
-        """`verify`, of one of so many sequences of which the others have no draft tokens."""
-        if sequences < MANY:
-            return self.verify
-        plain = self.verify[0]
-        return [max(t, plain * (1 + SCATTERED * k)) for k, t in enumerate(self.verify)]
 
 
 @dataclass(slots=True)
@@ -278,7 +312,9 @@ class Costs:
         whole = [max(v + d, SHORTEST) for v, d in zip(verify, waits, strict=True)]
         # All that not drafting saves there is the time that one draft token more takes.
         beside = max(whole[0], 2 * whole[1] - whole[2]) if most > 1 else whole[0]
-        return RoundSeconds([max(v, SHORTEST) for v in verify], whole, beside)
+        verify = [max(v, SHORTEST) for v in verify]
+        copied = own.copies.seconds(verify[0], _copied(sequences, verify)) if sequences > 1 else verify
+        return RoundSeconds(verify, whole, beside, copied)
 
     def draft_share(self, sequences: int, num_draft: int) -> float:
         """Of a round with so many draft tokens, the share that is waited for the draft; 0 when not known."""
@@ -289,6 +325,13 @@ class Costs:
             return 0.0
         verdict = sum(cell.weight * cell.seconds for cell in verdicts) / weight
         return drafting.seconds / max(drafting.seconds + verdict, SHORTEST)
+
+
+def _copied(sequences: int, verify: Sequence[float]) -> list[float]:
+    """What copies take beside plain rounds of so many, as long as that was not measured."""
+    if sequences >= MANY:
+        return [max(t, verify[0] * (1 + SCATTERED * k)) for k, t in enumerate(verify)]
+    return [min(t, verify[0] * (1 + SCATTERED_FEW * k)) for k, t in enumerate(verify)]
 
 
 def bracket(sequences: int) -> int:

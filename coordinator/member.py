@@ -54,6 +54,8 @@ class Member:
     _joined: bool = False
     _ballot: Ballot | None = None
     _in_flight: int = 0
+    _copying: int = 0
+    """Draft tokens of its round, and those that were copied."""
     _yield: float = 0.0
     _catching_up: bool = False
     _readings: int = 0
@@ -61,6 +63,8 @@ class Member:
     _mean_draft: float = 0.0
     _sequences: int = 0
     """Draft tokens a sequence and sequences, when the round was sent."""
+    _only_copies: int | None = None
+    """Of the pair, when the round was sent."""
     _settled: bool = False
     """Times were worth measuring when it was sent; the same when the proposal was asked for."""
 
@@ -91,8 +95,10 @@ class Member:
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
-        self._share(True, num_draft, self._expected(num_draft, match))
         pair = self.pair
+        pair.proposals += num_draft > 0 and not match
+        self._share(True, num_draft, self._expected(num_draft, match), num_draft if match else 0)
+        self._only_copies = pair.only_copies
         self._mean_draft, self._sequences, self._settled = pair.mean_draft, pair.sequences, pair.settled
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
@@ -104,6 +110,7 @@ class Member:
             pair.spent(timing.seconds, num_accepted + 1)
             if pair.verdicts % sampling(pair.sequences) == 0:
                 self._time(timing)
+                self._time_copies(timing)
         if num_draft:
             self.habits.of(match).observe(num_draft, num_accepted)
 
@@ -118,6 +125,16 @@ class Member:
         if self._settled and pair.settled and alike and stay and not prefill:
             share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
             pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
+
+    def _time_copies(self, timing: Verification) -> None:
+        """Learn what copies add to a plain pass; all that is in it is known."""
+        pair = self.pair
+        shared = timing.sequences >= max(2, (1 - STEADY) * pair.sequences)
+        undisturbed = self._only_copies is not None and self._only_copies == pair.only_copies
+        if self._settled and pair.settled and shared and undisturbed:
+            more = timing.rows / timing.sequences - 1
+            share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
+            pair.costs.at(pair.sequences).copied(more, timing.seconds, share)
 
     def _expected(self, num_draft: int, match: int) -> float:
         """Tokens of a round with so many draft tokens."""
@@ -135,7 +152,7 @@ class Member:
     def leave(self) -> None:
         """Give the share back."""
         self._is_catching_up(False)
-        self._share(False, 0, 0.0)
+        self._share(False, 0, 0.0, 0)
         self._vote(None)
 
     def _vote(self, ballot: Ballot | None) -> None:
@@ -154,10 +171,12 @@ class Member:
         self.pair.readings += now and not self._catching_up
         self._catching_up = now
 
-    def _share(self, present: bool, in_flight: int, expected: float) -> None:
+    def _share(self, present: bool, in_flight: int, expected: float, copying: int) -> None:
         pair = self.pair
         if present is not self._joined:
             pair.counts(present - self._joined)
         pair.drafting += in_flight - self._in_flight
+        pair.copying += copying - self._copying
         pair.yields += expected - self._yield
         self._joined, self._in_flight, self._yield = present, in_flight, expected
+        self._copying = copying

@@ -49,6 +49,8 @@ class Pair:
     """The bracket of costs that so many are in."""
     drafting: int = 0
     """Draft tokens in the present rounds of all of them."""
+    copying: int = 0
+    """Of these, those that were copied."""
     yields: float = 0.0
     """Tokens that these rounds are expected to make."""
     catching_up: int = 0
@@ -57,6 +59,8 @@ class Pair:
     """Times that one began to draft after a plain round."""
     readings: int = 0
     """Times that one began to be read."""
+    proposals: int = 0
+    """Times that one had draft tokens verified that were not copied."""
     catch_up: float = 0.0
     """Seconds for each token that a draft worker lacks of a sequence."""
     verdicts: int = 0
@@ -108,6 +112,13 @@ class Pair:
     @property
     def _reading(self) -> bool:
         return self.catching_up > self.sequences // CATCHING_UP
+
+    @property
+    def only_copies(self) -> int | None:
+        """A number that stays as long as all rows of passes are plain ones or copies; None while they are not."""
+        if self.catching_up or self.drafting != self.copying:
+            return None
+        return self.readings + self.proposals
 
     def read_much_since(self, readings: int) -> bool:
         """Whether a worker has begun to read more since then than is usual among so many."""

@@ -242,7 +242,7 @@ class Goodput(Member):
         """Tokens to copy; 0 where what was chosen for this round is better."""
         expected = self.habits.of(match).expected(most)
         drafted = self.habits.drafts.expected(drafting)[-1]
-        seconds = table.verify if drafting else table.beside_plain(self.pair.sequences)
+        seconds = table.verify if drafting else table.copied
         own = max(_best_rate(expected, seconds), drafted / table.whole[drafting])
         price = self._price(own, table.whole)
         scores = [e - price * t for e, t in zip(expected, seconds, strict=False)]

@@ -16,7 +16,7 @@ MOST = 4
 
 
 def table(*whole: float, beside: float | None = None) -> RoundSeconds:
-    return RoundSeconds(list(whole), list(whole), whole[0] if beside is None else beside)
+    return RoundSeconds(list(whole), list(whole), whole[0] if beside is None else beside, list(whole))
 
 
 def ballot(acceptance: float, num_draft: int, most: int = MOST, *, fixed: bool = False) -> Ballot:

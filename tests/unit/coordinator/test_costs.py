@@ -9,7 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.costs import FADED, MEMORY, Cell, Costs, Curve, Shape, bracket, rising, weight
+from coordinator.costs import (
+    FADED,
+    MANY,
+    MEMORY,
+    SCATTERED,
+    SCATTERED_FEW,
+    Cell,
+    Copies,
+    Costs,
+    Curve,
+    Shape,
+    bracket,
+    rising,
+    weight,
+)
 from paceline.core.lines import Line
 
 
@@ -198,6 +212,70 @@ def test_what_makes_everything_slower_makes_slower_what_is_not_done(speed: float
     # A leap like that is partly taken for the price of plain rounds: a quarter of it here.
     assert table.whole[4] == pytest.approx(20 * speed, rel=0.27)
     assert table.verify[4] == pytest.approx(15 * speed, rel=0.27)
+
+
+@pytest.mark.parametrize(("known", "slower"), [(8, 1.1), (1000, 1.25)])
+def test_how_slow_everything_is_shows_in_what_is_well_known(known: int, slower: float) -> None:
+    """The first rounds of a kind may have been cheaper than they turn out to be: that is no slow machine."""
+    costs = Costs()
+    load = costs.at(1)
+    for _ in range(50):
+        load.judged(0, 10.0)
+    for _ in range(known):
+        load.judged(4, 15.0, trial=True)
+    for _ in range(60):
+        load.judged(4, 22.0)
+    table = costs.round_seconds(1, 4)
+    assert table is not None
+    assert table.whole[4] == pytest.approx(22, rel=0.1)
+    assert (table.whole[0] > 10 * slower) is (known > MEMORY)
+
+
+@given(sequences=st.integers(2, 64), row=st.floats(0.0, 1.5), pace=st.floats(0.5, 2.0))
+def test_what_copies_add_to_plain_passes_is_measured(sequences: int, row: float, pace: float) -> None:
+    costs = Costs()
+    load = costs.at(sequences)
+    for _ in range(50):
+        load.judged(0, 10.0)
+    load.pace = pace
+    for i in range(500):
+        more = (0.0, 0.25, 1.5)[i % 3]
+        load.copied(more, 10.0 * pace * (1 + row * more))
+    table = costs.round_seconds(sequences, 4)
+    assert table is not None
+    for k, seconds in enumerate(table.copied):
+        assert seconds == pytest.approx(10.0 * pace * (1 + row * k), rel=0.3)
+        assert k or seconds == pytest.approx(table.verify[0])
+    assert table.copied == sorted(table.copied)
+
+
+def test_copies_are_judged_by_what_all_wait_while_plain_passes_alone_are_known() -> None:
+    costs = Costs()
+    for sequences in (MANY - 1, MANY):
+        for k in range(5):
+            costs.at(sequences).verdict.observe(k, 10.0 + 9.0 * k)
+        for _ in range(50):
+            costs.at(sequences).copied(0.0, 10.0)
+    few, many = costs.round_seconds(MANY - 1, 4), costs.round_seconds(MANY, 4)
+    assert few is not None
+    assert many is not None
+    assert few.copied == pytest.approx([few.verify[0] * (1 + SCATTERED_FEW * k) for k in range(5)])
+    assert many.copied == [max(t, many.verify[0] * (1 + SCATTERED * k)) for k, t in enumerate(many.verify)]
+    alone = Costs()
+    alone.at(1).judged(0, 10.0)
+    table = alone.round_seconds(1, 4)
+    assert table is not None
+    assert table.copied == table.verify
+
+
+def test_one_stall_says_little_of_what_copies_cost() -> None:
+    copies = Copies()
+    for more in (0.0, 1.0) * 20:
+        copies.observe(more, 10.0 + 5 * more, 1.0)
+    copies.observe(1.0, 10_000.0, 1.0)
+    assert copies.copied.seconds < 17
+    copies.observe(0.0, 10_000.0, 1.0)
+    assert copies.plain.seconds < 12
 
 
 def test_on_trial_the_draft_tokens_make_the_difference() -> None:

@@ -420,6 +420,59 @@ def test_among_many_a_row_that_few_add_is_dear(sequences: int, useful: float, co
     assert one.copy(9, MOST, 0) == copies
 
 
+def copying_beside(pair: Pair, others: list[Goodput], one: Goodput, count: int, row: float) -> None:
+    """Rounds of all; `one` copies four tokens every other time. A pass takes 1 s, and `row` for each row."""
+    size = len(others) + 1
+    for i in range(count):
+        copied = 4 * (i % 2)
+        one.verifying(copied, prefills=False, match=9)
+        for other in others:
+            other.verifying(0, prefills=False)
+        timing = Verification(1 + row * (size + copied), size + copied, size)
+        one.judged(copied, copied, timing, match=9)
+        for other in others:
+            other.judged(0, 0, timing)
+
+
+@pytest.mark.parametrize("row", [0.01, 0.2])
+def test_what_a_row_of_a_copy_costs_is_seen_in_the_passes_of_all(row: float) -> None:
+    size = 8
+    pair = known_pair([1 + row * size * (1 + k) for k in range(MOST + 1)], [9.0] * (MOST + 1), size)
+    one, *others = crowd(pair, size)
+    without_trials(pair)
+    copying_beside(pair, others, one, 100, row)
+    table = pair.round_seconds()
+    assert table is not None
+    expected = [1 + row * (size + size * k) for k in range(MOST + 1)]
+    assert table.copied == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize("disturbance", ["a prompt", "a draft", "a draft that is gone", "passes apart"])
+def test_copies_are_not_timed_where_rows_may_be_of_something_else(disturbance: str) -> None:
+    size = 8
+    pair = known_pair([1.0] * (MOST + 1), [9.0] * (MOST + 1), size)
+    one, *others = crowd(pair, size)
+    without_trials(pair)
+    copies = pair.costs.at(size).copies
+    copying_beside(pair, others, one, 10, 0.1)
+    before = copies.plain.weight + copies.copied.weight
+    assert before > 0
+    for _ in range(40):
+        sequences = size // 2 if disturbance == "passes apart" else size
+        for member in (one, *others):
+            member.verifying(0, prefills=False)
+        if disturbance == "a prompt":
+            others[0].verifying(0, prefills=True)
+        elif disturbance != "passes apart":
+            others[0].verifying(3, prefills=False)
+        if disturbance == "a draft that is gone":
+            others[0].judged(3, 3, None)
+            others[0].verifying(0, prefills=False)
+        for member in (one, *others[1:]):
+            member.judged(0, 0, Verification(5.0, sequences + 3, sequences))
+    assert copies.plain.weight + copies.copied.weight == before
+
+
 @pytest.mark.parametrize(("sequences", "looked"), [(CROWD - 1, 40), (CROWD, 40 // (REST + 1))])
 def test_among_many_a_match_is_seldom_looked_for_where_copying_is_of_no_use(
     sequences: int, looked: int
