@@ -115,7 +115,7 @@ class Pair:
 
     @property
     def only_copies(self) -> int | None:
-        """A number that stays as long as all rows of passes are plain ones or copies; None while they are not."""
+        """A number that stays while all rows of passes are plain ones or copies; None while some are not."""
         if self.catching_up or self.drafting != self.copying:
             return None
         return self.readings + self.proposals
