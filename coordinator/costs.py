@@ -52,8 +52,10 @@ class Cell:
     tokens: float = 0.0
     seconds: float = 0.0
 
-    def observe(self, tokens: float, seconds: float, weight: float) -> None:
-        """Take in one measurement."""
+    def observe(self, tokens: float, seconds: float, weight: float, outlier: float = math.inf) -> None:
+        """Take in one measurement; a time `outlier` times the mean counts as that much."""
+        if self.weight >= 1 and self.seconds > 0:
+            seconds = min(seconds, outlier * self.seconds)
         self.weight = min(self.weight + weight, MEMORY)
         share = weight / self.weight
         self.tokens += share * (tokens - self.tokens)
@@ -92,10 +94,7 @@ class Curve:
 
     def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
         """Take in one measurement; `weight` below 1 where several tell of the same pass."""
-        cell = self.cells.setdefault(_place(tokens), Cell())
-        if cell.weight >= 1 and cell.seconds > 0:
-            seconds = min(seconds, self.outlier * cell.seconds)
-        cell.observe(tokens, seconds, weight)
+        self.cells.setdefault(_place(tokens), Cell()).observe(tokens, seconds, weight, self.outlier)
         self._moments = None
 
     def usual(self, tokens: float) -> Cell | None:
@@ -183,10 +182,7 @@ class Copies:
 
     def observe(self, more: float, seconds: float, weight: float) -> None:
         """Take in a round whose pass had so many copied tokens a sequence."""
-        cell = self.copied if more else self.plain
-        if cell.weight >= 1:
-            seconds = min(seconds, STRAY * cell.seconds)
-        cell.observe(more, seconds, weight)
+        (self.copied if more else self.plain).observe(more, seconds, weight, STRAY)
 
     def seconds(self, plain: float, guess: Sequence[float]) -> list[float]:
         """Of rounds with 0, 1, 2, … copied tokens where a plain one takes `plain`.
@@ -213,8 +209,9 @@ class Load:
     in vain, and nothing finds out what was feared.
     """
     copies: Copies = field(default_factory=Copies)
+    """From VerifyRound to verdict, while nobody has drafts."""
     pace: float = 1.0
-    """How slow everything is now, over what it was for both curves.
+    """How slow everything is now, over what it was for all of these.
 
     A machine that others use too, or that is hot, slows down and recovers within seconds. What is done
     shows it, and what was last done a while ago would have slowed down as much.

@@ -54,8 +54,8 @@ class Member:
     _joined: bool = False
     _ballot: Ballot | None = None
     _in_flight: int = 0
-    _copying: int = 0
-    """Draft tokens of its round, and those that were copied."""
+    _drafted: int = 0
+    """Draft tokens of its round, and those that were not copied."""
     _yield: float = 0.0
     _catching_up: bool = False
     _readings: int = 0
@@ -95,9 +95,9 @@ class Member:
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
         self._is_catching_up(prefills)
-        pair = self.pair
-        pair.proposals += num_draft > 0 and not match
-        self._share(True, num_draft, self._expected(num_draft, match), num_draft if match else 0)
+        pair, drafted = self.pair, 0 if match else num_draft
+        pair.proposals += drafted > 0
+        self._share(True, num_draft, drafted, self._expected(num_draft, match))
         self._only_copies = pair.only_copies
         self._mean_draft, self._sequences, self._settled = pair.mean_draft, pair.sequences, pair.settled
 
@@ -110,30 +110,26 @@ class Member:
             pair.spent(timing.seconds, num_accepted + 1)
             if pair.verdicts % sampling(pair.sequences) == 0:
                 self._time(timing)
-                self._time_copies(timing)
         if num_draft:
             self.habits.of(match).observe(num_draft, num_accepted)
 
     def _time(self, timing: Verification) -> None:
-        """Learn what a verification takes."""
+        """Learn what a verification takes, and what copies add to one without drafts."""
         pair = self.pair
+        if not (self._settled and pair.settled):
+            return
+        share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
         mean = (self._mean_draft + pair.mean_draft) / 2
         # While everybody changes K, comes or goes, nobody knows what was in the pass.
         alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
         stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
         prefill = timing.rows > PREFILL * timing.sequences * (1 + mean)
-        if self._settled and pair.settled and alike and stay and not prefill:
-            share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
+        if alike and stay and not prefill:
             pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
-
-    def _time_copies(self, timing: Verification) -> None:
-        """Learn what copies add to a plain pass; all that is in it is known."""
-        pair = self.pair
+        # Without drafts and prompts all of it is known, if all sequences share it.
         shared = timing.sequences >= max(2, (1 - STEADY) * pair.sequences)
-        undisturbed = self._only_copies is not None and self._only_copies == pair.only_copies
-        if self._settled and pair.settled and shared and undisturbed:
+        if shared and self._only_copies is not None and self._only_copies == pair.only_copies:
             more = timing.rows / timing.sequences - 1
-            share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
             pair.costs.at(pair.sequences).copied(more, timing.seconds, share)
 
     def _expected(self, num_draft: int, match: int) -> float:
@@ -152,7 +148,7 @@ class Member:
     def leave(self) -> None:
         """Give the share back."""
         self._is_catching_up(False)
-        self._share(False, 0, 0.0, 0)
+        self._share(False, 0, 0, 0.0)
         self._vote(None)
 
     def _vote(self, ballot: Ballot | None) -> None:
@@ -171,12 +167,11 @@ class Member:
         self.pair.readings += now and not self._catching_up
         self._catching_up = now
 
-    def _share(self, present: bool, in_flight: int, expected: float, copying: int) -> None:
+    def _share(self, present: bool, in_flight: int, drafted: int, expected: float) -> None:
         pair = self.pair
         if present is not self._joined:
             pair.counts(present - self._joined)
         pair.drafting += in_flight - self._in_flight
-        pair.copying += copying - self._copying
+        pair.drafted += drafted - self._drafted
         pair.yields += expected - self._yield
-        self._joined, self._in_flight, self._yield = present, in_flight, expected
-        self._copying = copying
+        self._joined, self._in_flight, self._drafted, self._yield = present, in_flight, drafted, expected

@@ -49,8 +49,8 @@ class Pair:
     """The bracket of costs that so many are in."""
     drafting: int = 0
     """Draft tokens in the present rounds of all of them."""
-    copying: int = 0
-    """Of these, those that were copied."""
+    drafted: int = 0
+    """Of these, those that were not copied."""
     yields: float = 0.0
     """Tokens that these rounds are expected to make."""
     catching_up: int = 0
@@ -116,7 +116,7 @@ class Pair:
     @property
     def only_copies(self) -> int | None:
         """A number that stays while all rows of passes are plain ones or copies; None while some are not."""
-        if self.catching_up or self.drafting != self.copying:
+        if self.catching_up or self.drafted:
             return None
         return self.readings + self.proposals
 
