@@ -6,12 +6,13 @@ the draft, whose continuations are to be so long, or the target, which begins a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.answers import shortened
 from coordinator.lookup import LONGEST, Match, copied
 from coordinator.sequence import Sequence
-from paceline.core.types import Proposal
+from paceline.core.types import Proposal, Verdict
 
 NOTHING = Proposal()
 """The proposal of a plain round."""
@@ -102,3 +103,30 @@ class Planner(Sequence):
         """A continuation as long as the round after that outcome; None where it is of no use."""
         most = min(self._wanted_next(), self._room(outcome[0] + 1))
         return shortened(proposal, most, self.vocabulary_size, self._foreseen.get(outcome, NOTHING))
+
+    def _tell(self, proposals: Mapping[tuple[int, int], Proposal]) -> None:
+        """Remember what the target is told."""
+        self._foreseen.update(proposals)
+        for outcome, proposal in proposals.items():
+            self._first_told.setdefault(outcome, proposal.num_draft_tokens)
+
+    def _following(self, verdict: Verdict) -> Proposal | None:
+        """What the target judges next without being asked; None where it waits.
+
+        If its verdict does not say so, what it was told for this outcome reaches it after that. It begins
+        with the first of it, which may be the shorter one of two proposals, and so it may with the verdict.
+        """
+        count = verdict.went_on_with
+        if count is None:
+            otherwise = 0 if self._plain_ahead else None
+            count = self._first_told.get((verdict.num_accepted, verdict.token_ids[-1]), otherwise)
+        return None if count is None else Proposal(self._foreseen_by(verdict).token_ids[:count])
+
+    def _foreseen_by(self, verdict: Verdict) -> Proposal:
+        return self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]), NOTHING)
+
+    def _might_go_on(self, verdict: Verdict) -> bool:
+        """True where what the target says it has begun by itself was handed to it."""
+        if not verdict.went_on_with:
+            return verdict.went_on_with is None or self._plain_ahead
+        return verdict.went_on_with <= self._foreseen_by(verdict).num_draft_tokens

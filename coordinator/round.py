@@ -8,9 +8,9 @@ out and brings the answers back. Read top to bottom it is the round:
 A proposal may also be copied from the sequence's own text (lookup.py): then nobody waits for the draft.
 
 While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
-They are handed to the target, which begins the next round by itself when one of them comes true; when they
-come too late for that, the next round at least skips DRAFTING. The draft is told, and goes on from there.
-Where the next round is to be a plain one, the target is told that, and begins it by itself as well.
+They are handed to the target, which begins the next round by itself when one of them comes true: with the
+verdict, or as soon as it is told. The draft is told, and goes on from there. Where the next round is to be a
+plain one, the target is told that, and begins it by itself as well.
 
 | what happens | what the sequence does |
 |---|---|
@@ -122,18 +122,12 @@ class RoundMachine(Planner):
 
     # ---- the round, step by step -------------------------------------------------------------------
 
-    def _begin_round(self, now: float, foreseen: Proposal = NOTHING) -> list[Action]:
-        """Step 1: ask the draft for a proposal, unless there is one already or this round has none."""
+    def _begin_round(self, now: float) -> list[Action]:
+        """Step 1: ask the draft for a proposal, unless the text has one or this round has none."""
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
             return []
-        source = self._source_ahead
         self._wanted = self._next_round(now)
-        if foreseen.num_draft_tokens and source is not None:
-            self._copies(source)
-            return self._verify(foreseen, now)
-        if self._wanted and foreseen.num_draft_tokens and self._draft.open:
-            return self._go_on_with(Proposal(foreseen.token_ids[: self._wanted]), now)
         proposal = self._copy_from_text()
         if self._wanted == 0 or proposal.num_draft_tokens:
             return self._verify(proposal, now)
@@ -144,6 +138,7 @@ class RoundMachine(Planner):
         self.round += 1
         self._source = self._source_ahead = None
         self._foreseen, self._plain_ahead = {}, False
+        self._first_told.clear()
         self._record = RoundRecord(self.round, now)
         self._target.attempts, self._draft.retried = 0, False
         return self._wanted_now()
@@ -175,6 +170,8 @@ class RoundMachine(Planner):
         """
         if not (self.phase is Phase.VERIFYING and self._draft.answers(event, self.round)):
             return []
+        if self._client_behind:
+            return []
         if not self._wanted_next():
             return [] if self._plain_ahead else self._tell_ahead()
         usable = {
@@ -182,18 +179,14 @@ class RoundMachine(Planner):
             for outcome, proposal in event.proposals.items()
             if (cut := self._shortened(proposal, outcome))
         }
-        self._foreseen.update(usable)
-        if not usable or self._client_behind:
+        if not usable:
             return []
+        self._tell(usable)
         return [ToTarget(self._target.ahead(self.ledger, self.round, usable))]
 
-    def _go_on_with(self, proposal: Proposal, now: float) -> list[Action]:
-        """A hit: the verification leaves at once, and the draft learns which branch is its trunk."""
-        self._hit(proposal)
-        return [*self._verify(proposal, now), self._follow(proposal)]
-
-    def _went_on(self, proposal: Proposal, now: float) -> list[Action]:
-        """The target did not wait: the next round is in progress there."""
+    def _went_on(self, proposal: Proposal, now: float, *, late: bool) -> list[Action]:
+        """The target does not wait: the next round is in progress there, or will be as it reads what it was
+        told. Where that was `late` it is asked as well, in case that it could not make use of it."""
         source = self._source_ahead
         self._next_round(now)
         self._wanted, self._proposal = proposal.num_draft_tokens, proposal
@@ -201,10 +194,15 @@ class RoundMachine(Planner):
             self._copies(source)
         if self._is_drafted:
             self._hit(proposal)
+        asked = self._target.verify(self.ledger, self.params, self.round, proposal) if late else []
         self._verifying(now, prefills=False)
+        return [*map(ToTarget, asked), *self._look_ahead()]
+
+    def _look_ahead(self) -> list[Action]:
+        """A hit tells the draft which branch is its trunk; other rounds tell the target what is next."""
         if not self._is_drafted:
             return self._tell_ahead()
-        return [self._follow(proposal)] if self._draft.open else []
+        return [self._follow(self._proposal)] if self._draft.open else []
 
     def _hit(self, proposal: Proposal) -> None:
         self.stats.num_lookahead_hits += 1
@@ -232,7 +230,8 @@ class RoundMachine(Planner):
             told = self._told_ahead()
             if told is None:
                 return []
-            self._foreseen, self._plain_ahead = told, True
+            self._tell(told)
+            self._plain_ahead = True
         return [ToTarget(self._target.ahead(self.ledger, self.round, self._foreseen, plain_otherwise=True))]
 
     def _verifying(self, now: float, *, prefills: bool) -> None:
@@ -254,16 +253,15 @@ class RoundMachine(Planner):
         self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
-        foreseen = self._foreseen_by(verdict)
+        following = self._following(verdict)
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
         self._record.judged(now, waited, num_draft, verdict, len(commit.token_ids))
         self.committed = self._record
         if commit.finish is not None:
             return [Emit(commit), *self._close()]
-        if verdict.went_on_with is not None:
-            # The target may have begun before it got the longer one of two proposals for this outcome.
-            return [Emit(commit), *self._went_on(Proposal(foreseen.token_ids[: verdict.went_on_with]), now)]
-        return [Emit(commit), *self._begin_round(now, foreseen)]
+        if following is None:
+            return [Emit(commit), *self._begin_round(now)]
+        return [Emit(commit), *self._went_on(following, now, late=verdict.went_on_with is None)]
 
     def _on_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[Action]:
         """The prompt's prefill goes on, and reports what it passes.
@@ -280,9 +278,6 @@ class RoundMachine(Planner):
             return self._fail(InternalError("the target worker's log-probabilities do not fit the prompt"))
         return [Emit(report)] if report.prompt_logprobs else []
 
-    def _foreseen_by(self, verdict: Verdict) -> Proposal:
-        return self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]), NOTHING)
-
     def _fits(self, verdict: Verdict) -> bool:
         wants_logprobs = self.params.sampling.logprobs is not None
         return (
@@ -291,12 +286,6 @@ class RoundMachine(Planner):
             and not self.ledger.lacks_prompt_logprobs
             and self._might_go_on(verdict)
         )
-
-    def _might_go_on(self, verdict: Verdict) -> bool:
-        """True where what the target says it has begun by itself was handed to it."""
-        if not verdict.went_on_with:
-            return verdict.went_on_with is None or self._plain_ahead
-        return verdict.went_on_with <= self._foreseen_by(verdict).num_draft_tokens
 
     # ---- what can go wrong -------------------------------------------------------------------------
 

@@ -43,6 +43,9 @@ class Sequence:
     _draft: DraftPeer = field(init=False)
     _proposal: Proposal = field(default_factory=Proposal)
     _foreseen: dict[tuple[int, int], Proposal] = field(default_factory=dict)
+    """What the target was told to judge next, by the outcome of this round: the longest for each."""
+    _first_told: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Draft tokens of what it was told first for each."""
     _wanted: int = 0
     _planned: int | None = None
     _text: TextIndex = field(default_factory=TextIndex)

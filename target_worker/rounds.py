@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from paceline.core.messages import VerifyAhead, VerifyRound
-from paceline.core.types import Proposal, SequenceParams
+from paceline.core.types import Proposal, SequenceParams, Verdict
 from paceline.engine.passes import Job
+from paceline.engine.session import Session
 from paceline.engine.structured import Restriction
 
 NOTHING = Proposal()
@@ -28,15 +29,37 @@ class Round:
     """What its rows may be; None where that is anything."""
 
     def following(self, accepted: int, next_token: int, eos_token_ids: Collection[int]) -> VerifyRound | None:
-        """The next round, if it was told; a plain one not where the sequence ends with this token."""
+        """The next round, if it was told."""
         foreseen = self.foreseen.get((accepted, next_token))
         if foreseen is not None or not self.plain_otherwise:
             return foreseen
-        sampling = self.job.held.session.params.sampling
-        ends = next_token in sampling.stop_token_ids or (
-            next_token in eos_token_ids and not sampling.ignore_eos
-        )
-        return None if ends else after(self.command, accepted, NOTHING)
+        params = self.job.held.session.params
+        return None if ends(params, next_token, eos_token_ids) else after(self.command, accepted, NOTHING)
+
+
+def following_late(
+    command: VerifyAhead, session: Session[Verdict], eos_token_ids: Collection[int]
+) -> VerifyRound | None:
+    """The next round of a sequence whose verdict is out already; None where it was not told, or has begun."""
+    verdict = session.answer
+    if verdict is None or session.question is None:
+        return None
+    if place(command) != (session.epoch, session.round, session.question[0]):
+        return None
+    next_token = verdict.token_ids[-1]
+    proposal = command.proposals.get((verdict.num_accepted, next_token))
+    if proposal is None:
+        if not command.plain_otherwise or ends(session.params, next_token, eos_token_ids):
+            return None
+        proposal = NOTHING
+    return after(command, verdict.num_accepted, proposal)
+
+
+def ends(params: SequenceParams, token_id: int, eos_token_ids: Collection[int]) -> bool:
+    """True where the sequence ends with this token: no round follows it by itself."""
+    sampling = params.sampling
+    is_end = token_id in eos_token_ids and not sampling.ignore_eos
+    return is_end or token_id in sampling.stop_token_ids
 
 
 def after(command: VerifyRound | VerifyAhead, accepted: int, proposal: Proposal) -> VerifyRound:

@@ -5,7 +5,7 @@ truncates its own cache to `ledger length - 1` entries, and only then answers.
 
 While a round is in progress the coordinator may say what to judge next for some of its outcomes, or that
 nothing is to be judged next. The next round then begins in the same breath as the verdict leaves, without a
-message.
+message; so it does where it is told just after that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.gathering import Gathering
-from target_worker.rounds import Round, after, is_scored, place
+from target_worker.rounds import Round, after, following_late, is_scored, place
 
 MAX_OVERHEARD = 4096
 """Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
@@ -135,6 +135,7 @@ class Verifier:
                     return self._begin(command, arrived)
                 case VerifyAhead():
                     self._foresee(command)
+                    self._begin_late(command, arrived)
                 case CloseSequence():
                     if self.holdings.close(command):
                         self._rounds.pop(command.sequence_id, None)
@@ -180,7 +181,7 @@ class Verifier:
         return []
 
     def _foresee(self, command: VerifyAhead) -> None:
-        """Keep the next round for the outcomes told; of no use once the verdict is out."""
+        """Keep the next round for the outcomes told, until the verdict is out."""
         r = self._rounds.get(command.sequence_id)
         if r is None or place(r.command) != place(command):
             return
@@ -198,8 +199,20 @@ class Verifier:
         r.foreseen.update(rounds)
         r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
 
+    def _begin_late(self, command: VerifyAhead, arrived: float) -> None:
+        """The verdict is out already, and what it would have begun begins now.
+
+        The coordinator knows it: what it told and the verdict did not make use of is still to be read here.
+        """
+        held = self.holdings.find(command.sequence_id)
+        if held is None:
+            return
+        following = following_late(command, held.session, self._eos_token_ids)
+        if following is not None:
+            self._begin(following, arrived)
+
     def _listen(self) -> None:
-        """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is too late.
+        """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is late.
 
         Every command is also handled in its turn. So what came before its round was taken up is not lost, and
         what is refused is refused there.

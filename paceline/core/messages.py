@@ -40,7 +40,8 @@ class VerifyRound:
 class VerifyAhead:
     """What to judge next if the verdict on `round` is one of these outcomes: (accepted, next token).
 
-    The target then begins round + 1 by itself, as if a VerifyRound with that proposal had come.
+    The target then begins round + 1 by itself, as if a VerifyRound with that proposal had come: with the
+    verdict, or when it reads this if its verdict is out by then.
     """
 
     sequence_id: str

@@ -188,7 +188,7 @@ Global___VerifyRound: _TypeAlias = VerifyRound  # noqa: Y015
 @_typing.final
 class VerifyAhead(_message.Message):
     """What to verify next if the verdict on `round` is one of these outcomes. The worker then begins round + 1
-    with that proposal by itself, and says so in its verdict. What comes too late is dropped.
+    with that proposal by itself, and says so in its verdict. If that is out, it begins as it reads this.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

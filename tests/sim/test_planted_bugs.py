@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -147,6 +147,31 @@ def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Verifier, "_begin", begin)
     assert "does not fit its round" in simulation_catches()
+
+
+def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = RoundMachine._tell
+
+    def tell(self: RoundMachine, proposals: Mapping[tuple[int, int], Proposal]) -> None:
+        real(self, proposals)
+        self._first_told.update({outcome: p.num_draft_tokens for outcome, p in proposals.items()})
+
+    monkeypatch.setattr(RoundMachine, "_tell", tell)
+    assert "asked before with other content" in simulation_catches(make_world=foreseeing_world)
+
+
+def test_a_coordinator_that_drafts_where_a_late_target_begins_a_plain_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = RoundMachine._following
+
+    def following(self: RoundMachine, verdict: Verdict) -> Proposal | None:
+        return None if verdict.went_on_with is None else real(self, verdict)
+
+    monkeypatch.setattr(RoundMachine, "_following", following)
+    assert "asked before with other content" in simulation_catches(make_world=random_world)
 
 
 def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

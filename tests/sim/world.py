@@ -479,7 +479,7 @@ class World:
             raise SimulationError("invariant 1: the target's cache is not the ledger without its last token")
         if worker.runner.read(held.table) != held.session.tokens[:-1]:
             raise SimulationError("invariant 1: the target's cache does not hold the ledger")
-        self.verdicts_checked += 1
+        self.verdicts_checked += not again
 
     def receive(self, link: SimLink, events: Iterable[Any]) -> None:
         """Invariant 3, as the coordinator takes answers in."""

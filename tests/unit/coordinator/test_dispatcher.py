@@ -289,7 +289,8 @@ def test_a_client_that_does_not_read_is_cut() -> None:
     service.answer(running, 5)
     running.unread = limits.MAX_UNREAD_TOKENS
     service.answer(running, 6)
-    service.answer(running, 7)
+    service.answer(running, 7)  # of a round that the target had begun by itself by then, and so is 8
+    service.answer(running, 8)
     assert running.machine.phase is Phase.PAUSED
     service.clock.now = 59.0
     service.sweep()
@@ -299,10 +300,10 @@ def test_a_client_that_does_not_read_is_cut() -> None:
     assert running.ended
     assert types(service.targets[0])[-1] is CloseSequence
     *commits, error = parts(running)
-    assert [commit.token_ids for commit in commits] == [(5,), (6,), (7,)]  # type: ignore[union-attr]
+    assert [commit.token_ids for commit in commits] == [(5,), (6,), (7,), (8,)]  # type: ignore[union-attr]
     assert isinstance(error, UnavailableError)
     assert "may be resumed" in error.message
-    assert error.last_index == 2
+    assert error.last_index == 3
 
 
 def test_a_client_that_reads_in_time_is_not_cut() -> None:
@@ -499,7 +500,7 @@ def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.Mo
     monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
     service = Service()
     slow, other = service.submit(), service.submit()
-    for token in (5, 6, 7):
+    for token in (5, 6, 7, 8):
         service.answer(slow, token)
     assert slow.machine.phase is Phase.PAUSED
     service.fail(other)
@@ -521,11 +522,13 @@ def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyP
         service.answer(slow, token)
         service.answer(other, token)
         read(service, other)
-    # The bound is noticed with the commit that passes it; the round that has begun by then is the last.
-    service.answer(slow, 8)
+    # The bound is noticed with the commit that passes it; by then a round has begun, and the target was told
+    # of another one after it.
+    for token in (8, 9):
+        service.answer(slow, token)
     assert (slow.machine.phase, other.machine.phase) == (Phase.PAUSED, Phase.VERIFYING)
-    assert slow.unread == 4
-    for _ in range(3):
+    assert slow.unread == 5
+    for _ in range(4):
         assert slow.machine.phase is Phase.PAUSED
         read(service, slow)
     assert slow.machine.phase is Phase.VERIFYING

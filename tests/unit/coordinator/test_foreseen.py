@@ -68,6 +68,16 @@ def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
     assert it.generated == [4, 7, 5, 6, 6, 2]
 
 
+def test_a_target_that_is_told_late_begins_with_what_it_was_told_first() -> None:
+    """Its verdict leaves before it reads either of the two."""
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6))})
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    verify, draft = sent(judged(it, 7, 5))
+    assert verify.proposal == Proposal((6, 6))
+    assert (draft.num_draft_tokens, draft.num_lookahead_tokens) == (2, 3)
+
+
 @pytest.mark.parametrize("again", [(6, 6), (6,), (6, 9, 6), (9, 9, 9)])
 def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]) -> None:
     """The target may have begun with what it was told first: its verdict would not fit."""
@@ -106,6 +116,25 @@ def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
     assert foresee(it, {(0, 1): Proposal((1,))}) == [], "no further round is begun ahead"
     judged(it, 1)
     assert it.phase is Phase.PAUSED
+
+
+def test_so_it_is_where_the_target_was_told_late() -> None:
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    it(Signal.CLIENT_BEHIND)
+    verify, _ = sent(judged(it, 7, 5))
+    assert verify.proposal == Proposal((6, 6, 6))
+    judged(it, 1)
+    assert it.phase is Phase.PAUSED
+
+
+def test_what_was_not_told_while_the_client_was_behind_begins_by_nobody() -> None:
+    it = verifying(7, 8, 9)
+    it(Signal.CLIENT_BEHIND)
+    assert foresee(it, {(1, 5): Proposal((6, 6, 6))}) == []
+    it(Signal.CLIENT_CAUGHT_UP)
+    (command,) = sent(judged(it, 7, 5))
+    assert isinstance(command, DraftRound)
 
 
 def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
@@ -195,13 +224,15 @@ def test_nonsense_is_no_hit(proposal: Proposal) -> None:
         assert not command.proposal.parents
 
 
-def test_a_lost_draft_cannot_be_hit() -> None:
+def test_what_the_target_was_told_is_judged_where_the_draft_is_lost() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {(1, 5): Proposal((6, 6, 6))})
     it(Signal.DRAFT_LOST)
     (command,) = sent(it.judge(7, 5))
     assert isinstance(command, VerifyRound)
-    assert command.proposal == Proposal()
+    assert command.proposal == Proposal((6, 6, 6))
+    (command,) = sent(it.judge(6, 1))
+    assert (command.round, command.proposal) == (4, Proposal())
 
 
 def test_a_draft_that_lost_the_sequence_behind_a_hit_is_opened_again_in_the_next_round() -> None:

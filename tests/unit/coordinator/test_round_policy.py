@@ -229,11 +229,14 @@ def test_copying_needs_no_draft_worker() -> None:
     it, policy = copying(3)
     it(Signal.TARGET_READY)
     it.judge(1)
+    # The target was told that a plain round is next when the text did not repeat itself yet.
     (command,) = sent(it.judge(2))
-    assert command.proposal == Proposal((3, 1, 2))
+    assert command.proposal == Proposal()
+    (command,) = sent(it.judge(3))
+    assert command.proposal == Proposal((1, 2, 3))
     # The second one is of what follows that copy.
     copies = [call for call in policy.told() if call[0] in ("choose", "copy")]
-    assert copies == [("copy", 2, 5, 0), ("copy", 6, 5, 0)]
+    assert copies == [("copy", 3, 5, 0), ("copy", 7, 5, 0)]
 
 
 def test_what_is_not_worth_copying_is_drafted() -> None:

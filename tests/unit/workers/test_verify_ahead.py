@@ -86,7 +86,9 @@ def test_what_arrives_while_the_pass_runs_is_of_use_to_its_verdict(usable: bool)
     for _ in range(2):
         engine.take_up()
         engine.step()
-    assert [verdict.went_on_with for verdict in verdicts(events)] == ([2, None] if usable else [None])
+    judged = [event for event in events if isinstance(event, RoundVerdict)]
+    assert [event.verdict.went_on_with for event in judged] == ([2, None] if usable else [None])
+    assert len(events) - len(judged) == (not usable), "what is refused is said, once"
 
 
 @pytest.mark.parametrize("place", [{"epoch": 2}, {"number": 2}, {"number": 0}, {"base": N + 1}])
@@ -97,12 +99,56 @@ def test_what_belongs_to_another_round_is_dropped(place: dict[str, int]) -> None
     assert len(worker.run()) == 1
 
 
-def test_what_comes_after_the_verdict_is_dropped() -> None:
+def test_what_comes_just_after_the_verdict_begins_the_round_all_the_same() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    assert verdicts(worker.run())[0].went_on_with is None
+    told = {(0, 5): Proposal((0,)), (2, best[2]): Proposal(best[3:5])}
+    assert foresee(worker, told) == []
+    assert worker.it.has_work
+    # Told again, also in more words, and asked by the coordinator: it is the same round.
+    longer = {(2, best[2]): Proposal(best[3:6])}
+    assert [*foresee(worker, told), *foresee(worker, longer)] == []
+    assert worker.ask(best[3:5], number=2, base=N + 3) == []
+    (verdict,) = verdicts(worker.run())
+    assert (verdict.token_ids, worker.length()) == (best[3:6], N + 5)
+    assert verdicts(worker.ask(best[3:5], number=2, base=N + 3)) == [verdict]
+    assert not worker.it.has_work
+
+
+def test_of_a_round_that_is_over_nothing_is_begun() -> None:
+    """The coordinator has asked for the next one, and what it was told of the last one comes again."""
     best = right(8)
     worker = asked(best[:2])
     worker.run()
-    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}) == []
+    worker.ask((), number=2, base=N + 3)
+    told = {(2, best[2]): Proposal(best[3:5])}
+    assert foresee(worker, told) == []
+    (verdict,) = verdicts(worker.run())
+    assert verdict.token_ids == best[3:4]
+    assert foresee(worker, told) == []
     assert not worker.it.has_work
+
+
+def test_another_outcome_that_is_told_late_begins_nothing() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    worker.run()
+    assert foresee(worker, {(1, best[2]): Proposal(best[3:5]), (2, best[2] ^ 1): Proposal((0,))}) == []
+    assert foresee(worker, {(2, best[2]): Proposal(best[3:5])}, base=N + 1) == []
+    assert not worker.it.has_work
+
+
+def test_what_is_told_late_and_cannot_be_judged_is_refused() -> None:
+    best = right(8)
+    worker = asked(best[:2])
+    worker.run()
+    (failed,) = foresee(worker, {(2, best[2]): Proposal((VOCAB,))})
+    assert isinstance(failed, SequenceFailed)
+    assert (failed.round, type(failed.error)) == (1, InvalidArgumentError)
+    assert not worker.it.has_work
+    worker.ask(best[3:5], number=2, base=N + 3)
+    assert verdicts(worker.run())[0].token_ids == best[3:6]
 
 
 def test_a_closed_sequence_goes_on_no_further() -> None:
@@ -187,6 +233,12 @@ def test_no_plain_round_follows_a_token_that_ends_the_sequence(
     worker.ask(())
     plain_next(worker)
     assert len(worker.run()) == 1 + goes_on
+    late = Worker(eos=eos)
+    late.open(sampling=sampling)
+    late.ask(())
+    assert len(late.run()) == 1
+    plain_next(late)
+    assert len(late.run()) == goes_on
 
 
 def test_no_plain_round_may_follow_beyond_the_models_length() -> None:
