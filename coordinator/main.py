@@ -13,6 +13,7 @@ from coordinator.service import GenerationService
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
+from paceline.core.cores import bind_thread, check_cores
 from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
 from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
@@ -94,4 +95,6 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
     configure_logging("coordinator", config.log_format)
+    check_cores(config.message_cores, "message_cores")
+    bind_thread(config.message_cores)
     event_loop.run(_serve(config))

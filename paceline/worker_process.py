@@ -19,9 +19,9 @@ import grpc
 
 from paceline.core import limits
 from paceline.core.config import WorkerConfig
+from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
 from paceline.engine.build import Built, build
-from paceline.engine.cores import check_cores
 from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
 from paceline.engine.loop import Engine, EngineThread
@@ -79,7 +79,9 @@ class WorkerShell:
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
         """Set when streams are to end."""
-        check_cores(config.cores)  # before the minutes that loading a model may take
+        # Before the minutes that loading a model may take.
+        check_cores(config.cores)
+        check_cores(config.message_cores, "message_cores")
         self._built = build(config)
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
         self._engine.observer = WorkerObserver(role.answers, spans)
@@ -208,6 +210,7 @@ async def _serve(role: Role, config: WorkerConfig) -> None:
         metrics = shell.serve_metrics()
         server.heed_signals(exit_with_parent=config.exit_with_parent)
         tune_interpreter()
+        bind_thread(config.message_cores)  # not before: loading a model is no message
         server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
         log.info("%s worker listens on %s", role.name, server.address)
         if metrics is not None:

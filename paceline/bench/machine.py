@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.client.server_status import WorkerInfo
-from paceline.engine.cores import usable_cores
+from paceline.core.cores import usable_cores
 
 _PACKAGES = ("paceline", "torch", "transformers", "grpcio")
 

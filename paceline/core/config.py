@@ -23,6 +23,11 @@ def _check(condition: bool, name: str, message: str) -> None:
         raise InvalidArgumentError(name, message)
 
 
+def _check_cores(name: str, cores: tuple[int, ...]) -> None:
+    _check(all(core >= 0 for core in cores), name, "must not be negative")
+    _check(len(set(cores)) == len(cores), name, "must differ from each other")
+
+
 def _check_telemetry(log_format: str, endpoint: str) -> None:
     _check(
         log_format in LOG_FORMATS, "log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {log_format}"
@@ -49,6 +54,8 @@ class WorkerConfig:
     """CPU threads of the model; 0 takes one for each of `cores`, without them torch's choice."""
     cores: tuple[int, ...] = ()
     """Processor core to compute on; may be repeated; any if none is given."""
+    message_cores: tuple[int, ...] = ()
+    """The same for all else that the worker does once the model is loaded."""
     block_size: int = 16
     """Positions per cache block."""
     num_blocks: int | None = None
@@ -113,8 +120,8 @@ class WorkerConfig:
         _check_telemetry(self.log_format, self.otlp_traces_endpoint)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 0, "threads", "must not be negative")
-        _check(all(core >= 0 for core in self.cores), "cores", "must not be negative")
-        _check(len(set(self.cores)) == len(self.cores), "cores", "must differ from each other")
+        _check_cores("cores", self.cores)
+        _check_cores("message_cores", self.message_cores)
         _check(
             not self.cores or self.threads <= len(self.cores),
             "cores",
@@ -209,6 +216,8 @@ class CoordinatorConfig:
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
     """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    message_cores: tuple[int, ...] = ()
+    """Processor core to run on; may be repeated; any if none is given."""
     local_sockets: bool = True
     """Talk to workers through the Unix socket that they offer, where it is found on this machine."""
     worker_tls_certificate: str = ""
@@ -243,6 +252,7 @@ class CoordinatorConfig:
             "otlp_traces_sampling_ratio",
             f"must be in [0, 1], got {self.otlp_traces_sampling_ratio}",
         )
+        _check_cores("message_cores", self.message_cores)
         draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         _check(
             1 <= self.max_num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from paceline.core import slices
 from paceline.core.clock import Clock, monotonic
+from paceline.core.cores import bind_thread
 from paceline.core.messages import CloseSequence, SequenceFailed
-from paceline.engine.cores import bind_thread
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class EngineThread(Generic[Command, Event]):
 
     def _run(self) -> None:
         try:
+            slices.restore()  # it computes; the thread that started it carries messages
             bind_thread(self._cores)
             while self._drain():
                 if self._engine.has_work:

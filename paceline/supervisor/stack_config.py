@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
+from paceline.core.cores import CAN_BIND, usable_cores
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
-from paceline.engine.cores import CAN_BIND, usable_cores
 
 _ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
 
@@ -68,8 +68,8 @@ class StackConfig:
     """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
     draft_threads: int = 0
     bind_cores: bool | None = None
-    """Each model computes on cores of its own, whatever else runs there. If not given, where a draft that
-    drafts ahead and its target have one core each, and there is no third."""
+    """Each model computes on cores of its own, and all else keeps off the target's. If not given, where a
+    draft that drafts ahead and its target have one core each, and there is no third."""
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
     as many as a draft worker's default where each model has a core, else 0."""
@@ -166,6 +166,7 @@ class StackConfig:
         }
         values["threads"] = self._threads_of(role)
         values["cores"] = self._cores_of(role) if self._binds else ()
+        values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
         values |= self._certificate_of(role, "tls")
         if role == "draft":
@@ -182,6 +183,15 @@ class StackConfig:
         """As many as it has threads: the target's are the first ones."""
         before = 0 if role == "target" else self._threads_of("target")
         return usable_cores()[before : before + self._threads_of(role)]
+
+    @property
+    def _message_cores(self) -> tuple[int, ...]:
+        """Those of all that is no model, in every process: any but the target's. Nobody waits for a draft
+        while it drafts ahead, and where everybody waits for it there is nothing else to do."""
+        if not self._binds:
+            return ()
+        targets = self.target.get("cores") or self._cores_of("target")
+        return tuple(core for core in usable_cores() if core not in targets)
 
     @property
     def _binds(self) -> bool:
@@ -239,6 +249,7 @@ class StackConfig:
             "otlp_traces_endpoint": self.otlp_traces_endpoint,
             "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
             "reflection": self.reflection,
+            "message_cores": self._message_cores,
         }
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import pytest
 
 from paceline.client import Client, SamplingParams, WorkerState
+from paceline.core.cores import CAN_BIND
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
-from paceline.engine.cores import CAN_BIND
 from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
@@ -145,6 +145,30 @@ def _cores(config: StackConfig) -> tuple[tuple[int, ...], ...]:
     return tuple(config.worker_config(role).cores for role in config.worker_roles)
 
 
+def _message_cores(config: StackConfig) -> set[tuple[int, ...]]:
+    """Of all processes."""
+    workers = {config.worker_config(role).message_cores for role in config.worker_roles}
+    return workers | {config.coordinator_config(("a:1",), ()).message_cores}
+
+
+@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
+def test_messages_keep_off_the_targets_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
+    cpu: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
+    assert _message_cores(StackConfig(**cpu)) == {(5,)}
+    assert _message_cores(StackConfig(bind_cores=False, **cpu)) == {()}
+    assert _message_cores(StackConfig(target={"cores": (5,)}, **cpu)) == {(3,)}
+    said = {"message_cores": (3,)}
+    assert _message_cores(StackConfig(target=said, draft=said, coordinator=said, **cpu)) == {(3,)}
+    alone = StackConfig(draft_model=None, target_threads=2, bind_cores=True, **cpu)
+    assert _message_cores(alone) == {()}, "it has them all"
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
+    assert _message_cores(StackConfig(**cpu)) == {()}, "with cores to spare the system finds room"
+    assert _message_cores(StackConfig(target_threads=1, draft_threads=2, bind_cores=True, **cpu)) == {
+        (1, 2, 3)
+    }
+
+
 @pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
 def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
@@ -187,6 +211,26 @@ def test_one_thread_of_a_worker_is_bound_and_no_other(tiny_pair: Pair) -> None:
     if len(usable) > 1:
         assert list(target_threads.values()).count({usable[-1]}) == 1
     assert set(map(frozenset, draft_threads.values())) == {frozenset(usable)}
+
+
+@pytest.mark.skipif(not CAN_BIND or not Path("/proc/self/task").is_dir(), reason="looks at Linux's threads")
+def test_what_carries_messages_is_bound_apart_from_what_computes(tiny_pair: Pair) -> None:
+    first, last = (sorted(os.sched_getaffinity(0))[i] for i in (0, -1))
+    messages = {"message_cores": (last,)}
+    stack_config = config(
+        tiny_pair,
+        bind_cores=False,
+        target={"cores": (first,), **messages},
+        draft=messages,
+        coordinator=messages,
+    )
+    with serve_stack(stack_config, sink=discard) as stack:
+        with Client(stack.address) as client:
+            assert len(client.generate("def", SAMPLING).token_ids) == 16
+        pids = {role: stack.pid(role) for role in ("target", "draft", "coordinator")}
+        threads = {role: _threads(pid) for role, pid in pids.items()}
+    assert [threads[role][pid] for role, pid in pids.items()] == [{last}] * 3
+    assert {first} in threads["target"].values(), "its engine"
 
 
 def test_the_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from paceline.core import cores
+from paceline.core.cores import CAN_BIND, bind_thread, check_cores
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine import cores
-from paceline.engine.cores import CAN_BIND, bind_thread, check_cores
 
 needs_binding = pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
 
@@ -23,6 +23,9 @@ def test_a_core_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=f"include {missing}; this process may use") as refused:
         check_cores((*usable, missing))
     assert refused.value.field == "cores"
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_cores((missing,), "message_cores")
+    assert refused.value.field == "message_cores"
 
 
 def test_a_system_without_binding_refuses_any(monkeypatch: pytest.MonkeyPatch) -> None:

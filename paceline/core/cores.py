@@ -1,8 +1,9 @@
-"""Engine threads on processor cores of their own.
+"""Which processor cores threads run on.
 
 Where two models and all that lies between them share two cores, every message wakes threads up, and the
 system moves the others about. Engines that stay where they are never wait for each other, and find their
-caches as they left them.
+caches as they left them. Messages that stay away from the target's core keep nobody waiting but a draft that
+drafts ahead.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def check_cores(cores: Collection[int]) -> None:
-    """Raises InvalidArgumentError naming `cores` where this process may not use one of them."""
+def check_cores(cores: Collection[int], name: str = "cores") -> None:
+    """Raises InvalidArgumentError naming the field where this process may not use one of them."""
     if not cores:
         return
     if not CAN_BIND:
-        raise InvalidArgumentError("cores", "cannot be chosen on this system")
+        raise InvalidArgumentError(name, "cannot be chosen on this system")
     usable = usable_cores()
     if missing := sorted(set(cores).difference(usable)):
         there = ", ".join(map(str, usable))
-        raise InvalidArgumentError("cores", f"include {missing[0]}; this process may use {there}")
+        raise InvalidArgumentError(name, f"include {missing[0]}; this process may use {there}")
 
 
 def bind_thread(cores: Collection[int]) -> None:
