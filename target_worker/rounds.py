@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.messages import VerifyAhead, VerifyRound
@@ -21,20 +21,17 @@ class Round:
 
     command: VerifyRound
     job: Job
-    foreseen: dict[tuple[int, int], VerifyRound] = field(default_factory=dict)
-    """The next round, by outcome: (accepted, next token)."""
+    foreseen: dict[tuple[int, int], Proposal] = field(default_factory=dict)
+    """What the next round judges, by outcome: (accepted, next token)."""
     plain_otherwise: bool = False
     """After any other outcome the next round has no draft tokens."""
     restriction: Restriction | None = None
     """What its rows may be; None where that is anything."""
 
-    def following(self, accepted: int, next_token: int, eos_token_ids: Collection[int]) -> VerifyRound | None:
-        """The next round, if it was told."""
-        foreseen = self.foreseen.get((accepted, next_token))
-        if foreseen is not None or not self.plain_otherwise:
-            return foreseen
+    def following(self, outcome: tuple[int, int], eos_token_ids: Collection[int]) -> VerifyRound | None:
+        """The next round, if it was told for this outcome: (accepted, next token)."""
         params = self.job.held.session.params
-        return None if ends(params, next_token, eos_token_ids) else after(self.command, accepted, NOTHING)
+        return _told(self.command, self.foreseen, self.plain_otherwise, outcome, params, eos_token_ids)
 
 
 def following_late(
@@ -46,13 +43,25 @@ def following_late(
         return None
     if place(command) != (session.epoch, session.round, session.question[0]):
         return None
-    next_token = verdict.token_ids[-1]
-    proposal = command.proposals.get((verdict.num_accepted, next_token))
-    if proposal is None:
-        if not command.plain_otherwise or ends(session.params, next_token, eos_token_ids):
-            return None
+    outcome = verdict.num_accepted, verdict.token_ids[-1]
+    told = command.proposals, command.plain_otherwise
+    return _told(command, *told, outcome, session.params, eos_token_ids)
+
+
+def _told(
+    command: VerifyRound | VerifyAhead,
+    proposals: Mapping[tuple[int, int], Proposal],
+    plain_otherwise: bool,
+    outcome: tuple[int, int],
+    params: SequenceParams,
+    eos_token_ids: Collection[int],
+) -> VerifyRound | None:
+    """The round after this one, which ended so; None where nobody has said what it is."""
+    accepted, next_token = outcome
+    proposal = proposals.get(outcome)
+    if proposal is None and plain_otherwise and not ends(params, next_token, eos_token_ids):
         proposal = NOTHING
-    return after(command, verdict.num_accepted, proposal)
+    return None if proposal is None else after(command, accepted, proposal)
 
 
 def ends(params: SequenceParams, token_id: int, eos_token_ids: Collection[int]) -> bool:

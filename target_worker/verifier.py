@@ -185,18 +185,14 @@ class Verifier:
         r = self._rounds.get(command.sequence_id)
         if r is None or place(r.command) != place(command):
             return
-        rounds = {
-            (accepted, token): after(command, accepted, proposal)
-            for (accepted, token), proposal in command.proposals.items()
-        }
-        for following in rounds.values():
-            self._check(following, r.job.held)
+        for (accepted, _), proposal in command.proposals.items():
+            self._check(after(command, accepted, proposal), r.job.held)
         longest = command.base_length + r.command.proposal.num_draft_tokens + 1
         if command.plain_otherwise and longest > self._max_model_len:
             raise InvalidArgumentError(
                 "plain_otherwise", f"may go on beyond the model's length of {self._max_model_len}"
             )
-        r.foreseen.update(rounds)
+        r.foreseen.update(command.proposals)
         r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
 
     def _begin_late(self, command: VerifyAhead, arrived: float) -> None:
@@ -330,7 +326,7 @@ class Verifier:
             del self._rounds[r.command.sequence_id]
             num_accepted, next_token = judged
             verdict = self._settle(r, num_accepted, next_token, reported)
-            following = r.following(num_accepted, next_token, self._eos_token_ids)
+            following = r.following((num_accepted, next_token), self._eos_token_ids)
             if following is not None:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+from collections.abc import Mapping
 
 SHORT_NS = 100_000
 """The shortest slice there is."""
 _USUAL_NS = 0
-_CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
-"""Numbers of the system calls sched_setattr and sched_getattr, which have no wrapper in the C library."""
+_SET = {"x86_64": 314, "aarch64": 274}
+"""Number of the system call sched_setattr, which has no wrapper in the C library."""
+_GET = {"x86_64": 315, "aarch64": 275}
+"""The same of sched_getattr."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQII")
 """struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, two clamps."""
 _RUNTIME = 5
@@ -45,23 +48,23 @@ def _ask_for(nanoseconds: int) -> int:
     if attributes is None:
         return 0
     attributes[_RUNTIME] = nanoseconds
-    _call(0, ctypes.create_string_buffer(_ATTRIBUTES.pack(*attributes)), 0)
+    _call(_SET, ctypes.create_string_buffer(_ATTRIBUTES.pack(*attributes)), 0)
     return current()
 
 
 def _get() -> list[int] | None:
     """This thread's attributes; None where there are none, or another policy than the usual ones."""
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    if not _call(1, buffer, _ATTRIBUTES.size, 0):
+    if not _call(_GET, buffer, _ATTRIBUTES.size, 0):
         return None
     attributes = list(_ATTRIBUTES.unpack(buffer.raw))
     return attributes if attributes[1] in _FAIR else None
 
 
-def _call(which: int, buffer: ctypes.Array[ctypes.c_char], *more: int) -> bool:
-    if platform.system() != "Linux" or platform.machine() not in _CALLS:
+def _call(numbers: Mapping[str, int], buffer: ctypes.Array[ctypes.c_char], *more: int) -> bool:
+    number = numbers.get(platform.machine())
+    if platform.system() != "Linux" or number is None:
         return False
-    number = _CALLS[platform.machine()][which]
     this_thread = 0
     failed: int = ctypes.CDLL(None).syscall(number, this_thread, buffer, *more)
     return not failed
