@@ -1,6 +1,6 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: whoever changes tiles.py, products.py, kernels.py, or
+numba's cache looks at this file alone: whoever changes tiles.py, matrix_unit.py, products.py, kernels.py, or
 choosing.py, compiled.py or philox.py of decoding, touches it too.
 """
 

@@ -18,7 +18,7 @@ from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
-from paceline.engine.compiled.weights import Weights, fits, release
+from paceline.engine.compiled.weights import Weights, aligned, fits, release
 
 
 class CompiledForward:
@@ -126,7 +126,7 @@ class CompiledForward:
         keys = int(layout.key_count.max()) + more_keys
         size = len(layout.ids) * self._per_row + keys * self._per_key + self._besides
         if size > len(self._work):
-            self._work = np.empty(size, dtype=np.float32)
+            self._work = aligned(size).view(np.float32)
 
     def pack(self) -> None:
         """Give up the model's own copies of the weights: it runs through this pass only from here on."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product
+from paceline.engine.compiled.products import FOR_UNIT, OPTIONS, by_rows, matrix_product, words_for_unit
 from paceline.engine.compiled.tiles import (
     LANES,
     MOST_ROWS,
@@ -35,6 +35,7 @@ _APART: Final = LANES
 """Numbers of scratch between two rows. Rows that are a power of two apart share the few places of the nearest
 cache that their addresses allow: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
 
+_words = njit(**OPTIONS)(words_for_unit)
 _tile = by_rows(tile, MOST_ROWS)
 _mix = by_rows(mix, MOST_ROWS)
 
@@ -192,6 +193,11 @@ def _attended(
                 out[to + d] = mixed[m * dim + d] * shares[m]
 
 
+@njit(**OPTIONS)
+def _words_for_unit(form, widest):
+    return _words(widest) if form == FOR_UNIT else 0
+
+
 # ---- the pass --------------------------------------------------------------------------------------
 
 
@@ -223,13 +229,13 @@ def decoder_pass(
 
     Args:
         shape: int64 [9]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
-            whether query, key and value have biases, and whether weights are in halves.
+            whether query, key and value have biases, and how weights lie (products.py).
         epsilon, scaling: of the norms and of the attention, float32.
         windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
-        weights: uint32, flat, the bits of a float32 each or, in halves, of two bfloat16: of each layer qkv,
-            output, gate and up, down; then the head (weights.py). One type for both: numba's cache on disk
-            is not safe where two processes compile the same function for different types.
+        weights: uint32, flat, the bits of a float32 each or of two bfloat16: of each layer qkv, output, gate
+            and up, down; then the head (weights.py). One type for both: numba's cache on disk is not safe
+            where two processes compile the same function for different types.
         gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.
@@ -239,16 +245,17 @@ def decoder_pass(
         keys: int64, flat: slots of entries in order of position.
         key_first, key_count: int64 [R]: what each row sees of `keys`, its own slot last.
         wanted: int64 [W]: rows whose logits are wanted.
-        work: float32, flat: scratch as `scratch_of` says.
+        work: float32, flat: scratch as `scratch_of` says, which begins where a line of the cache does.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
     """
-    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, halves = shape
+    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, form = shape
     rows, group = len(ids), heads // kv_heads
     qkv_width, rotated, width = (heads + 2 * kv_heads) * dim, heads + kv_heads, 2 * kv_heads * dim
     mixed = heads * dim
     ldx, ldq, lda = hidden + _APART, qkv_width + _APART, mixed + _APART
     ldu, ldg = 2 * inner + _APART, inner + _APART
-    at = 0
+    at = _words_for_unit(form, max(hidden, mixed, inner))
+    unit = work[:at]
     x = work[at : at + rows * ldx]
     at += rows * ldx
     normed = work[at : at + rows * ldx]
@@ -276,7 +283,7 @@ def decoder_pass(
                 row[:] = biases[layer]
             else:
                 row[:] = np.float32(0.0)
-        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, qkv_width, qkv, ldq, rows)
+        offset = matrix_product(normed, ldx, weights, form, offset, hidden, qkv_width, qkv, ldq, rows, unit)
         for r in range(rows):
             row = qkv[r * ldq : r * ldq + qkv_width]
             for h in range(rotated):
@@ -300,25 +307,28 @@ def decoder_pass(
                 attended, lda,
             )  # fmt: skip
             r += together
-        offset = matrix_product(attended, lda, weights, halves, offset, mixed, hidden, x, ldx, rows)
+        offset = matrix_product(attended, lda, weights, form, offset, mixed, hidden, x, ldx, rows, unit)
         for r in range(rows):
             row = x[r * ldx : r * ldx + hidden]
             _normed(row, hidden, epsilon, gains[2 * layer + 1], normed[r * ldx : r * ldx + hidden])
         gate_up[:] = np.float32(0.0)
-        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, 2 * inner, gate_up, ldu, rows)
+        offset = matrix_product(
+            normed, ldx, weights, form, offset, hidden, 2 * inner, gate_up, ldu, rows, unit
+        )
         for r in range(rows):
             _gated(gate_up[r * ldu : r * ldu + 2 * inner], inner, gated[r * ldg : r * ldg + inner])
-        offset = matrix_product(gated, ldg, weights, halves, offset, inner, hidden, x, ldx, rows)
+        offset = matrix_product(gated, ldg, weights, form, offset, inner, hidden, x, ldx, rows, unit)
     for w in range(len(wanted)):
         row = x[wanted[w] * ldx : wanted[w] * ldx + hidden]
         _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
     out = logits.reshape(-1)
-    matrix_product(normed, ldx, weights, halves, offset, hidden, vocabulary, out, vocabulary, len(wanted))
+    matrix_product(normed, ldx, weights, form, offset, hidden, vocabulary, out, vocabulary, len(wanted), unit)
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
     """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and besides."""
-    _, hidden, heads, kv_heads, dim, inner, *_ = shape
+    _, hidden, heads, kv_heads, dim, inner, _, _, form = shape
     rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner + 6 * _APART
     many = _TOGETHER * heads // kv_heads
-    return rows, many, (2 * many + LANES) * dim + many * (1 + LANES)
+    besides = words_for_unit(max(hidden, heads * dim, inner)) if form == FOR_UNIT else 0
+    return rows, many, besides + (2 * many + LANES) * dim + many * (1 + LANES)

@@ -9,8 +9,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from numba import njit
 
+from paceline.engine.compiled.matrix_unit import (
+    BLOCK,
+    DEPTH,
+    IN_PROCESSOR,
+    PARTS,
+    ROWS,
+    add_parts,
+    begin,
+    end,
+    meet_one_by_one,
+    meet_one_by_two,
+    meet_two_by_one,
+    meet_two_by_two,
+    split,
+)
 from paceline.engine.compiled.tiles import (
     AHEAD,
     BESIDE,
@@ -30,8 +46,22 @@ from paceline.engine.compiled.tiles import (
 # way for every row), nothing may be assumed about their values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
+_IN_ORDER: Final = OPTIONS | {"fastmath": False}
+"""For sums in the order in which they are written. `fastmath` is of every instruction of a function, an
+intrinsic's too, and what a function does not say it takes over from the one that calls it."""
 _WAITING: Final = 2
 """So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
+
+FLOATS: Final = 0
+HALVES: Final = 1
+"""Two bfloat16 to a word."""
+FOR_UNIT: Final = 2
+"""The same, in tiles as the matrix unit takes them (weights.py)."""
+
+_MOST_GROUPS: Final = 16
+"""Groups of rows that meet a matrix while it is at hand. Their parts fit the second cache."""
+_SUMS: Final = 4 * BLOCK
+"""Words for what two groups make of two tiles."""
 
 
 def by_rows(of, most):
@@ -101,12 +131,80 @@ _product_of_floats = _product_of(add, add_to_broad, 1)
 _product_of_halves = _product_of(add_halves, add_halves_to_broad, 2)
 
 
+@njit(**_IN_ORDER)
+def _packed(x, first, ldx, n_in, rows, group, blocks, packed):
+    """The parts of x[:rows] as the unit takes them, in groups of so many rows: of each group `blocks` blocks.
+
+    Inputs that are missing to a whole block are zero.
+    """
+    whole, block = n_in // DEPTH, group * PARTS * LANES
+    for r in range(rows):
+        row = first + r * ldx
+        at = r // group * blocks * block + r % group * PARTS * LANES
+        for k in range(whole):
+            split(address_of(x, row + k * DEPTH), address_of(packed, at + k * block))
+        if whole < blocks:
+            tail = np.zeros(DEPTH, dtype=np.float32)
+            tail[: n_in - whole * DEPTH] = x[row + whole * DEPTH : row + n_in]
+            split(address_of(tail, 0), address_of(packed, at + whole * block))
+
+
+@njit(**_IN_ORDER)
+def _product_in_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work):
+    """As `matrix_product`."""
+    blocks, tiles = (n_in + DEPTH - 1) // DEPTH, n_out // LANES
+    group = max(min(rows, ROWS), 1)
+    tall, block = blocks * BLOCK, group * PARTS * LANES
+    sums, packed = work[:_SUMS], work[_SUMS:]
+    begin(group)
+    for first in range(0, rows, _MOST_GROUPS * ROWS):
+        some = min(_MOST_GROUPS * ROWS, rows - first)
+        _packed(x, first * ldx, ldx, n_in, some, group, blocks, packed)
+        for t in range(0, tiles, 2):
+            w, c = address_of(weights, offset + t * tall), address_of(sums, 0)
+            columns = min(2, tiles - t)
+            for r in range(0, some, 2 * group):
+                a, further = address_of(packed, r // group * blocks * block), blocks * block
+                groups = 2 if some - r > group else 1
+                if groups == 2 and columns == 2:
+                    meet_two_by_two(a, further, block, w, tall, blocks, c)
+                elif groups == 2:
+                    meet_two_by_one(a, further, block, w, tall, blocks, c)
+                elif columns == 2:
+                    meet_one_by_two(a, further, block, w, tall, blocks, c)
+                else:
+                    meet_one_by_one(a, further, block, w, tall, blocks, c)
+                for m in range(min(groups * group, some - r)):
+                    for column in range(columns):
+                        part = (m // group * columns + column) * BLOCK + m % group * PARTS * LANES
+                        at = (first + r + m) * ldo + (t + column) * LANES
+                        add_parts(address_of(sums, part), address_of(out, at))
+    end()
+    return offset + tiles * tall
+
+
 @njit(**OPTIONS)
-def matrix_product(x, ldx, weights, halves, offset, n_in, n_out, out, ldo, rows):
+def _no_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work):
+    return offset
+
+
+_of_unit = _product_in_unit if IN_PROCESSOR else _no_unit
+
+
+def words_for_unit(n_in: int) -> int:
+    """Scratch that a product of rows of so many inputs needs where weights lie for the unit."""
+    return _SUMS + _MOST_GROUPS * -(-n_in // DEPTH) * ROWS * PARTS * LANES
+
+
+@njit(**OPTIONS)
+def matrix_product(x, ldx, weights, form, offset, n_in, n_out, out, ldo, rows, work):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    Returns where the next W begins.
+    `form` says how the tiles lie: FLOATS, HALVES or FOR_UNIT; only this one needs work, of `words_for_unit`,
+    which should begin where a line of the cache does. Returns where the next W begins.
     """
-    if halves:
+    if form == FOR_UNIT:
+        return _of_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)
+    if form == HALVES:
         return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
     return _product_of_floats(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)

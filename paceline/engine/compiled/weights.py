@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.engine.compiled.matrix_unit import DEPTH, usable
+from paceline.engine.compiled.products import FLOATS, FOR_UNIT, HALVES
 from paceline.engine.compiled.tiles import BESIDE, BROAD, LANES
 
 Floats = npt.NDArray[np.float32]
@@ -40,27 +42,34 @@ class Weights:
     sin: Floats
 
     @classmethod
-    def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
-        """Copy them out of a model of the Llama family; see `release` for the model's own."""
+    def of(
+        cls, model: Any, windows: Sequence[int | None], positions: int, *, for_unit: bool | None = None
+    ) -> Weights:
+        """Copy them out of a model of the Llama family; see `release` for the model's own.
+
+        `for_unit` false leaves the processor's matrix unit aside where there is one.
+        """
         config, layers = model.config, model.model.layers
         attention = layers[0].self_attn
         embedding = model.model.embed_tokens.weight.data
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
         cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
         linears = (*(linear for layer in layers for linear in _linears(layer)), model.lm_head)
-        halves = all(_is_bfloat16(linear.weight.data) for linear in linears)
+        form = FLOATS
+        if all(_is_bfloat16(linear.weight.data) for linear in linears):
+            form = FOR_UNIT if (usable() if for_unit is None else for_unit) else HALVES
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
         vocabulary = _in_whole_tiles(len(model.lm_head.weight))
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
         biased = attention.q_proj.bias is not None
         normed = hasattr(attention, "q_norm")
         return cls(
-            shape=np.array([*shape, vocabulary, biased, halves], dtype=np.int64),
+            shape=np.array([*shape, vocabulary, biased, form], dtype=np.int64),
             epsilon=np.float32(config.rms_norm_eps),
             scaling=np.float32(attention.scaling),
             windows=np.array([window or 0 for window in windows], dtype=np.int64),
             embedding=np.ascontiguousarray(embedding.numpy()),
-            weights=np.concatenate([_tiles(matrix, halves) for matrix in _matrices(model)]),
+            weights=_one_after_the_other([_tiles(matrix, form) for matrix in _matrices(model)]),
             gains=torch.stack([norm.weight.data for norm in (*norms, model.model.norm)]).numpy(),
             biases=np.stack([_joined(_inputs(x.self_attn), "bias").numpy() for x in layers])
             if biased
@@ -142,20 +151,33 @@ def _is_bfloat16(weight: Tensor) -> bool:
     return bool(((weight.view(torch.int32) & 0xFFFF) == 0).all())
 
 
-def _tiles(weight: Tensor, halves: bool) -> Words:
+def aligned(words: int) -> Words:
+    """So many of them, unset, from where a line of the cache begins: no vector then lies in two lines."""
+    room = np.empty(words + LANES, dtype=np.uint32)
+    first = -room.ctypes.data % (LANES * 4) // 4
+    return room[first : first + words]
+
+
+def _one_after_the_other(parts: Sequence[Words]) -> Words:
+    return np.concatenate(parts, out=aligned(sum(len(part) for part in parts)))
+
+
+def _tiles(weight: Tensor, form: int) -> Words:
     """[out, in] as tiles of 16 outputs, one after the other.
 
     Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
     are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
-    [in / 2, n], each word an input's weight and in its upper half the next input's.
+    [in / 2, n], each word an input's weight and in its upper half the next input's. For the matrix unit
+    all tiles are of 16, and their inputs are filled up with zeros to whole blocks.
     """
     n_out, n_in = weight.shape
-    padded = torch.zeros(_in_whole_tiles(n_out), n_in)
-    padded[:n_out] = weight
-    broad = BROAD * LANES if BESIDE else LANES
+    depth = -(-n_in // DEPTH) * DEPTH if form == FOR_UNIT else n_in
+    padded = torch.zeros(_in_whole_tiles(n_out), depth)
+    padded[:n_out, :n_in] = weight
+    broad = BROAD * LANES if BESIDE and form != FOR_UNIT else LANES
     end = len(padded) // broad * broad
     parts = ((padded[:end], broad), (padded[end:], LANES))
-    return np.concatenate([_alike(rows, outputs, halves) for rows, outputs in parts])
+    return np.concatenate([_alike(rows, outputs, form != FLOATS) for rows, outputs in parts])
 
 
 def _alike(weight: Tensor, outputs: int, halves: bool) -> Words:

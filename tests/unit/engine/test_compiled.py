@@ -88,16 +88,29 @@ def model_of(name: str) -> Any:
     return model
 
 
-def compiled(name: str) -> ModelRunner:
-    runner = make_runner(model_of(name), num_blocks=64, block_size=4, lean=True)
+def in_halves(name: str) -> Any:
+    """Its matrices hold bfloat16 numbers, as a checkpoint's do; its norms need not."""
+    model = model_of(name)
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" not in parameter_name:
+            parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+def compiled(name: str, *, in_16_bits: bool = False) -> ModelRunner:
+    """With a matrix unit for weights in 16 bits where there is one."""
+    model = in_halves(name) if in_16_bits else model_of(name)
+    runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
     assert runner.row_invariant
     return runner
 
 
+@pytest.mark.parametrize("in_16_bits", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
+def test_equals_transformers_modules_on_ragged_batches(name: str, in_16_bits: bool) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
-    runners = (make_runner(model_of(name), num_blocks=64, block_size=4), compiled(name))
+    model = in_halves(name) if in_16_bits else model_of(name)
+    runners = (make_runner(model, num_blocks=64, block_size=4), compiled(name, in_16_bits=in_16_bits))
     rng = random.Random(5)
     tables = {runner: [runner.new_table() for _ in range(3)] for runner in runners}
     for _ in range(8):
@@ -115,10 +128,11 @@ def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
             table.truncate_to(max(0, table.length - 2))
 
 
+@pytest.mark.parametrize("in_16_bits", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_row_has_the_same_bits_in_any_company(name: str) -> None:
+def test_a_row_has_the_same_bits_in_any_company(name: str, in_16_bits: bool) -> None:
     """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
-    runner = compiled(name)
+    runner = compiled(name, in_16_bits=in_16_bits)
     rng = random.Random(7)
     tokens = [rng.randrange(97) for _ in range(60)]
     table = runner.new_table()
@@ -275,22 +289,22 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         assert np.array_equal(out[rows:], before[rows:])
 
 
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("form", [products.FLOATS, products.HALVES])
 @pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5, 8])
-def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, halves: bool) -> None:
+def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, form: int) -> None:
     """One tile at a time, two, or a wide one; all rows at once or some after the others; odd tiles last."""
     n, width, most, apart = 150, tiles_of_outputs * tiles.LANES, 40, 3
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)
     matrix = torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)).bfloat16().float()
-    w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, halves)])
+    w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, form)])
     before = rng.standard_normal((most, width + apart), dtype=np.float32)
 
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
         end = products.matrix_product(
-            inputs, n + apart, w, halves, 7, n, width, out.reshape(-1), width + apart, rows
+            inputs, n + apart, w, form, 7, n, width, out.reshape(-1), width + apart, rows, inputs[:0]
         )
         assert end == len(w)
         return out
@@ -305,18 +319,10 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
 # ---- weights that are bfloat16 numbers -----------------------------------------------------------------
 
 
-def in_halves(name: str) -> Any:
-    """Its matrices hold bfloat16 numbers, as a checkpoint's do; its norms need not."""
-    model = model_of(name)
-    for parameter_name, parameter in model.named_parameters():
-        if "norm" not in parameter_name:
-            parameter.data = parameter.data.bfloat16().float()
-    return model
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prefill, of a step, of more rows than share a read; and those of the modules but for rounding."""
+    monkeypatch.setattr(weights, "usable", lambda: False)
     modules = make_runner(in_halves(name), num_blocks=64, block_size=4)
     halves = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
     monkeypatch.setattr(weights, "_is_bfloat16", lambda weight: False)
@@ -337,7 +343,8 @@ def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(logits[halves], logits[modules], atol=3e-5, rtol=1e-5)
 
 
-def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
+def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "usable", lambda: False)
     model = in_halves("llama, two")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
     whole = make_runner(model, num_blocks=8, lean=True)

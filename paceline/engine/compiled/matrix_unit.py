@@ -1,0 +1,224 @@
+"""Products by a processor's matrix unit (AMX), with sums that are as exact as float32's own.
+
+The unit multiplies bfloat16. A float32 has 24 bits, three times as many as a bfloat16, so it is the sum of
+three of them, exactly; and weights that are bfloat16 already need not be split. Every product of two
+bfloat16 is a float32 number. What is rounded are sums, in float32: of each part's products over an input's
+16 pairs, and of those.
+
+A row takes three rows of the unit's 16, one for each of its parts, and a group of five rows meets 16 outputs
+in as many cycles as one row would: as long as memory is what a pass waits for, further rows cost nothing.
+
+numba's cache of compiled functions does not look at this file: after a change here, touch kernels.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+from typing import Any, Final
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+IN_PROCESSOR: Final = all(get_host_cpu_features().get(name) for name in ("amx-tile", "amx-bf16"))
+"""Whether the processor has the unit, so that code for it can be compiled; see `usable`."""
+PARTS: Final = 3
+"""bfloat16 that a float32 is the sum of."""
+ROWS: Final = 5
+"""Rows of a group: their parts are rows of one tile of the unit."""
+DEPTH: Final = 32
+"""Inputs that meet at a time."""
+BLOCK: Final = 256
+"""Words of 16 outputs' weights of so many inputs: 16 rows of 64 bytes."""
+
+_LINE: Final = 64  # bytes of a row of a tile
+_WORDS_OF_A_LINE: Final = 16
+_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM of Linux' arch_prctl, and the state to be used
+_ARCH_PRCTL = 158
+
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_POINTER = types.CPointer(types.float32)
+_TO_WORDS = types.CPointer(types.uint32)
+
+
+@functools.cache
+def usable() -> bool:
+    """Whether this process may use the unit. The system is asked once: what the unit holds has to be saved
+    between threads, and Linux wants to be told who needs that."""
+    if not (IN_PROCESSOR and sys.platform == "linux" and platform.machine() == "x86_64"):
+        return False
+    try:
+        arch_prctl = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError):
+        return False
+    return bool(arch_prctl(_ARCH_PRCTL, _PERMISSION, _TILE_DATA) == 0)
+
+
+def _call(b: Any, name: str, *args: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.x86.{name}"), args)
+
+
+def _number(value: int, kind: Any = _I64) -> Any:
+    return ir.Constant(kind, value)
+
+
+def _tile(number: int) -> Any:
+    return _number(number, _I8)
+
+
+def _bytes_at(b: Any, pointer: Any) -> Any:
+    return b.bitcast(pointer, _I8.as_pointer())
+
+
+def _shape(rows: int) -> list[int]:
+    """What `ldtilecfg` reads: palette, bytes of a row of each tile, rows of each."""
+    shape = [1, *[0] * 63]
+    for tile, count in enumerate([PARTS * rows] * 6 + [16] * 2):
+        shape[16 + 2 * tile] = _LINE
+        shape[48 + tile] = count
+    return shape
+
+
+@intrinsic
+def begin(typing: Any, rows: Any) -> Any:
+    """Shape the unit's eight tiles for groups of 1 to `ROWS` rows: sums and inputs have three for each; the
+    last two tiles are of weights, 16 pairs of inputs each."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        shapes = [number for rows in range(1, ROWS + 1) for number in _shape(rows)]
+        table = cgutils.global_constant(
+            b.module, "shapes_of_tiles", cgutils.create_constant_array(_I8, shapes)
+        )
+        at = b.mul(b.sub(args[0], _number(1)), _number(64))
+        _call(b, "ldtilecfg", b.gep(_bytes_at(b, table), [at]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def end(typing: Any) -> Any:
+    """Give up what the tiles hold: nobody need save it any more."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        _call(b, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def split(typing: Any, x: Any, out: Any) -> Any:
+    """The parts of x[:32] as bfloat16 [3, 32] at out, the largest first.
+
+    Each part has the upper bits of what is left, so that the differences are exact, and the last one is all
+    of it. What is no number gives a part that is none.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        floats, words = ir.VectorType(ir.FloatType(), DEPTH), ir.VectorType(_I32, DEPTH)
+        halves = ir.VectorType(_I16, DEPTH)
+        left = b.load(b.bitcast(args[0], floats.as_pointer()))
+        left.align = 4
+        for part in range(PARTS):
+            bits = b.bitcast(left, words)
+            upper = b.and_(bits, ir.Constant(words, [0xFFFF0000] * DEPTH))
+            half = b.trunc(b.lshr(bits, ir.Constant(words, [16] * DEPTH)), halves)
+            at = b.gep(args[1], [_number(part * _WORDS_OF_A_LINE)])
+            b.store(half, b.bitcast(at, halves.as_pointer())).align = 4
+            left = b.fsub(left, b.bitcast(upper, floats))
+        return context.get_dummy_value()
+
+    return types.void(_POINTER, _POINTER), generate
+
+
+@intrinsic
+def add_parts(typing: Any, sums: Any, out: Any) -> Any:
+    """out[:16] += the three sums of a row's parts at sums [3, 16]: the two smaller ones first."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), _WORDS_OF_A_LINE)
+
+        def load(pointer: Any) -> Any:
+            value = b.load(b.bitcast(pointer, vector.as_pointer()))
+            value.align = 4
+            return value
+
+        high, mid, low = (load(b.gep(args[0], [_number(p * _WORDS_OF_A_LINE)])) for p in range(PARTS))
+        total = b.fadd(load(args[1]), b.fadd(high, b.fadd(mid, low)))
+        b.store(total, b.bitcast(args[1], vector.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(_POINTER, _POINTER), generate
+
+
+def _meeting(groups: int, columns: int) -> Any:
+    """Sums of so many groups of rows with so many times 16 outputs, one or two of each.
+
+    As an intrinsic of (a, between_groups, block, w, between_columns, blocks, out): a group's inputs are
+    `blocks` blocks of `block` words from a on, 16 outputs' weights as many of `BLOCK` words from w on. The
+    next group's begin so many words further, the next outputs' so many. out: float32 [groups, columns, 16,
+    16], whose first rows are a group's parts: three of its first row, three of the second one.
+    """
+    sums = {(g, c): g * columns + c for g in range(groups) for c in range(columns)}
+    of_group, of_column = (4, 5), (6, 7)
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        a, between_groups, block, w, between_columns, blocks, out = args
+        before, loop = b.basic_block, b.append_basic_block("block")
+        done = b.append_basic_block("summed")
+        line = _number(_LINE)
+        for tile in sums.values():
+            _call(b, "tilezero", _tile(tile))
+        b.branch(loop)
+
+        b.position_at_end(loop)
+        k = b.phi(_I64)
+        k.add_incoming(_number(0), before)
+        place = b.mul(k, block)
+        for g in range(groups):
+            at = b.gep(a, [b.add(place, b.mul(between_groups, _number(g)))])
+            _call(b, "tileloadd64", _tile(of_group[g]), _bytes_at(b, at), line)
+        place = b.mul(k, _number(BLOCK))
+        for c in range(columns):
+            at = b.gep(w, [b.add(place, b.mul(between_columns, _number(c)))])
+            _call(b, "tileloadd64", _tile(of_column[c]), _bytes_at(b, at), line)
+            for g in range(groups):
+                _call(b, "tdpbf16ps", _tile(sums[g, c]), _tile(of_group[g]), _tile(of_column[c]))
+        following = b.add(k, _number(1))
+        k.add_incoming(following, loop)
+        b.cbranch(b.icmp_signed("<", following, blocks), loop, done)
+
+        b.position_at_end(done)
+        for tile in sums.values():
+            _call(b, "tilestored64", _tile(tile), _bytes_at(b, b.gep(out, [_number(tile * BLOCK)])), line)
+        return context.get_dummy_value()
+
+    size = types.int64
+
+    @intrinsic
+    def meet(
+        typing: Any,
+        a: Any,
+        between_groups: Any,
+        block: Any,
+        w: Any,
+        between_columns: Any,
+        blocks: Any,
+        out: Any,
+    ) -> Any:
+        return types.void(_POINTER, size, size, _TO_WORDS, size, size, _POINTER), generate
+
+    return meet
+
+
+meet_one_by_one = _meeting(1, 1)
+meet_one_by_two = _meeting(1, 2)
+meet_two_by_one = _meeting(2, 1)
+meet_two_by_two = _meeting(2, 2)
