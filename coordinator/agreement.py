@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from coordinator.costs import ALMOST_NONE, RoundSeconds
 
 ADVANTAGE = 0.04
-"""Share by which drafting must be better than plain decoding to begin. Nothing can go wrong with plain
-rounds, and drafting makes that much less than its usual rounds promise: drafts read prompts, and of the
-last rounds not all tokens are of use."""
+"""Share by which drafting must be better than plain decoding. It makes that much less than its usual rounds
+promise: drafts read prompts, and of the last rounds not all tokens are of use."""
+WAVERING = 0.015
+"""The same for a change of mind, on top of that."""
 STEADY = 0.02
 """Share by which another K must be better than the one all have."""
 
@@ -90,7 +91,8 @@ class Agreement:
         mean = self._drafted / size
         if mean >= ALMOST_NONE:
             self.rate = max(self.rate, self._made / size / _round(seconds, mean))
-        self.drafts = self.rate > self.plain_rate * (1 if self.drafts else 1 + ADVANTAGE)
+        wavering = -WAVERING if self.drafts else WAVERING
+        self.drafts = self.rate > self.plain_rate * (1 + ADVANTAGE + wavering)
 
     def _count(self, ballot: Ballot, sign: int) -> None:
         expected, tokens = ballot.expected, self._tokens

@@ -76,9 +76,10 @@ def build(config: WorkerConfig) -> Built:
     # A sequence can never be longer than the whole cache.
     max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
     log.info(
-        "%s on %s: %d parameters, %d cache blocks of %d",
+        "%s on %s%s: %d parameters, %d cache blocks of %d",
         config.model,
         device,
+        ", its matrix unit" if runner.uses_matrix_unit else "",
         num_parameters,
         runner.cache.pool.num_blocks,
         config.block_size,

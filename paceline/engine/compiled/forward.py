@@ -18,6 +18,7 @@ from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
+from paceline.engine.compiled.products import FOR_UNIT
 from paceline.engine.compiled.weights import Weights, aligned, fits, release
 
 
@@ -38,6 +39,11 @@ class CompiledForward:
     def weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads."""
         return self._weights.weights.nbytes
+
+    @property
+    def uses_matrix_unit(self) -> bool:
+        """True where products are the processor's matrix unit's."""
+        return bool(self._weights.shape[8] == FOR_UNIT)
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""

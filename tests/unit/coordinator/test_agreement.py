@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.acceptance import expected_tokens
-from coordinator.agreement import ADVANTAGE, STEADY, Agreement, Ballot, interpolated
+from coordinator.agreement import ADVANTAGE, STEADY, WAVERING, Agreement, Ballot, interpolated
 from coordinator.costs import RoundSeconds
 
 MOST = 4
@@ -45,21 +45,23 @@ def test_the_common_k_is_the_best_for_all_together(acceptances: list[float], ste
     ]
     assert agreement.rates == pytest.approx(together)
     assert together[agreement.num_draft] == pytest.approx(max(together[1:]))
-    assert agreement.drafts == (agreement.rate > (1 + ADVANTAGE) * agreement.plain_rate)
+    assert agreement.drafts == (agreement.rate > (1 + ADVANTAGE + WAVERING) * agreement.plain_rate)
     assert agreement.plain_rate == pytest.approx(1.0)
 
 
-def test_drafting_begins_with_an_advantage_and_ends_without_one() -> None:
+def test_drafting_begins_with_an_advantage_and_ends_with_less_of_one() -> None:
+    """It makes less than its usual rounds promise, whether it is done or not."""
+
     def seconds(rate: float) -> RoundSeconds:
         return table(1.0, *(expected_tokens([0.5] * MOST)[k] / rate for k in range(1, MOST + 1)))
 
-    agreement = agreed(seconds(1 + 0.9 * ADVANTAGE), ballot(0.5, 2))
+    agreement = agreed(seconds(1 + ADVANTAGE + 0.9 * WAVERING), ballot(0.5, 2))
     assert not agreement.drafts
-    agreement.revise(seconds(1 + 1.1 * ADVANTAGE))
+    agreement.revise(seconds(1 + ADVANTAGE + 1.1 * WAVERING))
     assert agreement.drafts
-    agreement.revise(seconds(1.001))
+    agreement.revise(seconds(1 + ADVANTAGE - 0.9 * WAVERING))
     assert agreement.drafts
-    agreement.revise(seconds(0.999))
+    agreement.revise(seconds(1 + ADVANTAGE - 1.1 * WAVERING))
     assert not agreement.drafts
 
 

@@ -20,7 +20,7 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import products, tiles, weights
+from paceline.engine.compiled import matrix_unit, products, tiles, weights
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
@@ -102,6 +102,7 @@ def compiled(name: str, *, in_16_bits: bool = False) -> ModelRunner:
     model = in_halves(name) if in_16_bits else model_of(name)
     runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
     assert runner.row_invariant
+    assert runner.uses_matrix_unit is (in_16_bits and matrix_unit.usable())
     return runner
 
 
