@@ -22,10 +22,12 @@ from typing import Any, Final
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-IN_PROCESSOR: Final = all(get_host_cpu_features().get(name) for name in ("amx-tile", "amx-bf16"))
+_AS_IT_IS: Final = not any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
+"""numba compiles for the processor that it runs on, not for one that its variables name."""
+IN_PROCESSOR: Final = _AS_IT_IS and all(get_host_cpu_features().get(x) for x in ("amx-tile", "amx-bf16"))
 """Whether the processor has the unit, so that code for it can be compiled; see `usable`."""
 PARTS: Final = 3
 """bfloat16 that a float32 is the sum of."""
