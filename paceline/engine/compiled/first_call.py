@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from filelock import FileLock
+
+_called: Final[set[Any]] = set()
+"""What has been called: to ask numba for that takes longer than all the rest here."""
 
 
 def call(compiled: Any, *args: Any) -> None:
@@ -21,8 +24,12 @@ def call(compiled: Any, *args: Any) -> None:
     one while somebody else compiled the other could find the older version of what it calls on disk. numba
     names the new file like the old one, and tells of it before it is written.
     """
+    if compiled in _called:
+        compiled(*args)
+        return
     with _turn(compiled):
         compiled(*args)
+    _called.add(compiled)
 
 
 def _turn(compiled: Any) -> contextlib.AbstractContextManager[None]:
