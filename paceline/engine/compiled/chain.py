@@ -1,7 +1,7 @@
 """Several passes in a row as one compiled function, each of which feeds what the one before it chose.
 
-numba's cache looks at this file alone: whoever changes tiles.py, matrix_unit.py, products.py, kernels.py, or
-choosing.py, compiled.py or philox.py of decoding, touches it too.
+numba's cache looks at the text of this file alone: whoever changes tiles.py, matrix_unit.py, products.py,
+kernels.py, or choosing.py, compiled.py or philox.py of decoding, changes it too.
 """
 
 from __future__ import annotations
