@@ -8,17 +8,18 @@ the slice in progress is over, which is as long as a small pass. What a thread g
 from __future__ import annotations
 
 import ctypes
-import platform
 import struct
-from collections.abc import Mapping
+
+from paceline.core.system_calls import succeeds
 
 SHORT_NS = 100_000
 """The shortest slice there is."""
 _USUAL_NS = 0
 _SET = {"x86_64": 314, "aarch64": 274}
-"""Number of the system call sched_setattr, which has no wrapper in the C library."""
+"""Number of the system call sched_setattr."""
 _GET = {"x86_64": 315, "aarch64": 275}
 """The same of sched_getattr."""
+_THIS_THREAD = 0
 _ATTRIBUTES = struct.Struct("=IIQiIQQQII")
 """struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period, two clamps."""
 _RUNTIME = 5
@@ -48,23 +49,14 @@ def _ask_for(nanoseconds: int) -> int:
     if attributes is None:
         return 0
     attributes[_RUNTIME] = nanoseconds
-    _call(_SET, ctypes.create_string_buffer(_ATTRIBUTES.pack(*attributes)), 0)
+    succeeds(_SET, _THIS_THREAD, ctypes.create_string_buffer(_ATTRIBUTES.pack(*attributes)), 0)
     return current()
 
 
 def _get() -> list[int] | None:
     """This thread's attributes; None where there are none, or another policy than the usual ones."""
     buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    if not _call(_GET, buffer, _ATTRIBUTES.size, 0):
+    if not succeeds(_GET, _THIS_THREAD, buffer, _ATTRIBUTES.size, 0):
         return None
     attributes = list(_ATTRIBUTES.unpack(buffer.raw))
     return attributes if attributes[1] in _FAIR else None
-
-
-def _call(numbers: Mapping[str, int], buffer: ctypes.Array[ctypes.c_char], *more: int) -> bool:
-    number = numbers.get(platform.machine())
-    if platform.system() != "Linux" or number is None:
-        return False
-    this_thread = 0
-    failed: int = ctypes.CDLL(None).syscall(number, this_thread, buffer, *more)
-    return not failed

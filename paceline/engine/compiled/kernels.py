@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
-from paceline.engine.compiled.products import FOR_UNIT, OPTIONS, by_rows, matrix_product, words_for_unit
+from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product, work_of_product
 from paceline.engine.compiled.tiles import (
     LANES,
     MOST_ROWS,
@@ -35,7 +35,7 @@ _APART: Final = LANES
 """Numbers of scratch between two rows. Rows that are a power of two apart share the few places of the nearest
 cache that their addresses allow: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
 
-_words = njit(**OPTIONS)(words_for_unit)
+_work_of_product = njit(**OPTIONS)(work_of_product)
 _tile = by_rows(tile, MOST_ROWS)
 _mix = by_rows(mix, MOST_ROWS)
 
@@ -193,11 +193,6 @@ def _attended(
                 out[to + d] = mixed[m * dim + d] * shares[m]
 
 
-@njit(**OPTIONS)
-def _words_for_unit(form, widest):
-    return _words(widest) if form == FOR_UNIT else 0
-
-
 # ---- the pass --------------------------------------------------------------------------------------
 
 
@@ -254,7 +249,7 @@ def decoder_pass(
     mixed = heads * dim
     ldx, ldq, lda = hidden + _APART, qkv_width + _APART, mixed + _APART
     ldu, ldg = 2 * inner + _APART, inner + _APART
-    at = _words_for_unit(form, max(hidden, mixed, inner))
+    at = _work_of_product(form, max(hidden, mixed, inner))
     unit = work[:at]
     x = work[at : at + rows * ldx]
     at += rows * ldx
@@ -330,5 +325,5 @@ def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
     _, hidden, heads, kv_heads, dim, inner, _, _, form = shape
     rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner + 6 * _APART
     many = _TOGETHER * heads // kv_heads
-    besides = words_for_unit(max(hidden, heads * dim, inner)) if form == FOR_UNIT else 0
+    besides = work_of_product(form, max(hidden, heads * dim, inner))
     return rows, many, besides + (2 * many + LANES) * dim + many * (1 + LANES)

@@ -8,15 +8,12 @@ bfloat16 is a float32 number. What is rounded are sums, in float32: of each part
 A row takes three rows of the unit's 16, one for each of its parts, and a group of five rows meets 16 outputs
 in as many cycles as one row would: as long as memory is what a pass waits for, further rows cost nothing.
 
-numba's cache of compiled functions does not look at this file: after a change here, touch kernels.py.
+numba's cache of compiled functions does not look at this file: after a change here, change kernels.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import platform
-import sys
 from typing import Any, Final
 
 from llvmlite import ir
@@ -24,6 +21,9 @@ from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
+
+from paceline.core.system_calls import succeeds
+from paceline.engine.compiled.tiles import LANES, POINTER, TO_WORDS, load, store
 
 _AS_IT_IS: Final = not any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
 """numba compiles for the processor that it runs on, not for one that its variables name."""
@@ -39,26 +39,17 @@ BLOCK: Final = 256
 """Words of 16 outputs' weights of so many inputs: 16 rows of 64 bytes."""
 
 _LINE: Final = 64  # bytes of a row of a tile
-_WORDS_OF_A_LINE: Final = 16
 _PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM of Linux' arch_prctl, and the state to be used
-_ARCH_PRCTL = 158
+_ARCH_PRCTL = {"x86_64": 158}
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_POINTER = types.CPointer(types.float32)
-_TO_WORDS = types.CPointer(types.uint32)
 
 
 @functools.cache
 def usable() -> bool:
     """Whether this process may use the unit. The system is asked once: what the unit holds has to be saved
     between threads, and Linux wants to be told who needs that."""
-    if not (IN_PROCESSOR and sys.platform == "linux" and platform.machine() == "x86_64"):
-        return False
-    try:
-        arch_prctl = ctypes.CDLL(None, use_errno=True).syscall
-    except (OSError, AttributeError):
-        return False
-    return bool(arch_prctl(_ARCH_PRCTL, _PERMISSION, _TILE_DATA) == 0)
+    return IN_PROCESSOR and succeeds(_ARCH_PRCTL, _PERMISSION, _TILE_DATA)
 
 
 def _call(b: Any, name: str, *args: Any) -> None:
@@ -126,18 +117,16 @@ def split(typing: Any, x: Any, out: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         floats, words = ir.VectorType(ir.FloatType(), DEPTH), ir.VectorType(_I32, DEPTH)
         halves = ir.VectorType(_I16, DEPTH)
-        left = b.load(b.bitcast(args[0], floats.as_pointer()))
-        left.align = 4
+        left = load(b, args[0], floats)
         for part in range(PARTS):
             bits = b.bitcast(left, words)
             upper = b.and_(bits, ir.Constant(words, [0xFFFF0000] * DEPTH))
             half = b.trunc(b.lshr(bits, ir.Constant(words, [16] * DEPTH)), halves)
-            at = b.gep(args[1], [_number(part * _WORDS_OF_A_LINE)])
-            b.store(half, b.bitcast(at, halves.as_pointer())).align = 4
+            store(b, half, b.gep(args[1], [_number(part * LANES)]))
             left = b.fsub(left, b.bitcast(upper, floats))
         return context.get_dummy_value()
 
-    return types.void(_POINTER, _POINTER), generate
+    return types.void(POINTER, POINTER), generate
 
 
 @intrinsic
@@ -145,19 +134,11 @@ def add_parts(typing: Any, sums: Any, out: Any) -> Any:
     """out[:16] += the three sums of a row's parts at sums [3, 16]: the two smaller ones first."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _WORDS_OF_A_LINE)
-
-        def load(pointer: Any) -> Any:
-            value = b.load(b.bitcast(pointer, vector.as_pointer()))
-            value.align = 4
-            return value
-
-        high, mid, low = (load(b.gep(args[0], [_number(p * _WORDS_OF_A_LINE)])) for p in range(PARTS))
-        total = b.fadd(load(args[1]), b.fadd(high, b.fadd(mid, low)))
-        b.store(total, b.bitcast(args[1], vector.as_pointer())).align = 4
+        high, mid, low = (load(b, b.gep(args[0], [_number(part * LANES)])) for part in range(PARTS))
+        store(b, b.fadd(load(b, args[1]), b.fadd(high, b.fadd(mid, low))), args[1])
         return context.get_dummy_value()
 
-    return types.void(_POINTER, _POINTER), generate
+    return types.void(POINTER, POINTER), generate
 
 
 def _meeting(groups: int, columns: int) -> Any:
@@ -215,7 +196,7 @@ def _meeting(groups: int, columns: int) -> Any:
         blocks: Any,
         out: Any,
     ) -> Any:
-        return types.void(_POINTER, size, size, _TO_WORDS, size, size, _POINTER), generate
+        return types.void(POINTER, size, size, TO_WORDS, size, size, POINTER), generate
 
     return meet
 

@@ -2,7 +2,7 @@
 
 Each output of a row is one sum over its inputs, in their order, however many rows there are and whatever
 tiles the matrix lies in. numba's cache of compiled functions does not look at this file: after a change here,
-touch kernels.py.
+change the text of kernels.py.
 """
 
 from __future__ import annotations
@@ -191,17 +191,17 @@ def _no_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work):
 _of_unit = _product_in_unit if IN_PROCESSOR else _no_unit
 
 
-def words_for_unit(n_in: int) -> int:
-    """Scratch that a product of rows of so many inputs needs where weights lie for the unit."""
-    return _SUMS + _MOST_GROUPS * -(-n_in // DEPTH) * ROWS * PARTS * LANES
+def work_of_product(form: int, n_in: int) -> int:
+    """Words of scratch that a product of rows of so many inputs needs where weights lie so."""
+    return _SUMS + _MOST_GROUPS * -(-n_in // DEPTH) * ROWS * PARTS * LANES if form == FOR_UNIT else 0
 
 
 @njit(**OPTIONS)
 def matrix_product(x, ldx, weights, form, offset, n_in, n_out, out, ldo, rows, work):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    `form` says how the tiles lie: FLOATS, HALVES or FOR_UNIT; only this one needs work, of `words_for_unit`,
-    which should begin where a line of the cache does. Returns where the next W begins.
+    `form` says how the tiles lie: FLOATS, HALVES or FOR_UNIT; work: float32, as many as
+    `work_of_product` says, from where a line of the cache begins. Returns where the next W begins.
     """
     if form == FOR_UNIT:
         return _of_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)

@@ -1,7 +1,7 @@
 """Sums of products in registers, written as LLVM instructions: what numba has no words for.
 
 Each sum is taken in one order, whatever else is computed beside it. numba's cache of compiled functions does
-not look at this file: after a change here, touch kernels.py.
+not look at this file: after a change here, change kernels.py.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
 _WORDS = ir.VectorType(_I32, LANES)
-_POINTER = types.CPointer(types.float32)
-_TO_WORDS = types.CPointer(types.uint32)
+POINTER = types.CPointer(types.float32)
+TO_WORDS = types.CPointer(types.uint32)
 
 
 @intrinsic
@@ -61,7 +61,7 @@ def fetch(typing: Any, pointer: Any) -> Any:
         _prefetch(b, args[0], 2)
         return context.get_dummy_value()
 
-    return types.void(_POINTER), generate
+    return types.void(POINTER), generate
 
 
 @intrinsic
@@ -99,7 +99,7 @@ def exp(typing: Any, x: Any) -> Any:
     return types.float32(types.float32), generate
 
 
-def _load(b: Any, pointer: Any, kind: Any = _VECTOR) -> Any:
+def load(b: Any, pointer: Any, kind: Any = _VECTOR) -> Any:
     value = b.load(b.bitcast(pointer, kind.as_pointer()))
     value.align = 4
     return value
@@ -112,8 +112,8 @@ def _halves(b: Any, words: Any) -> tuple[Any, Any]:
     return b.bitcast(low, _VECTOR), b.bitcast(high, _VECTOR)
 
 
-def _store(b: Any, value: Any, pointer: Any) -> None:
-    b.store(value, b.bitcast(pointer, _VECTOR.as_pointer())).align = 4
+def store(b: Any, value: Any, pointer: Any) -> None:
+    b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = 4
 
 
 def _prefetch(b: Any, pointer: Any, nearness: int) -> None:
@@ -201,7 +201,7 @@ def _sum_rows(
     first = b.gep(out, [b.mul(t, number(LANES))])
     each = [(r, u) for r in range(rows) for u in range(wide)]
     outputs = [b.gep(first, [b.add(b.mul(ldo, number(r)), number(u * LANES))]) for r, u in each]
-    starts = [_load(b, pointer) if adds else ir.Constant(_VECTOR, None) for pointer in outputs]
+    starts = [load(b, pointer) if adds else ir.Constant(_VECTOR, None) for pointer in outputs]
     b.branch(loop)
 
     b.position_at_end(loop)
@@ -212,7 +212,7 @@ def _sum_rows(
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
     if fetches:
         _fetch_by_index(b, i, *args[9:])
-    words = [_load(b, b.gep(at, [place]), _WORDS if halves else _VECTOR) for at in weights_at]
+    words = [load(b, b.gep(at, [place]), _WORDS if halves else _VECTOR) for at in weights_at]
     if indexed:
         for at in weights_at:
             _prefetch(b, b.gep(at, [b.add(place, args[11])]), 2)
@@ -237,7 +237,7 @@ def _sum_rows(
 
     b.position_at_end(done)
     for total, pointer in zip(grown, outputs, strict=True):
-        _store(b, total, pointer)
+        store(b, total, pointer)
     next_tile = b.add(t, number(wide))
     t.add_incoming(number(0), before)
     t.add_incoming(next_tile, done)
@@ -285,7 +285,7 @@ def _sum_of_products(
         return context.get_dummy_value()
 
     size = types.int64
-    plain = (_POINTER, size, _POINTER, size, _POINTER, *[size] * 4)
+    plain = (POINTER, size, POINTER, size, POINTER, *[size] * 4)
     if indexed:
 
         @intrinsic
@@ -303,7 +303,7 @@ def _sum_of_products(
             typing: Any, x: Any, ldx: Any, w: Any, n: Any, out: Any, ldo: Any, rows: Any, tiles: Any,
             apart: Any, ahead: Any, pace: Any,
         ) -> Any:  # fmt: skip
-            return types.void(*plain[:2], _TO_WORDS, *plain[3:], size, size), generate
+            return types.void(*plain[:2], TO_WORDS, *plain[3:], size, size), generate
 
         return added
 
@@ -313,7 +313,7 @@ def _sum_of_products(
         index: Any, second_index: Any, of: Any, second_of: Any, stride: Any,
     ) -> Any:  # fmt: skip
         slots = types.CPointer(size)
-        return types.void(*plain, slots, slots, _POINTER, _POINTER, size), generate
+        return types.void(*plain, slots, slots, POINTER, POINTER, size), generate
 
     return fetching
 
@@ -366,7 +366,7 @@ def turn(typing: Any, entries: Any, slots: Any, width: Any, out: Any) -> Any:
         return context.get_dummy_value()
 
     size = types.int64
-    return types.void(_POINTER, types.CPointer(types.int64), size, _POINTER), generate
+    return types.void(POINTER, types.CPointer(types.int64), size, POINTER), generate
 
 
 @intrinsic
@@ -376,12 +376,12 @@ def largest_of_tiles(typing: Any, numbers: Any, tiles: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         numbers, tiles = args
         before, loop, done = b.basic_block, b.append_basic_block("most"), b.append_basic_block("found")
-        first = _load(b, numbers)
+        first = load(b, numbers)
         b.branch(loop)
 
         b.position_at_end(loop)
         i, most = b.phi(_I64), b.phi(_VECTOR)
-        these = _load(b, b.gep(numbers, [b.mul(i, ir.Constant(_I64, LANES))]))
+        these = load(b, b.gep(numbers, [b.mul(i, ir.Constant(_I64, LANES))]))
         larger = b.select(b.fcmp_ordered(">", these, most), these, most)
         following = b.add(i, ir.Constant(_I64, 1))
         for phi, start, value in ((i, ir.Constant(_I64, 0), following), (most, first, larger)):
@@ -397,4 +397,4 @@ def largest_of_tiles(typing: Any, numbers: Any, tiles: Any) -> Any:
             vector = b.select(b.fcmp_ordered(">", high, low), high, low)
         return b.extract_element(vector, ir.Constant(_I32, 0))
 
-    return types.float32(_POINTER, types.int64), generate
+    return types.float32(POINTER, types.int64), generate

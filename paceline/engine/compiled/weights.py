@@ -42,13 +42,8 @@ class Weights:
     sin: Floats
 
     @classmethod
-    def of(
-        cls, model: Any, windows: Sequence[int | None], positions: int, *, for_unit: bool | None = None
-    ) -> Weights:
-        """Copy them out of a model of the Llama family; see `release` for the model's own.
-
-        `for_unit` false leaves the processor's matrix unit aside where there is one.
-        """
+    def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
+        """Copy them out of a model of the Llama family; see `release` for the model's own."""
         config, layers = model.config, model.model.layers
         attention = layers[0].self_attn
         embedding = model.model.embed_tokens.weight.data
@@ -57,7 +52,7 @@ class Weights:
         linears = (*(linear for layer in layers for linear in _linears(layer)), model.lm_head)
         form = FLOATS
         if all(_is_bfloat16(linear.weight.data) for linear in linears):
-            form = FOR_UNIT if (usable() if for_unit is None else for_unit) else HALVES
+            form = FOR_UNIT if usable() else HALVES
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
         vocabulary = _in_whole_tiles(len(model.lm_head.weight))
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]

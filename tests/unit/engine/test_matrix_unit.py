@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def product(x: Floats, w: Floats, before: Floats, rows: slice) -> Floats:
     n, width = w.shape
     words = weights._tiles(torch.from_numpy(np.ascontiguousarray(w.T)), products.FOR_UNIT)
     some, out = np.pad(x[rows], ((0, 0), (0, 3))), np.pad(before[rows], ((0, 0), (0, 5)))
-    work = weights.aligned(products.words_for_unit(n)).view(np.float32)
+    work = weights.aligned(products.work_of_product(products.FOR_UNIT, n)).view(np.float32)
     work[:] = np.nan  # what rows leave there is no part of others
     end = products.matrix_product(
         some.reshape(-1),
@@ -152,7 +153,7 @@ class _Refuses:
     def __init__(self, answer: int) -> None:
         self.answer = answer
 
-    def __call__(self, name: object, use_errno: bool = False) -> Any:
+    def __call__(self, name: object) -> Any:
         return self
 
     def syscall(self, *args: int) -> int:
@@ -162,17 +163,17 @@ class _Refuses:
 @pytest.mark.parametrize(
     ("answer", "in_processor", "system", "expected"),
     [
-        (0, True, "linux", True),
-        (-1, True, "linux", False),
-        (0, False, "linux", False),
-        (0, True, "win32", False),
+        (0, True, "Linux", True),
+        (-1, True, "Linux", False),
+        (0, False, "Linux", False),
+        (0, True, "Windows", False),
     ],
 )
 def test_the_unit_is_used_where_it_is_and_the_system_lets_it(
     answer: int, in_processor: bool, system: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matrix_unit, "IN_PROCESSOR", in_processor)
-    monkeypatch.setattr(matrix_unit.sys, "platform", system)  # type: ignore[attr-defined]
-    monkeypatch.setattr(matrix_unit.platform, "machine", lambda: "x86_64")  # type: ignore[attr-defined]
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(ctypes, "CDLL", _Refuses(answer))
     assert matrix_unit.usable.__wrapped__() is expected
