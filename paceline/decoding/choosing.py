@@ -4,8 +4,6 @@ A token's noise is the logarithm of a logarithm, taken of a random word. The wor
 most of what a choice costs. A word's first bits bound its noise from above, and of two thousand tokens about
 ten could be the best by their bounds. Only theirs is worked out. What comes out is what the tensors of
 `coupled.add_coupled_noise` give, up to the last bit of a logarithm.
-
-numba's cache does not see through imports: after a change here, touch engine/compiled/chain.py.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from numba import njit
 
 from paceline.decoding.compiled import STRICT
 from paceline.decoding.noise import Purpose
+from paceline.decoding.on_disk import kept_on_disk
 from paceline.decoding.philox import mapped, words_of
 
 _COUPLED: Final = np.uint64(Purpose.COUPLED)
@@ -79,7 +78,7 @@ def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens)
             v += 1
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def best_rows(scores, noisy, seeds, positions, values, tokens):
     """`best_of` for each row of scores, float32 [R, V]: bool and twice uint64 [R], then [R, count] twice."""
     for r in range(len(scores)):

@@ -1,8 +1,7 @@
 """Distributions of single rows cut, drawn from, read and judged by: compiled, for a CPU.
 
 **Nothing here may be reordered or contracted**, so that a row gives the same bits whatever compiled function
-it becomes a part of: a chain of draft tokens (engine/compiled/chain.py) and single steps draw alike. numba's
-cache does not see through imports: after a change here, touch chain.py.
+it becomes a part of: a chain of draft tokens (engine/compiled/chain.py) and single steps draw alike.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 from numba import njit
+
+from paceline.decoding.on_disk import kept_on_disk
 
 STRICT: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 """What is not said here a function takes over from the one that calls it: no liberties with sums is said."""
@@ -115,7 +116,7 @@ def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilitie
     return (np.int64(ids[at]) if length > 0 else 0), length
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def draw_rows(scores, mass, bound, u, ids, probabilities, lengths, tokens):
     """`draw_support` for each row of scores, float32 [R, V]."""
     weights = np.empty(scores.shape[1], dtype=np.float32)
@@ -137,7 +138,7 @@ def draw_rows(scores, mass, bound, u, ids, probabilities, lengths, tokens):
 # The formulas are those of acceptance.py, which judges where the logits are not on a CPU.
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def fault_of(ids, values, ends, vocabulary, drawn):
     """What is wrong with supports; 0 for nothing.
 
@@ -217,7 +218,7 @@ def _drawn(weights, u):
     return at
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def judge_one_by_one(draft, first, p, ids, values, ends, accept_u, accepted, scale):
     """Accept token after token with probability min(1, p/q), up to the first that fails.
 
@@ -235,7 +236,7 @@ def judge_one_by_one(draft, first, p, ids, values, ends, accept_u, accepted, sca
             accepted[s] += 1
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def judge_as_a_whole(draft, first, p, ids, values, ends, accept_u, accepted, scale):
     """Accept up to the last token whose test is passed, by the ratio of all tokens up to it.
 
@@ -264,7 +265,7 @@ def judge_as_a_whole(draft, first, p, ids, values, ends, accept_u, accepted, sca
                 accepted[s], scale[s] = i, pi
 
 
-@njit(cache=True, **STRICT)
+@kept_on_disk(**STRICT)
 def draw_next(first, p, ids, values, ends, accepted, scale, next_u, tokens):
     """Draw each chain's next token: from norm(max(0, scale p - q)) after a rejection, else from p.
 

@@ -1,7 +1,6 @@
 """Philox4x64-10 (Salmon et al. 2011) compiled for a CPU: the uniforms of noise.py.
 
 Setting the state of numpy's generator took longer than the few numbers that a round of ratio tests needs.
-numba's cache does not see through imports: after a change here, touch choosing.py and compiled/chain.py.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+
+from paceline.decoding.on_disk import kept_on_disk
 
 MULTIPLIERS: Final = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 KEY_STEPS: Final = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -57,7 +58,7 @@ def words_of(block, position, seed, purpose):
     return c0, c1, c2, c3
 
 
-@njit(cache=True, nogil=True, fastmath=False)
+@kept_on_disk(nogil=True, fastmath=False)
 def fill_uniforms(seeds, positions, purpose, values):
     """Row r of `values`, float64 [N, count], is the stream (seeds[r], positions[r], purpose) from its start.
 

@@ -1,8 +1,4 @@
-"""Several passes in a row as one compiled function, each of which feeds what the one before it chose.
-
-numba's cache looks at the text of this file alone: whoever changes tiles.py, matrix_unit.py, products.py,
-kernels.py, or choosing.py, compiled.py or philox.py of decoding, changes it too.
-"""
+"""Several passes in a row as one compiled function, each of which feeds what the one before it chose."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from numba import njit
 
 from paceline.decoding.choosing import best_of
 from paceline.decoding.compiled import STRICT, draw_support
+from paceline.decoding.on_disk import kept_on_disk
 from paceline.engine.compiled.kernels import decoder_pass
 from paceline.engine.compiled.products import OPTIONS
 
@@ -25,7 +22,7 @@ def _broken(row, vocabulary):
     return odd > 0
 
 
-@njit(cache=True, **OPTIONS)
+@kept_on_disk(**OPTIONS)
 def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
     ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noisy, seeds, decided,

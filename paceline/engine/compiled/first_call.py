@@ -20,9 +20,7 @@ def call(compiled: Any, *args: Any) -> None:
     together: the first of them compiles, and the others read what it left. The lock falls with the process
     that holds it.
 
-    One lock for all functions of a folder, for one of them calls another: after an upgrade, who compiled the
-    one while somebody else compiled the other could find the older version of what it calls on disk. numba
-    names the new file like the old one, and tells of it before it is written.
+    One lock for all functions of a folder: one of them calls another, and who compiles it compiles both.
     """
     if compiled in _called:
         compiled(*args)

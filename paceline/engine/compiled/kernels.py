@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numba import njit
 
+from paceline.decoding.on_disk import kept_on_disk
 from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product, work_of_product
 from paceline.engine.compiled.tiles import (
     LANES,
@@ -196,7 +197,7 @@ def _attended(
 # ---- the pass --------------------------------------------------------------------------------------
 
 
-@njit(cache=True, **OPTIONS)
+@kept_on_disk(**OPTIONS)
 def decoder_pass(
     shape,
     epsilon,

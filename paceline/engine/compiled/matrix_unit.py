@@ -7,8 +7,6 @@ bfloat16 is a float32 number. What is rounded are sums, in float32: of each part
 
 A row takes three rows of the unit's 16, one for each of its parts, and a group of five rows meets 16 outputs
 in as many cycles as one row would: as long as memory is what a pass waits for, further rows cost nothing.
-
-numba's cache of compiled functions does not look at this file: after a change here, change kernels.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Products of a few rows with a matrix that lies in tiles.
 
 Each output of a row is one sum over its inputs, in their order, however many rows there are and whatever
-tiles the matrix lies in. numba's cache of compiled functions does not look at this file: after a change here,
-change the text of kernels.py.
+tiles the matrix lies in.
 """
 
 from __future__ import annotations

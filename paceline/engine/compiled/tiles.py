@@ -1,7 +1,6 @@
 """Sums of products in registers, written as LLVM instructions: what numba has no words for.
 
-Each sum is taken in one order, whatever else is computed beside it. numba's cache of compiled functions does
-not look at this file: after a change here, change kernels.py.
+Each sum is taken in one order, whatever else is computed beside it.
 """
 
 from __future__ import annotations

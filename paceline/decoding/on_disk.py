@@ -1,0 +1,69 @@
+"""Machine code that numba keeps on disk, and when it is out of date.
+
+numba compares the text of a function's own file, and nothing of what the function calls in other files: an
+upgrade that changed only those would run what was compiled of the old ones. Here all of them are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from numba import njit
+
+_IMPORTED: Final = re.compile(r"^from (([a-z]\w*)[\w.]*) import", re.MULTILINE)
+_COMPILED: Final = re.compile(rf"^from (?:numba|llvmlite|{re.escape(__name__)})\b", re.MULTILINE)
+_DIGITS: Final = 16
+
+
+def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Like `numba.njit` with these options; the code is kept on disk, by the text of its sources.
+
+    What was kept of other versions of the sources is removed. `sources_of` says which files count.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        name, digest = function.__qualname__, hashlib.sha256()
+        for path in sources_of(function.__module__):
+            digest.update(path.read_bytes())
+        function.__qualname__ = f"{name}_{digest.hexdigest()[:_DIGITS]}"
+        dispatcher = njit(cache=True, **options)(function)
+        _remove_others(Path(dispatcher.stats.cache_path), function, name)
+        return dispatcher
+
+    return compiled
+
+
+def sources_of(module: str) -> list[Path]:
+    """The files whose text a compiled function of this module comes from, by name.
+
+    They are the module's, and those of the package from which it or another one of them with compiled
+    functions imports.
+    """
+    found: dict[str, Path] = {}
+    waiting, package = {module}, module.partition(".")[0]
+    while waiting:
+        name = waiting.pop()
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ImportError(f"no file of module {name}")
+        found[name] = Path(spec.origin)
+        text = found[name].read_text(encoding="utf-8")
+        if _COMPILED.search(text):
+            imported = {name for name, first in _IMPORTED.findall(text) if first == package}
+            waiting |= imported - found.keys()
+    return [path for _, path in sorted(found.items())]
+
+
+def _remove_others(folder: Path, function: Callable[..., Any], name: str) -> None:
+    file = Path(function.__code__.co_filename).stem
+    for path in folder.glob(f"{file}.{name}_{'?' * _DIGITS}-*.nb[ci]"):
+        if not path.name.startswith(f"{file}.{function.__qualname__}-"):
+            # Another process may have done it, and a folder may be read only.
+            with contextlib.suppress(OSError):
+                path.unlink()

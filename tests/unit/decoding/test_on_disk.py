@@ -1,0 +1,76 @@
+"""What numba keeps on disk is used for as long as none of the sources it was compiled of changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from paceline.decoding.on_disk import sources_of
+
+CALLED = """
+from numba import njit
+from thing.numbers import ADDEND
+
+@njit
+def called(x):
+    return x + ADDEND
+"""
+
+CALLER = """
+from paceline.decoding.on_disk import kept_on_disk
+from thing.called import called
+
+@kept_on_disk(nogil=True)
+def caller(x):
+    return called(x)
+
+@kept_on_disk(nogil=True)
+def caller_too(x):
+    return called(x) + 100
+"""
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from thing.caller import caller, caller_too
+print(caller(1), caller_too(1), *(sum(f.stats.cache_hits.values()) for f in (caller, caller_too)))
+"""
+
+
+def _run(folder: Path) -> list[int]:
+    found = subprocess.run(
+        [sys.executable, "-B", "-c", PROGRAM, str(folder)], capture_output=True, check=True
+    )
+    return [int(word) for word in found.stdout.split()]
+
+
+def _kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "thing" / "__pycache__").glob("*.nb[ci]"))
+
+
+def test_code_is_kept_until_something_it_was_compiled_of_changes(tmp_path: Path) -> None:
+    package = tmp_path / "thing"
+    package.mkdir()
+    sources = {"__init__": "", "numbers": "ADDEND = 1\n", "called": CALLED, "caller": CALLER}
+    for name, text in sources.items():
+        (package / f"{name}.py").write_text(text)
+    assert _run(tmp_path) == [2, 102, 0, 0]
+    assert _run(tmp_path) == [2, 102, 1, 1]
+    kept = _kept(tmp_path)
+
+    (package / "numbers.py").write_text("ADDEND = 5\n")
+    assert _run(tmp_path) == [6, 106, 0, 0], "a number in a file that the called function's file imports"
+    (package / "called.py").write_text(CALLED.replace("x +", "x -"))
+    assert _run(tmp_path) == [-4, 96, 0, 0], "the function called, in another file than its caller"
+    assert len(_kept(tmp_path)) == len(kept)
+    assert not set(_kept(tmp_path)) & set(kept), "what is out of date is removed"
+    assert _run(tmp_path) == [-4, 96, 1, 1]
+
+
+def test_a_chain_is_compiled_of_all_that_it_calls() -> None:
+    names = {f"{path.parent.name}/{path.stem}" for path in sources_of("paceline.engine.compiled.chain")}
+    calls = {f"compiled/{name}" for name in ("chain", "kernels", "products", "matrix_unit", "tiles")}
+    draws = {f"decoding/{name}" for name in ("choosing", "compiled", "philox", "noise", "on_disk")}
+    assert names >= calls | draws
+    assert "compiled/forward" not in names, "nothing that only calls it"
