@@ -82,7 +82,7 @@ class WorkerShell:
         # Before the minutes that loading a model may take.
         check_cores(config.cores)
         check_cores(config.message_cores, "message_cores")
-        self._built = build(config)
+        self._built = build(config, drafts=role.name == "draft")
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
         self._engine.observer = WorkerObserver(role.answers, spans)
         self._local: LocalServer | None = None

@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     draft_config = WorkerConfig(
         model="embedded:draft", threads=arguments.threads, num_blocks=2048, lookahead_branches=0
     )
-    target, draft = build(config), build(draft_config)
+    target, draft = build(config, drafts=False), build(draft_config, drafts=True)
     results = measure(arms(target, draft, config), arguments.seconds)
     print(f"torch {torch.__version__}, {arguments.threads} thread(s)\n\n| | ms |\n|---|---|")
     for name, value in results.items():

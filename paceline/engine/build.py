@@ -44,8 +44,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build(config: WorkerConfig) -> Built:
-    """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
+def build(config: WorkerConfig, *, drafts: bool) -> Built:
+    """Load the model and make its cache. Raises InvalidArgumentError naming the field.
+
+    `drafts`: nothing that it computes is emitted, so its weights may be rounded.
+    """
+    if config.quantization == "int8" and not drafts:
+        raise InvalidArgumentError("quantization", "must be none or auto: a target's weights are its output")
     if threads := config.threads or len(config.cores):
         torch.set_num_threads(threads)
     # Nobody looks at a hub or at telemetry while a request waits.
@@ -68,6 +73,7 @@ def build(config: WorkerConfig) -> Built:
         max_model_len=max_model_len,
         lean=True,
         deterministic=config.deterministic,
+        quantization=config.quantization if drafts else "none",
         recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     runner.least_seconds = config.least_pass_seconds
@@ -76,10 +82,11 @@ def build(config: WorkerConfig) -> Built:
     # A sequence can never be longer than the whole cache.
     max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
     log.info(
-        "%s on %s%s: %d parameters, %d cache blocks of %d",
+        "%s on %s%s%s: %d parameters, %d cache blocks of %d",
         config.model,
         device,
         ", its matrix unit" if runner.uses_matrix_unit else "",
+        ", weights in 8 bits" if runner.weights_in_bytes else "",
         num_parameters,
         runner.cache.pool.num_blocks,
         config.block_size,

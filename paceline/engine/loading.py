@@ -20,8 +20,9 @@ from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_atten
 from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
 from paceline.engine.captured import Recorder
-from paceline.engine.compiled import CompiledForward, compiled_forward
+from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
+from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ def make_runner(
     max_model_len: int | None = None,
     lean: bool = False,
     deterministic: bool = False,
+    quantization: str = "none",
     recorder: Recorder | None = None,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
@@ -133,6 +135,8 @@ def make_runner(
     `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
     has one. Such a pass may take the weights over: the model then runs through the runner only.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
+    `quantization`: "int8" rounds the model's products to 8 bits first (rounding.py), or refuses where that
+    makes no pass faster, naming that field; "auto" rounds where it does.
     `recorder` records passes, if the logits of recorded ones are right here.
     """
     model = loaded.model if isinstance(loaded, LoadedModel) else loaded
@@ -147,9 +151,12 @@ def make_runner(
         )
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
-    expected = _logits_of_transformers(model)
     short: LeanForward | CompiledForward | None = None
-    if lean and covers(model):
+    covered = lean and covers(model)
+    if quantization != "none":
+        _round(model, quantization, served=covered and compiles(model, layers, any_threads=deterministic))
+    expected = _logits_of_transformers(model)
+    if covered:
         short = compiled_forward(model, layers, longest, any_threads=deterministic)
         short = short or LeanForward(model, longest)
         error = _error_on_paged_cache(model, layers, short, expected)
@@ -183,6 +190,16 @@ def make_runner(
             f"{model.device.type}: float32 models of the Llama family on a CPU can",
         )
     return runner
+
+
+def _round(model: Any, quantization: str, *, served: bool) -> None:
+    if served:
+        round_products(model)
+    elif quantization == "int8":
+        raise InvalidArgumentError(
+            "quantization",
+            "int8 is for float32 models of the Llama family that compute on one thread of a CPU",
+        )
 
 
 def _tokens_to_compare(model: Any) -> list[int]:

@@ -122,6 +122,11 @@ class ModelRunner:
         return self._compiled is not None and self._compiled.uses_matrix_unit
 
     @property
+    def weights_in_bytes(self) -> bool:
+        """True where weights of products are read in 8 bits each."""
+        return self._compiled is not None and self._compiled.weights_in_bytes
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return self._num_layers

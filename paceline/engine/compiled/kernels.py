@@ -18,17 +18,8 @@ from numba import njit
 
 from paceline.decoding.on_disk import kept_on_disk
 from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product, work_of_product
-from paceline.engine.compiled.tiles import (
-    LANES,
-    MOST_ROWS,
-    address_of,
-    exp,
-    fetch,
-    largest_of_tiles,
-    mix,
-    tile,
-    turn,
-)
+from paceline.engine.compiled.tiles import MOST_ROWS, mix, tile
+from paceline.engine.compiled.vectors import LANES, address_of, exp, fetch, largest_of_tiles, turn
 
 _TOGETHER: Final = 8
 """Rows of a sequence whose attention is computed together."""
@@ -229,9 +220,9 @@ def decoder_pass(
         epsilon, scaling: of the norms and of the attention, float32.
         windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
-        weights: uint32, flat, the bits of a float32 each or of two bfloat16: of each layer qkv, output, gate
-            and up, down; then the head (weights.py). One type for both: numba's cache on disk is not safe
-            where two processes compile the same function for different types.
+        weights: uint32, flat, the bits of a float32 each, of two bfloat16 or of four int8: of each layer qkv,
+            output, gate and up, down; then the head (weights.py). One type for all: numba's cache on disk is
+            not safe where two processes compile the same function for different types.
         gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.

@@ -21,7 +21,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from paceline.core.system_calls import succeeds
-from paceline.engine.compiled.tiles import LANES, POINTER, TO_WORDS, load, store
+from paceline.engine.compiled.vectors import LANES, POINTER, TO_WORDS, load, store
 
 _AS_IT_IS: Final = not any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
 """numba compiles for the processor that it runs on, not for one that its variables name."""

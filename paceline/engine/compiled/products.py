@@ -30,16 +30,14 @@ from paceline.engine.compiled.tiles import (
     AHEAD,
     BESIDE,
     BROAD,
-    LANES,
     MOST_OF_BROAD,
     MOST_ROWS,
     PACE_BITS,
-    add,
+    add_bytes,
+    add_floats,
     add_halves,
-    add_halves_to_broad,
-    add_to_broad,
-    address_of,
 )
+from paceline.engine.compiled.vectors import LANES, address_of
 
 # NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
 # way for every row), nothing may be assumed about their values.
@@ -56,6 +54,8 @@ HALVES: Final = 1
 """Two bfloat16 to a word."""
 FOR_UNIT: Final = 2
 """The same, in tiles as the matrix unit takes them (weights.py)."""
+BYTES: Final = 3
+"""Four int8 to a word, and for each output what its sum is multiplied by."""
 
 _MOST_GROUPS: Final = 16
 """Groups of rows that meet a matrix while it is at hand. Their parts fit the second cache."""
@@ -99,15 +99,19 @@ def _streamed(of, most, stream, most_ahead):
     return product
 
 
-def _product_of(narrow, broad, a_word):
-    """The product with a matrix in words of so many weights: by one vector of outputs at a time, or more."""
+def _product_of(sums, to_word, besides=0):
+    """The product with a matrix in words of so many weights: by one vector of outputs at a time, or more.
+
+    besides: words of an output that are no weights.
+    """
+    narrow, broad = sums
     streams = 1 if BESIDE else BROAD
     of_tile = _streamed(narrow, MOST_ROWS, 1, AHEAD)
     of_broad = _streamed(broad, MOST_OF_BROAD, BROAD // streams, AHEAD // streams)
 
     @njit(**OPTIONS)
     def product(x, ldx, weights, offset, n_in, n_out, out, ldo, rows):
-        first, last, tall = 0, 0, n_in // a_word
+        first, last, tall = 0, 0, n_in // to_word + besides
         if BESIDE or rows <= _WAITING:
             last = n_out // (BROAD * LANES) * (BROAD * LANES)
         # More rows than share a read meet a tile while it is in a near cache.
@@ -126,8 +130,9 @@ def _product_of(narrow, broad, a_word):
     return product
 
 
-_product_of_floats = _product_of(add, add_to_broad, 1)
-_product_of_halves = _product_of(add_halves, add_halves_to_broad, 2)
+_product_of_floats = _product_of(add_floats, 1)
+_product_of_halves = _product_of(add_halves, 2)
+_product_of_bytes = _product_of(add_bytes, 4, besides=1)
 
 
 @njit(**_IN_ORDER)
@@ -199,11 +204,13 @@ def work_of_product(form: int, n_in: int) -> int:
 def matrix_product(x, ldx, weights, form, offset, n_in, n_out, out, ldo, rows, work):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    `form` says how the tiles lie: FLOATS, HALVES or FOR_UNIT; work: float32, as many as
+    `form` says how the tiles lie: FLOATS, HALVES, FOR_UNIT or BYTES; work: float32, as many as
     `work_of_product` says, from where a line of the cache begins. Returns where the next W begins.
     """
     if form == FOR_UNIT:
         return _of_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)
+    if form == BYTES:
+        return _product_of_bytes(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
     if form == HALVES:
         return _product_of_halves(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
     return _product_of_floats(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from paceline.engine.compiled.matrix_unit import DEPTH, usable
-from paceline.engine.compiled.products import FLOATS, FOR_UNIT, HALVES
-from paceline.engine.compiled.tiles import BESIDE, BROAD, LANES
+from paceline.engine.compiled.products import BYTES, FLOATS, FOR_UNIT, HALVES
+from paceline.engine.compiled.tiles import BESIDE, BROAD
+from paceline.engine.compiled.vectors import LANES
+from paceline.engine.rounding import bytes_of, is_rounded
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -42,17 +44,20 @@ class Weights:
     sin: Floats
 
     @classmethod
-    def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
-        """Copy them out of a model of the Llama family; see `release` for the model's own."""
+    def of(
+        cls, model: Any, windows: Sequence[int | None], positions: int, *, rounded: bool = False
+    ) -> Weights:
+        """Copy them out of a model of the Llama family; see `release` for the model's own.
+
+        rounded: to 8 bits, see `_in_bytes`.
+        """
         config, layers = model.config, model.model.layers
         attention = layers[0].self_attn
         embedding = model.model.embed_tokens.weight.data
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
         cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
         linears = (*(linear for layer in layers for linear in _linears(layer)), model.lm_head)
-        form = FLOATS
-        if all(_is_bfloat16(linear.weight.data) for linear in linears):
-            form = FOR_UNIT if usable() else HALVES
+        form = _form_of([linear.weight.data for linear in linears])
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
         vocabulary = _in_whole_tiles(len(model.lm_head.weight))
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
@@ -142,6 +147,15 @@ def _in_whole_tiles(outputs: int) -> int:
     return -(-outputs // LANES) * LANES
 
 
+def _form_of(weights: Sequence[Tensor]) -> int:
+    """The smallest form that holds all of them as they are."""
+    if all(is_rounded(weight) for weight in weights):
+        return BYTES
+    if all(_is_bfloat16(weight) for weight in weights):
+        return FOR_UNIT if usable() else HALVES
+    return FLOATS
+
+
 def _is_bfloat16(weight: Tensor) -> bool:
     return bool(((weight.view(torch.int32) & 0xFFFF) == 0).all())
 
@@ -163,7 +177,8 @@ def _tiles(weight: Tensor, form: int) -> Words:
     Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
     are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
     [in / 2, n], each word an input's weight and in its upper half the next input's. For the matrix unit
-    all tiles are of 16, and their inputs are filled up with zeros to whole blocks.
+    all tiles are of 16, and their inputs are filled up with zeros to whole blocks. As bytes a tile is int8
+    [in, n], and then float32 [n].
     """
     n_out, n_in = weight.shape
     depth = -(-n_in // DEPTH) * DEPTH if form == FOR_UNIT else n_in
@@ -172,15 +187,20 @@ def _tiles(weight: Tensor, form: int) -> Words:
     broad = BROAD * LANES if BESIDE and form != FOR_UNIT else LANES
     end = len(padded) // broad * broad
     parts = ((padded[:end], broad), (padded[end:], LANES))
-    return np.concatenate([_alike(rows, outputs, form != FLOATS) for rows, outputs in parts])
+    return np.concatenate([_alike(rows, outputs, form) for rows, outputs in parts])
 
 
-def _alike(weight: Tensor, outputs: int, halves: bool) -> Words:
+def _alike(weight: Tensor, outputs: int, form: int) -> Words:
     """[out, in] as tiles of so many outputs, of which `out` is a multiple."""
     n_in = weight.shape[1]
+    if form == BYTES:
+        numbers, scales = bytes_of(weight)
+        tiles = numbers.view(-1, outputs, n_in).transpose(1, 2).contiguous()
+        parts = tiles.view(-1, outputs * n_in).numpy(), scales.view(-1, outputs).numpy()
+        return np.concatenate([part.view(np.uint32) for part in parts], axis=1).reshape(-1)
     tiles = weight.view(-1, outputs, n_in).transpose(1, 2).contiguous()
     words: Words = tiles.view(-1).numpy().view(np.uint32)
-    if not halves:
+    if form == FLOATS:
         return words
     even, odd = words.reshape(-1, 2, outputs).transpose(1, 0, 2)
     return (even >> np.uint32(16) | odd).reshape(-1)

@@ -20,17 +20,21 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("threads", "in_halves"), [(1, True), (2, False)])
-def test_weight_bytes_are_what_a_step_reads(threads: int, in_halves: bool) -> None:
-    """One thread takes the compiled pass, whose matrices are in 16 bits as in the checkpoint."""
-    built = build(WorkerConfig(model="embedded:draft", threads=threads, num_blocks=8))
+@pytest.mark.parametrize(("threads", "drafts", "bits"), [(1, False, 16), (1, True, 8), (2, True, 32)])
+def test_weight_bytes_are_what_a_step_reads(threads: int, drafts: bool, bits: int) -> None:
+    """One thread takes the compiled pass: matrices in 16 bits as in the checkpoint, a draft's in 8."""
+    config = WorkerConfig(model="embedded:draft", threads=threads, num_blocks=8)
+    built = build(config, drafts=drafts)
     assert str(built.runner.dtype) == "torch.float32"
-    config = built.loaded.model.config
-    norms = (2 * config.num_hidden_layers + 1) * config.hidden_size
-    if in_halves:
-        assert built.weight_bytes == 2 * (built.num_parameters - norms)
-    else:
+    model = built.loaded.model.config
+    norms = (2 * model.num_hidden_layers + 1) * model.hidden_size
+    if bits == 32:
         assert built.weight_bytes == 4 * built.num_parameters
+        return
+    attention = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    of_layer = attention + 2 * model.hidden_size + 2 * model.intermediate_size
+    scales = 4 * (model.num_hidden_layers * of_layer + model.vocab_size) if bits == 8 else 0
+    assert built.weight_bytes == bits // 8 * (built.num_parameters - norms) + scales
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -20,10 +20,11 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import matrix_unit, products, tiles, weights
+from paceline.engine.compiled import matrix_unit, products, tiles, vectors, weights
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
+from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
 
@@ -97,21 +98,31 @@ def in_halves(name: str) -> Any:
     return model
 
 
-def compiled(name: str, *, in_16_bits: bool = False) -> ModelRunner:
+def with_weights(name: str, bits: int) -> Any:
+    """A model whose matrices hold numbers that fit into so many."""
+    if bits == 16:
+        return in_halves(name)
+    model = model_of(name)
+    if bits == 8:
+        round_products(model)
+    return model
+
+
+def compiled(name: str, *, bits: int = 32) -> ModelRunner:
     """With a matrix unit for weights in 16 bits where there is one."""
-    model = in_halves(name) if in_16_bits else model_of(name)
-    runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
+    runner = make_runner(with_weights(name, bits), num_blocks=64, block_size=4, lean=True)
     assert runner.row_invariant
-    assert runner.uses_matrix_unit is (in_16_bits and matrix_unit.usable())
+    assert runner.uses_matrix_unit is (bits == 16 and matrix_unit.usable())
+    assert runner.weights_in_bytes is (bits == 8)
     return runner
 
 
-@pytest.mark.parametrize("in_16_bits", [False, True])
+@pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_transformers_modules_on_ragged_batches(name: str, in_16_bits: bool) -> None:
+def test_equals_transformers_modules_on_ragged_batches(name: str, bits: int) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
-    model = in_halves(name) if in_16_bits else model_of(name)
-    runners = (make_runner(model, num_blocks=64, block_size=4), compiled(name, in_16_bits=in_16_bits))
+    modules = make_runner(with_weights(name, bits), num_blocks=64, block_size=4)
+    runners = (modules, compiled(name, bits=bits))
     rng = random.Random(5)
     tables = {runner: [runner.new_table() for _ in range(3)] for runner in runners}
     for _ in range(8):
@@ -129,11 +140,11 @@ def test_equals_transformers_modules_on_ragged_batches(name: str, in_16_bits: bo
             table.truncate_to(max(0, table.length - 2))
 
 
-@pytest.mark.parametrize("in_16_bits", [False, True])
+@pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_row_has_the_same_bits_in_any_company(name: str, in_16_bits: bool) -> None:
+def test_a_row_has_the_same_bits_in_any_company(name: str, bits: int) -> None:
     """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
-    runner = compiled(name, in_16_bits=in_16_bits)
+    runner = compiled(name, bits=bits)
     rng = random.Random(7)
     tokens = [rng.randrange(97) for _ in range(60)]
     table = runner.new_table()
@@ -246,7 +257,7 @@ def test_a_wrong_pass_is_left_out_at_start(
 def _exponentials(values: Any) -> Any:
     out = np.empty_like(values)
     for i in range(len(values)):
-        out[i] = tiles.exp(values[i])
+        out[i] = vectors.exp(values[i])
     return out
 
 
@@ -264,20 +275,20 @@ def test_the_exponential_is_exact_to_its_last_places() -> None:
 def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: int, beside: bool) -> None:
     """As many as processors with AVX-512 and without take together, each number of them."""
     add = tiles._sum_of_products(most, wide=wide, beside=beside, adds=True)
-    n, width = 37, 8 * tiles.LANES
+    n, width = 37, 8 * vectors.LANES
 
     @njit
     def product(x: Any, w: Any, out: Any, first: int, rows: int) -> None:
-        inputs, outputs = tiles.address_of(x, first * n), tiles.address_of(out, first * width)
-        weights, apart = tiles.address_of(w, 0), n * tiles.LANES
-        add(inputs, n, weights, n, outputs, width, rows, width // tiles.LANES, apart, apart, 1 << 15)
+        inputs, outputs = vectors.address_of(x, first * n), vectors.address_of(out, first * width)
+        weights, apart = vectors.address_of(w, 0), n * vectors.LANES
+        add(inputs, n, weights, n, outputs, width, rows, width // vectors.LANES, apart, apart, 1 << 15)
 
     rng = np.random.default_rng(3)
     x, w, before = (
         rng.standard_normal(size, dtype=np.float32)
-        for size in ((most, n), (8, n, tiles.LANES), (most, width))
+        for size in ((most, n), (8, n, vectors.LANES), (most, width))
     )
-    laid_out = w.reshape(-1, wide, n, tiles.LANES).transpose(0, 2, 1, 3) if beside else w
+    laid_out = w.reshape(-1, wide, n, vectors.LANES).transpose(0, 2, 1, 3) if beside else w
     words, alone = laid_out.ravel().view(np.uint32), before.copy()
     for r in range(most):
         product(x.ravel(), words, alone.reshape(-1), r, 1)
@@ -290,14 +301,23 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         assert np.array_equal(out[rows:], before[rows:])
 
 
-@pytest.mark.parametrize("form", [products.FLOATS, products.HALVES])
+def rounded(matrix: torch.Tensor) -> torch.Tensor:
+    linear = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+    linear.weight.data = matrix
+    round_products(linear)
+    return linear.weight.data
+
+
+@pytest.mark.parametrize("form", [products.FLOATS, products.HALVES, products.BYTES])
 @pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5, 8])
 def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, form: int) -> None:
     """One tile at a time, two, or a wide one; all rows at once or some after the others; odd tiles last."""
-    n, width, most, apart = 150, tiles_of_outputs * tiles.LANES, 40, 3
+    n, width, most, apart = 152, tiles_of_outputs * vectors.LANES, 40, 3
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)
     matrix = torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)).bfloat16().float()
+    if form == products.BYTES:
+        matrix = rounded(matrix)
     w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, form)])
     before = rng.standard_normal((most, width + apart), dtype=np.float32)
 
@@ -354,6 +374,31 @@ def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole(monkeypatch: pyt
     )
 
 
+@pytest.mark.parametrize("name", ["llama, two", "llama, one, tied"])
+def test_rounded_weights_take_a_quarter(name: str) -> None:
+    """But for a scale for each output; those that are not rounded stay as they are."""
+    bytes_of = {bits: compiled(name, bits=bits).packed_bytes for bits in (32, 8)}
+    outputs = 2 * (128 + 64 + 2 * 48 + 64) + 112 if "two" in name else 2 * (192 + 64 + 2 * 48 + 64) + 112
+    assert bytes_of[8] == bytes_of[32] // 4 + 4 * outputs
+
+
+@pytest.mark.parametrize("place", ["first", "scale"])
+def test_wrong_bytes_are_left_out_at_start(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: a number that is not the weight's, a scale that is not its output's."""
+    real = weights.bytes_of
+
+    def wrong(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers, scales = real(weight)
+        return (numbers.flip(1), scales) if place == "first" else (numbers, scales.flip(0))
+
+    model = with_weights("llama, two", 8)
+    monkeypatch.setattr(weights, "bytes_of", wrong)
+    assert not make_runner(model, num_blocks=8, lean=True).row_invariant
+    assert "goes through its modules" in caplog.text
+
+
 @pytest.mark.parametrize("fault", ["order", "upper", "turned"])
 def test_wrong_halves_are_left_out_at_start(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -404,13 +449,14 @@ def assert_same(chain: Chain, wanted: Chain) -> None:
     assert chain.margins == pytest.approx(wanted.margins, abs=1e-5)
 
 
+@pytest.mark.parametrize("bits", [32, 8])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_chain_is_what_single_passes_choose(name: str) -> None:
+def test_a_chain_is_what_single_passes_choose(name: str, bits: int) -> None:
     """Greedy, with noise and drawn from a support, of several lengths, after one token and after more.
 
     The cache afterwards has the same bits, and so has every distribution.
     """
-    runner, rng, noise = compiled(name), random.Random(11), np.random.default_rng(4)
+    runner, rng, noise = compiled(name, bits=bits), random.Random(11), np.random.default_rng(4)
     items = []
     for steps, temperature, support in (
         (2, 0.0, None),

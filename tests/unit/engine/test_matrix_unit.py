@@ -13,7 +13,7 @@ import torch
 from numba import njit
 
 from paceline.engine.compiled import matrix_unit, products, weights
-from paceline.engine.compiled.tiles import LANES, address_of
+from paceline.engine.compiled.vectors import LANES, address_of
 
 Floats = npt.NDArray[np.float32]
 

@@ -103,7 +103,7 @@ def test_what_is_asked_reaches_transformers(trusted: bool, monkeypatch: pytest.M
     monkeypatch.setattr(loading, "AutoConfig", SimpleNamespace(from_pretrained=load_config))
     monkeypatch.setattr(loading, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=load_model))
     with pytest.raises(SeenError):
-        build.build(config)
+        build.build(config, drafts=False)
     assert [options["trust_remote_code"] for options in seen] == [trusted, trusted]
     assert seen[1]["use_safetensors"] is True
 
