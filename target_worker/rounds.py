@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Proposal, SequenceParams, Verdict
 from paceline.engine.passes import Job
@@ -27,6 +29,13 @@ class Round:
     """After any other outcome the next round has no draft tokens."""
     restriction: Restriction | None = None
     """What its rows may be; None where that is anything."""
+    first_row: Tensor | None = None
+    """float32 [1, V], where it was known before (preverify.py): the job's rows are those after it."""
+
+    @property
+    def rows(self) -> int:
+        """That are judged."""
+        return self.command.proposal.num_draft_tokens + 1
 
     def following(self, outcome: tuple[int, int], eos_token_ids: Collection[int]) -> VerifyRound | None:
         """The next round, if it was told for this outcome: (accepted, next token)."""

@@ -19,7 +19,7 @@ import torch
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import WorkerConfig
-from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
+from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import (
     CloseSequence,
     OpenSequence,
@@ -35,7 +35,7 @@ from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, PassResult, Runner, Scored, broken_rows, run_pass
+from paceline.engine.passes import Job, PassResult, Scored, broken_rows, run_pass
 from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import grammar_for, restricted, restriction
 from paceline.grammar import Grammars
@@ -45,35 +45,13 @@ from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.gathering import Gathering
-from target_worker.rounds import Round, after, following_late, is_scored, place
+from target_worker.preverify import FirstRows
+from target_worker.results import not_numbers, reads, with_first_rows, without
+from target_worker.rounds import NOTHING, Round, after, following_late, is_scored, place
+from target_worker.runner import Runner
 
 MAX_OVERHEARD = 4096
 """Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
-
-
-def _reads(jobs: Sequence[Job]) -> bool:
-    """True while one of them has rows to compute that are not judged: of a prompt, mostly."""
-    return any(job.remaining > job.rows for job in jobs)
-
-
-def _without(spoiled: set[str], result: PassResult) -> tuple[Sequence[Job], torch.Tensor]:
-    """The finished jobs but for those that have failed already, and their logits."""
-    assert result.logits is not None
-    if not spoiled:
-        return result.finished, result.logits
-    kept_jobs: list[Job] = []
-    kept_rows: list[int] = []
-    row = 0
-    for job in result.finished:
-        if job.sequence_id not in spoiled:
-            kept_jobs.append(job)
-            kept_rows.extend(range(row, row + job.rows))
-        row += job.rows
-    return kept_jobs, result.logits[kept_rows]
-
-
-def _not_numbers() -> InternalError:
-    return InternalError("the target model's logits are not numbers")
 
 
 class Verifier:
@@ -106,19 +84,34 @@ class Verifier:
         self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
         """What arrived since the last pass; the only thing here that another thread touches."""
         self._gathering = Gathering()
+        self._first_rows = FirstRows(
+            runner,
+            self.holdings,
+            self._eos_token_ids,
+            max_model_len,
+            clock,
+            self.observer.passes["ahead"],
+            config.pre_verify,
+        )
 
     @property
     def has_work(self) -> bool:
-        """True while a round waits for its verdict."""
-        return bool(self._rounds)
+        """True while a round waits for its verdict, or a sequence for its round."""
+        return bool(self._rounds) or self._first_rows.has_work
 
     def patience(self) -> float:
         """Seconds that the next pass may wait for rounds that are about to come; none to read a prompt."""
+        if not self._rounds:
+            return self._first_rows.patience()
         jobs = [r.job for r in self._rounds.values()]
-        return 0.0 if _reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
+        return 0.0 if reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
 
     def announce(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
-        """Commands wait: what to judge next is of use to the pass in progress. Called from any thread."""
+        """Commands wait: they go before what nobody asked for, and what to judge next is of use to the pass.
+
+        Called from any thread.
+        """
+        self._first_rows.stop.want()
         self._overheard.extend(command for command in commands if isinstance(command, VerifyAhead))
 
     def holds(self, sequence_id: str) -> bool:
@@ -135,11 +128,10 @@ class Verifier:
                     return self._begin(command, arrived)
                 case VerifyAhead():
                     self._foresee(command)
-                    self._begin_late(command, arrived)
+                    return self._begin_late(command, arrived)
                 case CloseSequence():
                     if self.holdings.close(command):
-                        self._rounds.pop(command.sequence_id, None)
-                        self._gathering.gone(command.sequence_id)
+                        self._leave(command.sequence_id)
         except PacelineError as error:
             round_number = command.round if isinstance(command, VerifyRound | VerifyAhead) else 0
             return [SequenceFailed(command.sequence_id, command.epoch, round_number, error)]
@@ -151,6 +143,7 @@ class Verifier:
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)
+            self._first_rows.gone(command.sequence_id)
         self.holdings.open(command, grammar)
 
     def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
@@ -168,17 +161,31 @@ class Verifier:
         if disposition is Disposition.REPEAT:
             assert held.session.answer is not None
             return [RoundVerdict(command.sequence_id, command.epoch, command.round, held.session.answer)]
-        held.cut_to_ledger()
         scored = is_scored(held.session.params, command.base_length)
         if scored:
             # Every row of the prompt is wanted, also those whose entries are there.
             held.cut_to(0)
+        first_row = self._first_rows.take(held)
+        if first_row is None:
+            held.cut_to_ledger()
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
-        job = Job(held, feed, rows=len(proposed) + 1, arrived=arrived, scored=scored)
-        self._rounds[command.sequence_id] = Round(command, job)
-        self._gathering.back(command.sequence_id, job.rows, arrived)
-        return []
+        job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
+        self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
+        self._gathering.back(command.sequence_id, r.rows, arrived)
+        return [] if first_row is None else self._conclude(r, first_row)
+
+    def _conclude(self, r: Round, row: torch.Tensor) -> list[TargetEvent]:
+        """The verdict of a round that its first row decides alone; none where that takes a pass."""
+        proposed, session = r.command.proposal.token_ids, r.job.held.session
+        case = Case(session.params, session.tokens, NOTHING)
+        if proposed and not case.chooses:
+            return []
+        (judged,) = judge([case], row, row, self._eos_token_ids)
+        if proposed and judged == (0, proposed[0]):
+            return []
+        r.command = replace(r.command, proposal=NOTHING)
+        return self._judge(PassResult([r.job], row[:0]), set())
 
     def _foresee(self, command: VerifyAhead) -> None:
         """Keep the next round for the outcomes told, until the verdict is out."""
@@ -195,17 +202,16 @@ class Verifier:
         r.foreseen.update(command.proposals)
         r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
 
-    def _begin_late(self, command: VerifyAhead, arrived: float) -> None:
+    def _begin_late(self, command: VerifyAhead, arrived: float) -> list[TargetEvent]:
         """The verdict is out already, and what it would have begun begins now.
 
         The coordinator knows it: what it told and the verdict did not make use of is still to be read here.
         """
         held = self.holdings.find(command.sequence_id)
         if held is None:
-            return
+            return []
         following = following_late(command, held.session, self._eos_token_ids)
-        if following is not None:
-            self._begin(following, arrived)
+        return [] if following is None else self._begin(following, arrived)
 
     def _listen(self) -> None:
         """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is late.
@@ -235,9 +241,12 @@ class Verifier:
 
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
+        if not self._rounds:
+            self._first_rows.compute()
+            return []
         begun = self._clock()
         jobs = [r.job for r in self._rounds.values()]
-        reads = _reads(jobs)
+        reading = reads(jobs)
         result = run_pass(
             jobs,
             self._runner,
@@ -252,13 +261,13 @@ class Verifier:
         for part in result.scored:
             if any(broken_rows(part.logits)):
                 spoiled.add(part.job.sequence_id)
-                events.append(self._fail(part.job, _not_numbers()))
+                events.append(self._fail(part.job, not_numbers()))
             else:
                 events.append(self._score(part))
         if result.finished:
             events.extend(self._restrict(result.finished, spoiled))
             events.extend(self._judge(result, spoiled))
-            if not reads:
+            if not reading:
                 self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
         return events
 
@@ -298,10 +307,11 @@ class Verifier:
     def _judge(self, result: PassResult, spoiled: set[str]) -> list[TargetEvent]:
         assert result.logits is not None
         begun = self._clock()
-        finished, logits = _without(spoiled, result)
+        finished, logits = without(spoiled, result)
         if not finished:
             return []
         rounds = [self._rounds[job.sequence_id] for job in finished]
+        logits = with_first_rows(rounds, logits)
         restrictions = [r.restriction for r in rounds]
         cases = [
             Case(
@@ -321,7 +331,7 @@ class Verifier:
         for r, judged, reported in zip(rounds, verdicts, logprobs, strict=True):
             r.job.compute += spent
             if judged is None:
-                events.append(self._fail(r.job, _not_numbers()))
+                events.append(self._fail(r.job, not_numbers()))
                 continue
             del self._rounds[r.command.sequence_id]
             num_accepted, next_token = judged
@@ -331,7 +341,8 @@ class Verifier:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
             else:
-                self._gathering.answered(r.command.sequence_id, r.job.rows, now)
+                self._gathering.answered(r.command.sequence_id, r.rows, now)
+                self._first_rows.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
         return events
 
@@ -365,10 +376,15 @@ class Verifier:
         job.held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)
 
-    def drop(self, sequence_id: str) -> None:
-        """Forget a sequence whose coordinator went away."""
+    def _leave(self, sequence_id: str) -> None:
+        """Forget what is in progress for a sequence."""
         self._rounds.pop(sequence_id, None)
         self._gathering.gone(sequence_id)
+        self._first_rows.gone(sequence_id)
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence whose coordinator went away."""
+        self._leave(sequence_id)
         self.holdings.drop(sequence_id)
 
     def expire(self) -> None:

@@ -71,6 +71,9 @@ class WorkerConfig:
     max_mixed_prefill_tokens: int = 0
     """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 16 on a CPU, else
     what `max_batch_tokens` leaves."""
+    pre_verify: bool = True
+    """While sequences wait for draft tokens, compute the rows that judge the first of them, where such a pass
+    can be given up for a command, which is where passes are compiled (target only)."""
     prefix_cache: bool = True
     """Keep what ended sequences computed, for those that begin with the same tokens."""
     max_sequences: int = 256

@@ -179,6 +179,25 @@ class ModelRunner:
         self._take_time(begun)
         return logits
 
+    @property
+    def can_stop(self) -> bool:
+        """True where `forward_unless` serves: not where each pass takes its time."""
+        return self._compiled is not None and not self.least_seconds
+
+    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> Tensor | None:
+        """Like `forward`, but given up where that is wanted before the pass is half done: None then, and the
+        tables are as long as they were."""
+        assert self._compiled is not None
+        self._check(inputs)
+        with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
+            logits = self._compiled.unless(stop, Layout.of_sequences(inputs), self._cache)
+        for item in inputs:
+            if logits is None:
+                item.table.truncate_to(item.table.length)
+            else:
+                item.table.commit(len(item.token_ids))
+        return None if logits is None else logits[:, : self._vocab_size]
+
     def _take_time(self, begun: float) -> None:
         if (left := begun + self.least_seconds - monotonic()) > 0:
             time.sleep(left)

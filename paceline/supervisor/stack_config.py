@@ -169,6 +169,8 @@ class StackConfig:
         values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
         values |= self._certificate_of(role, "tls")
+        if role == "target":
+            values["pre_verify"] = not self._share_a_core
         if role == "draft":
             ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
             values |= {name: value for name, value in ahead.items() if value is not None}
@@ -208,9 +210,12 @@ class StackConfig:
     @property
     def _branches(self) -> int | None:
         """Of the draft worker; None leaves it its default."""
-        if self.lookahead_branches is None and self._crowded and len(usable_cores()) < len(self.worker_roles):
-            return 0
-        return self.lookahead_branches
+        return 0 if self.lookahead_branches is None and self._share_a_core else self.lookahead_branches
+
+    @property
+    def _share_a_core(self) -> bool:
+        """Where they do, what one of them computes ahead of the other takes that one's time."""
+        return self._crowded and len(usable_cores()) < len(self.worker_roles)
 
     @property
     def _ahead_of(self) -> int | None:

@@ -48,9 +48,9 @@ def test_target_truncates_to_the_ledger_less_one(stack: RunningStack, oracle: Or
             verdict = sequence.step(proposal)
             assert verdict.num_accepted == right
             outcomes.add((k > 0, right == k))
-            # Invariant 1, and no block more than those entries need.
+            # Invariant 1, and no block more than those entries need; the newest token may be fed ahead.
             assert verdict.num_computed_tokens == len(sequence.ledger) - 1
-            assert line.used_blocks() == blocks(len(sequence.ledger) - 1)
+            assert line.used_blocks() in {blocks(len(sequence.ledger) - ahead) for ahead in (0, 1)}
         assert outcomes >= {(True, False), (True, True)}
         oracle.check_greedy(prompt, sequence.ledger[len(prompt) :][:40], 40, ignore_eos=True)
         sequence.end()

@@ -159,7 +159,9 @@ def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_l
         self._first_told.update({outcome: p.num_draft_tokens for outcome, p in proposals.items()})
 
     monkeypatch.setattr(RoundMachine, "_tell", tell)
-    assert "asked before with other content" in simulation_catches(make_world=foreseeing_world)
+    caught = simulation_catches(make_world=foreseeing_world)
+    # The target has not begun it when it is asked, or has judged it already.
+    assert "asked before with other content" in caught or "does not fit its round" in caught
 
 
 def test_a_coordinator_that_drafts_where_a_late_target_begins_a_plain_round(

@@ -76,10 +76,12 @@ class ToyRunner:
         """True for prefixes whose logits are to be NaN."""
         self.chain_skills: ChainSkills | None = None
         """What it can do when it draws several tokens by itself."""
+        self.can_stop = False
+        """Passes can be given up."""
         self.longest_branch = 0
         """Entries of the longest branch so far."""
         self.stops: Callable[[Stop], bool] = lambda stop: bool(stop.flag[0])
-        """Whether a chain ends before its next step."""
+        """Whether a chain ends before its next step, and a pass that can be given up is."""
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)
@@ -189,6 +191,17 @@ class ToyRunner:
         error = self.crash_on(token_ids)
         if error is not None:
             raise error
+
+    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> torch.Tensor | None:
+        assert self.can_stop
+        if not self.stops(stop):
+            return self.forward(inputs)
+        for item in inputs:
+            self._apply(item.table.reserve(len(item.token_ids)))
+            for slot in item.table.slots(item.table.length, item.table.length + len(item.token_ids)):
+                self.memory[slot] = -1  # half of what belongs there
+            item.table.truncate_to(item.table.length)
+        return None
 
     def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         parts = [np.empty((0, self.model.vocab_size), dtype=np.float32)]

@@ -113,10 +113,12 @@ class SimWorker:
         """A new process: nothing of the old one is left."""
         self.runner = ToyRunner(self.model, self.num_blocks)
         # One world in four has drafts that draw what they can by themselves as on a GPU, one as on a CPU,
-        # where a command that waits ends a chain; half of the latter do not look ahead.
+        # where a command that waits ends a chain; half of the latter do not look ahead. There a target's
+        # passes can be given up, so it computes what it is not asked for yet.
         on_cpu, on_gpu = self.world.seed % 4 == 3, self.world.seed % 4 == 1
         if on_cpu or on_gpu:
             self.runner.chain_skills = ChainSkills(supports=on_cpu, max_feed=16 if on_cpu else 1)
+            self.runner.can_stop = on_cpu
             self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
@@ -473,11 +475,14 @@ class World:
             return  # preempted since
         if held is None or held.session.epoch != event.epoch:
             return
-        if again and event.sequence_id in worker.core._rounds:
+        if again and (event.sequence_id in worker.core._rounds or held.session.round != event.round):
             return  # a repetition; the sequence has moved on
-        if not (held.table.length == len(held.session.tokens) - 1 == event.verdict.num_computed_tokens):
+        # Since an answer that is repeated, the last token may have been fed ahead of the next round.
+        ahead = again and held.table.length == len(held.session.tokens)
+        confirmed = len(held.session.tokens) - 1
+        if not (held.table.length - ahead == confirmed == event.verdict.num_computed_tokens):
             raise SimulationError("invariant 1: the target's cache is not the ledger without its last token")
-        if worker.runner.read(held.table) != held.session.tokens[:-1]:
+        if worker.runner.read(held.table) != held.session.tokens[: held.table.length]:
             raise SimulationError("invariant 1: the target's cache does not hold the ledger")
         self.verdicts_checked += not again
 

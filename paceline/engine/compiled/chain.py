@@ -55,6 +55,7 @@ def decoder_chain(
     values, best = np.empty(others.shape[2] + 1), np.empty(others.shape[2] + 1, dtype=np.int64)
     scratch, newest, rows = np.empty(vocabulary, dtype=np.float32), ids[wanted], np.arange(chains)
     at, slot, first, count = positions[wanted], slots[wanted], key_first[wanted], key_count[wanted]
+    never = np.zeros(1, dtype=np.int8)
     for step in range(steps[0]):
         if step > 0 and stop[0] != 0:
             break
@@ -67,12 +68,13 @@ def decoder_chain(
             decoder_pass(
                 shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos,
                 sin, entries, ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
+                never,
             )  # fmt: skip
         else:
             decoder_pass(
                 shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos,
                 sin, entries, newest[:going], at[:going], slot[:going], keys, first[:going], count[:going],
-                rows[:going], work, logits[:going],
+                rows[:going], work, logits[:going], never,
             )  # fmt: skip
         for c in range(going):
             at[c] += 1

@@ -13,8 +13,8 @@ _called: Final[set[Any]] = set()
 """What has been called: to ask numba for that takes longer than all the rest here."""
 
 
-def call(compiled: Any, *args: Any) -> None:
-    """Call a function of numba's that is cached on disk.
+def call(compiled: Any, *args: Any) -> Any:
+    """Call a function of numba's that is cached on disk; returns what it returns.
 
     Whoever calls it first compiles it, for half a minute of a core. Target, draft and their replicas start
     together: the first of them compiles, and the others read what it left. The lock falls with the process
@@ -23,11 +23,11 @@ def call(compiled: Any, *args: Any) -> None:
     One lock for all functions of a folder: one of them calls another, and who compiles it compiles both.
     """
     if compiled in _called:
-        compiled(*args)
-        return
+        return compiled(*args)
     with _turn(compiled):
-        compiled(*args)
+        result = compiled(*args)
     _called.add(compiled)
+    return result
 
 
 def _turn(compiled: Any) -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
 from paceline.engine.compiled.products import BYTES, FOR_UNIT
 from paceline.engine.compiled.weights import Weights, aligned, fits, release
+
+_NEVER: Final = Stop()
 
 
 class CompiledForward:
@@ -52,9 +54,15 @@ class CompiledForward:
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
+        logits = self.unless(_NEVER, layout, cache)
+        assert logits is not None
+        return logits
+
+    def unless(self, stop: Stop, layout: Layout, cache: PagedCache) -> Tensor | None:
+        """The same, but None where the pass was stopped before it was half done."""
         self._make_room(layout, cache)
         logits = np.zeros((len(layout.wanted), self._weights.shape[6]), dtype=np.float32)
-        first_call.call(
+        done = first_call.call(
             decoder_pass,
             *self._model_of_pass,
             self._entries,
@@ -67,8 +75,9 @@ class CompiledForward:
             layout.wanted,
             self._work,
             logits,
+            stop.flag,
         )
-        return torch.from_numpy(logits)
+        return torch.from_numpy(logits) if done else None
 
     def chain(
         self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int, stop: Stop

@@ -211,6 +211,7 @@ def decoder_pass(
     wanted,
     work,
     logits,
+    stop,
 ):
     """Feed rows to a decoder, write their keys and values, and give the logits of the rows wanted.
 
@@ -234,6 +235,11 @@ def decoder_pass(
         wanted: int64 [W]: rows whose logits are wanted.
         work: float32, flat: scratch as `scratch_of` says, which begins where a line of the cache does.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
+        stop: int8 [1]: where another thread makes it other than 0 before half of the layers have begun, the
+            pass is given up.
+
+    Returns:
+        True, and False where it was given up: then `logits` and the rows' keys and values are nothing.
     """
     layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, form = shape
     rows, group = len(ids), heads // kv_heads
@@ -261,6 +267,8 @@ def decoder_pass(
         x[r * ldx : r * ldx + hidden] = embedding[ids[r]]
     offset = 0
     for layer in range(layers):
+        if 2 * layer < layers and stop[0] != 0:
+            return False
         cache = entries[layer]
         for r in range(rows):
             row = x[r * ldx : r * ldx + hidden]
@@ -310,6 +318,7 @@ def decoder_pass(
         _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
     out = logits.reshape(-1)
     matrix_product(normed, ldx, weights, form, offset, hidden, vocabulary, out, vocabulary, len(wanted), unit)
+    return True
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:

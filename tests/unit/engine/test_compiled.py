@@ -169,6 +169,27 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, bits: int) -> None:
             mate.truncate_to(1)
 
 
+def test_a_pass_is_given_up_without_a_trace() -> None:
+    """What is wanted before it begins; the same tokens fed again give the same bits."""
+    runner, stop = compiled("llama, two"), Stop()
+    tables = [runner.new_table(), runner.new_table()]
+    whole = runner.forward([SequenceInput(tables[0], [5, 6, 7], 2)])
+    runner.forward([SequenceInput(tables[1], [5, 6], 1)])
+    used = runner.cache.pool.used_blocks
+    stop.want()
+    assert runner.can_stop
+    assert runner.forward_unless([SequenceInput(tables[1], [7] * 9, 9)], stop) is None
+    assert (tables[1].length, runner.cache.pool.used_blocks) == (2, used)
+    stop.forget()
+    again = runner.forward_unless([SequenceInput(tables[1], [7], 1)], stop)
+    assert again is not None
+    assert torch.equal(again, whole[1:])
+    assert tables[1].length == 3
+    assert not make_runner(model_of("llama, two"), num_blocks=8).can_stop
+    runner.least_seconds = 0.1
+    assert not runner.can_stop
+
+
 def test_the_whole_vocabulary_comes_back_and_nothing_more() -> None:
     runner = compiled("llama, two")
     assert runner.forward([SequenceInput(runner.new_table(), [1, 2], 1)]).shape == (1, 97)

@@ -1,0 +1,112 @@
+"""The first row of the next verification, computed while a sequence waits for its draft tokens.
+
+Of K + 1 rows that a verification needs, the first one depends on the ledger alone: it says what follows, and
+so whether the first draft token is right. While nobody asks for anything the target computes it ("pre-verify"
+of PEARL, Liu et al. 2024). A verification then has a row less; where the target's own choice decides, and the
+first draft token is another, there is nothing left to compute.
+
+Nobody waits for it: a pass that is not half done when a command arrives is given up. It does not begin at
+once either, for what the draft drew ahead of the verdict may be about to arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import Tensor
+
+from paceline.core.clock import Clock
+from paceline.core.errors import ResourceExhaustedError
+from paceline.core.types import Verdict
+from paceline.engine.batch import SequenceInput
+from paceline.engine.chains import Stop
+from paceline.engine.holdings import Held, Holdings
+from paceline.telemetry.worker import Passes
+from target_worker.rounds import ends
+from target_worker.runner import Runner
+
+log = logging.getLogger(__name__)
+
+PAUSE: Final = 0.0003
+"""Seconds from a verdict to this: what was drawn ahead of it comes sooner, anything else later."""
+
+
+@dataclass(slots=True)
+class FirstRows:
+    """Which sequences wait, and what is known of them."""
+
+    runner: Runner
+    holdings: Holdings[Verdict]
+    eos_token_ids: Collection[int]
+    max_model_len: int
+    clock: Clock
+    passes: Passes
+    wanted: bool
+    stop: Stop = field(default_factory=Stop)
+    """Wanted when a command arrives, from any thread."""
+    _since: dict[str, float] = field(default_factory=dict)
+    """When the verdict was out on those whose row is not known."""
+    _rows: dict[str, Tensor] = field(default_factory=dict)
+    """float32 [1, V], what follows the ledger as long as the cache has an entry for each of its tokens."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a sequence waits without its row."""
+        return bool(self._since)
+
+    def patience(self) -> float:
+        """Seconds until the next one is to be computed."""
+        return max(0.0, min(self._since.values()) + PAUSE - self.clock())
+
+    def expect(self, held: Held[Verdict]) -> None:
+        """Its verdict is out, and its next round is not here."""
+        session = held.session
+        over = ends(session.params, session.tokens[-1], self.eos_token_ids)
+        # What a grammar allows is worked out for a whole round.
+        if not self.wanted or not self.runner.can_stop or over or held.grammar is not None:
+            return
+        if len(session.tokens) <= self.max_model_len:
+            self._since[session.sequence_id] = self.clock()
+
+    def gone(self, sequence_id: str) -> None:
+        """Nobody waits for it any more."""
+        self._since.pop(sequence_id, None)
+        self._rows.pop(sequence_id, None)
+
+    def take(self, held: Held[Verdict]) -> Tensor | None:
+        """The row after the ledger of a sequence whose round begins, float32 [1, V]; None if not known."""
+        session = held.session
+        row = self._rows.get(session.sequence_id)
+        self.gone(session.sequence_id)
+        # It may have lost its entries to others since, or its newest tokens.
+        return row if session.cached == session.tokens else None
+
+    def compute(self) -> None:
+        """One pass over all that wait, unless somebody asks for something meanwhile."""
+        waiting = map(self.holdings.find, self._since)
+        # All but the newest token are there, but for those that have lost their entries to others.
+        held = [h for h in waiting if h is not None and h.table.length == len(h.session.tokens) - 1]
+        # A command that came this very moment is overlooked: it waits for the pass.
+        self.stop.forget()
+        begun = self.clock()
+        try:
+            inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
+            logits = self.runner.forward_unless(inputs, self.stop) if inputs else None
+        except ResourceExhaustedError:
+            logits = None
+        except Exception:
+            log.exception("the first rows of %d sequences failed; their rounds compute them", len(held))
+            logits = None
+        else:
+            if inputs and logits is None:
+                return  # they wait on
+        self._since.clear()
+        if logits is None:
+            return
+        self.passes.ran(len(held), len(held), self.clock() - begun)
+        for i, item in enumerate(held):
+            item.fed(item.session.tokens[-1:])
+            self._rows[item.session.sequence_id] = logits[i : i + 1]

@@ -1,0 +1,23 @@
+"""What verification needs of a model besides passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from paceline.engine import passes
+from paceline.engine.batch import SequenceInput
+from paceline.engine.chains import Stop
+
+
+class Runner(passes.Runner, Protocol):
+    """A model of a target worker."""
+
+    @property
+    def can_stop(self) -> bool:
+        """True where a pass can be given up."""
+
+    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> torch.Tensor | None:
+        """Like `forward`, but given up if that is wanted before it is half done: None, all as before."""
