@@ -74,6 +74,8 @@ class Ahead:
     """The model draws its chains by itself."""
     max_len: int
     """Entries that any of it may have."""
+    least: float = WORTH_DRAFTING
+    """How likely an outcome with a branch is."""
     outcomes: list[Outcome] = field(init=False)
     """Without a branch yet, likeliest first."""
     region: Branching = field(init=False)
@@ -101,7 +103,7 @@ class Ahead:
         session, k = self.held.session, len(self.drawn)
         pool = self.held.table.pool
         fitting = (pool.free_blocks * pool.block_size - 2) // self.depth - 1
-        self.outcomes = self.fan_out.ranked(self.margins)[: max(0, fitting)]
+        self.outcomes = self.fan_out.ranked(self.margins, least=self.least)[: max(0, fitting)]
         self._most = len(self.outcomes)
         self.region = Branching(self.held.table, 2 + self.depth * (1 + self._most))
         self.base_length = len(session.tokens)
@@ -110,7 +112,7 @@ class Ahead:
         # Draws of a round belong to its place: those of the next round are not the ones after these.
         self._goes_on = self.chained and self.tape.uniforms is None and 0 in ranks
         fits = self.base_length + k + 2 * self.depth + 2 <= self.max_len
-        if self._goes_on and self.depth == k and fits and ranks[0] ** 2 >= WORTH_DRAFTING:
+        if self._goes_on and self.depth == k and fits and ranks[0] ** 2 >= self.least:
             self.further = ranks[0] ** 2
         steps = k + 1 + (self.depth if self._goes_on else 0)
         drafting = Drafting(
@@ -233,7 +235,7 @@ class Ahead:
             branch.entries, branch.drafting.drawn = fed, after
         # A draft's own draws say nothing of what the target makes of the bonus.
         sure = bonus.margin if self.tape.uniforms is None else None
-        likely = self.fan_out.ranked(self.margins, sure)
+        likely = self.fan_out.ranked(self.margins, sure, self.least)
         self.outcomes = [o for o in likely if (o.accepted, o.rank) not in self._begun]
         del self.outcomes[max(0, self._most - len(self._begun)) :]
 

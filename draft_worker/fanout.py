@@ -18,6 +18,8 @@ FORGET = 0.98
 MAX_RANK = 8
 WORTH_DRAFTING = 0.04
 """An outcome less likely than this costs more, in passes that slow the verification, than it saves."""
+WORTH_A_ROW = 0.1
+"""The same where the rows of a pass take their time one by one: what comes of the likelier ones is later."""
 MARGINS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 """Where one kind of margin ends and the next begins. Scores are log-probabilities and noise of that size."""
 PRIOR_ACCEPTANCE = (0.42, 0.48, 0.62, 0.76, 0.88, 0.95, 0.98)
@@ -85,8 +87,10 @@ class FanOut:
         prior = PRIOR_ACCEPTANCE[kind] * PRIOR_TOKENS
         return (prior + self._accepted[kind]) / (PRIOR_TOKENS + self._tested[kind])
 
-    def ranked(self, margins: Sequence[float], bonus: float | None = None) -> list[Outcome]:
-        """The outcomes worth a branch after draft tokens with these margins, likeliest first.
+    def ranked(
+        self, margins: Sequence[float], bonus: float | None = None, least: float = WORTH_DRAFTING
+    ) -> list[Outcome]:
+        """The outcomes at least so likely after draft tokens with these margins, likeliest first.
 
         `bonus` is the margin of the draft's guess of what follows all of them, where it is known and the
         target chooses that token as it does the others.
@@ -107,5 +111,5 @@ class FanOut:
             wrong = reach * (1 - right)
             outcomes.append(Outcome(reach * right, k, 0))
             outcomes += [Outcome(wrong * share, k, rank) for rank, share in enumerate(others[:-1], 1)]
-        worth = [outcome for outcome in outcomes if outcome.likelihood >= WORTH_DRAFTING]
+        worth = [outcome for outcome in outcomes if outcome.likelihood >= least]
         return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))

@@ -10,7 +10,7 @@ from draft_worker.ahead import Ahead, Limb
 from draft_worker.chaining import can_chain, chain_of
 from draft_worker.chooser import Chooser, drawn_by
 from draft_worker.drafting import Drafting
-from draft_worker.fanout import FanOut
+from draft_worker.fanout import WORTH_A_ROW, WORTH_DRAFTING, FanOut
 from draft_worker.propose import Drawn, NoiseTape
 from draft_worker.runner import Runner
 from paceline.core.clock import Clock
@@ -83,10 +83,12 @@ class Lookahead:
         before = self._came_true.pop(command.sequence_id, None)
         if self._branches_each() and base + k + depth + 1 <= self._max_model_len:
             tape = NoiseTape.record(held.session.params, base, k + depth + 1)
-            chained = can_chain(drafting, self._runner.chain_skills, self._eos_token_ids)
+            skills = self._runner.chain_skills
+            chained = can_chain(drafting, skills, self._eos_token_ids)
+            least = WORTH_A_ROW if skills is not None and skills.row_by_row else WORTH_DRAFTING
             with contextlib.suppress(ResourceExhaustedError):
                 of_round = held, command.round, drafting.drawn, depth, tape
-                ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len)
+                ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len, least)
                 self._aheads[command.sequence_id] = ahead
                 if before is not None:
                     self._hand_over(*before, ahead)

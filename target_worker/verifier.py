@@ -184,6 +184,8 @@ class Verifier:
         (judged,) = judge([case], row, row, self._eos_token_ids)
         if proposed and judged == (0, proposed[0]):
             return []
+        if proposed:
+            r.job.sequences_in_pass = 1  # what drafting takes is less by that
         r.command = replace(r.command, proposal=NOTHING)
         return self._judge(PassResult([r.job], row[:0]), set())
 

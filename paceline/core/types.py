@@ -158,7 +158,7 @@ class Timings:
     rows: int = 0
     """Rows of all sequences in the last of those passes."""
     sequences: int = 0
-    """Sequences in the last of those passes."""
+    """Sequences in the last of those passes; one, of no rows, where draft tokens were judged without any."""
 
 
 @dataclass(frozen=True, slots=True)

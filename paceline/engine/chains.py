@@ -93,3 +93,5 @@ class ChainSkills:
     """They draw (`ChainInput.draws`)."""
     max_feed: int
     """Tokens that one may begin with."""
+    row_by_row: bool = False
+    """Each row adds to the time of a step."""

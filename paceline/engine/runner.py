@@ -229,7 +229,7 @@ class ModelRunner:
         if self.least_seconds:
             return None
         if self._compiled is not None:
-            return ChainSkills(supports=True, max_feed=MAX_FEED)
+            return ChainSkills(supports=True, max_feed=MAX_FEED, row_by_row=True)
         if self.captured is not None and self.captured.usable:
             return ChainSkills(supports=False, max_feed=1)
         return None

@@ -29,8 +29,8 @@ _SHARED = (
 )
 """Fields of both workers' WorkerConfig."""
 
-_FEW_SEQUENCES: Final = 2
-"""Those that leave a draft time to fill on cores that the coordinator shares with the models."""
+_FEW_SEQUENCES: Final = 1
+"""As many as leave a draft time to fill on cores that the coordinator shares with the models."""
 _NVIDIA = Path("/dev/nvidia0")
 
 
@@ -75,7 +75,7 @@ class StackConfig:
     as many as a draft worker's default where each model has a core, else 0."""
     lookahead_sequences: int | None = None
     """Sequences up to which that is done. If not given, a draft worker's default where the models leave a
-    core to the rest, else 2."""
+    core to the rest, else 1."""
     block_size: int = 16
     num_blocks: int | None = None
     max_model_len: int | None = None

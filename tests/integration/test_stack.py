@@ -123,7 +123,7 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(field: str, values: 
     assert refused.value.field == field
 
 
-@pytest.mark.parametrize(("cores", "branches", "sequences"), [(1, 0, 2), (2, 8, 2), (3, 8, 256)])
+@pytest.mark.parametrize(("cores", "branches", "sequences"), [(1, 0, 1), (2, 8, 1), (3, 8, 256)])
 def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
     monkeypatch: pytest.MonkeyPatch, cores: int, branches: int, sequences: int
 ) -> None:
@@ -135,6 +135,8 @@ def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
         return draft.lookahead_branches, draft.lookahead_sequences
 
     assert ahead() == (branches, sequences)
+    assert StackConfig(**cpu).worker_config("target").pre_verify is (cores > 1), "it takes the draft's core"
+    assert StackConfig(**cpu, target={"pre_verify": True}).worker_config("target").pre_verify
     assert ahead(lookahead_branches=3, lookahead_sequences=5) == (3, 5)
     with pytest.raises(InvalidArgumentError) as refused:
         ahead(lookahead_sequences=0)

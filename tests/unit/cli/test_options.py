@@ -23,6 +23,7 @@ _WORKER = WorkerConfig(
     port=4312,
     device="cuda:1",
     dtype="bfloat16",
+    quantization="int8",
     threads=3,
     cores=(7, 0, 2),
     message_cores=(1, 3),
