@@ -6,7 +6,8 @@ of PEARL, Liu et al. 2024). A verification then has a row less; where the target
 first draft token is another, there is nothing left to compute.
 
 Nobody waits for it: a pass that is not half done when a command arrives is given up. It does not begin at
-once either, for what the draft drew ahead of the verdict may be about to arrive.
+once either, for what the draft drew ahead of the verdict may be about to arrive. Where rounds are no shorter
+for it, it is left (worth.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from paceline.engine.holdings import Held, Holdings
 from paceline.telemetry.worker import Passes
 from target_worker.rounds import ends
 from target_worker.runner import Runner
+from target_worker.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +47,14 @@ class FirstRows:
     clock: Clock
     passes: Passes
     wanted: bool
+    worth: Worth = field(default_factory=Worth)
     stop: Stop = field(default_factory=Stop)
     """Wanted when a command arrives, from any thread."""
+    _waits: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """When the verdict was out on those that wait, or did until their round began; whether their row was
+    to be computed."""
     _since: dict[str, float] = field(default_factory=dict)
-    """When the verdict was out on those whose row is not known."""
+    """The first of these, for those whose row is still to be."""
     _rows: dict[str, Tensor] = field(default_factory=dict)
     """float32 [1, V], what follows the ledger as long as the cache has an entry for each of its tokens."""
 
@@ -69,18 +75,31 @@ class FirstRows:
         if not self.wanted or not self.runner.can_stop or over or held.grammar is not None:
             return
         if len(session.tokens) <= self.max_model_len:
-            self._since[session.sequence_id] = self.clock()
+            now, name, has_it = self.clock(), session.sequence_id, self.worth.has_it
+            self._waits[name] = now, has_it
+            if has_it:
+                self._since[name] = now
+
+    def judged(self, sequence_id: str, *, drafted: bool) -> None:
+        """The verdict is out on a round, which had draft tokens or not."""
+        waited = self._waits.pop(sequence_id, None)
+        if waited is not None and drafted:
+            since, had_it = waited
+            self.worth.observe(had_it, self.clock() - since)
 
     def gone(self, sequence_id: str) -> None:
-        """Nobody waits for it any more."""
+        """It ended."""
+        self._waits.pop(sequence_id, None)
+        self._begins(sequence_id)
+
+    def _begins(self, sequence_id: str) -> Tensor | None:
         self._since.pop(sequence_id, None)
-        self._rows.pop(sequence_id, None)
+        return self._rows.pop(sequence_id, None)
 
     def take(self, held: Held[Verdict]) -> Tensor | None:
         """The row after the ledger of a sequence whose round begins, float32 [1, V]; None if not known."""
         session = held.session
-        row = self._rows.get(session.sequence_id)
-        self.gone(session.sequence_id)
+        row = self._begins(session.sequence_id)
         # It may have lost its entries to others since, or its newest tokens.
         return row if session.cached == session.tokens else None
 

@@ -171,7 +171,9 @@ class Verifier:
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
-        self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
+        self._rounds[command.sequence_id] = r = Round(
+            command, job, drafted=bool(proposed), first_row=first_row
+        )
         self._gathering.back(command.sequence_id, r.rows, arrived)
         return [] if first_row is None else self._conclude(r, first_row)
 
@@ -336,6 +338,7 @@ class Verifier:
                 events.append(self._fail(r.job, not_numbers()))
                 continue
             del self._rounds[r.command.sequence_id]
+            self._first_rows.judged(r.command.sequence_id, drafted=r.drafted)
             num_accepted, next_token = judged
             verdict = self._settle(r, num_accepted, next_token, reported)
             following = r.following((num_accepted, next_token), self._eos_token_ids)

@@ -11,6 +11,7 @@ from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, VerifyAhead
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
 from target_worker.preverify import PAUSE
+from target_worker.worth import TURN
 from tests.sim.reference import slow_verdict
 from tests.unit.workers.test_verifier import GREEDY, MODEL, PROMPT, VOCAB, Worker, failure, right
 
@@ -225,3 +226,15 @@ def test_rounds_with_and_without_it_share_a_pass() -> None:
     worker.ask(name="u")
     events = {event.sequence_id: event.verdict.token_ids for event in worker.it.step()}
     assert events == {"t": best[:3], "s": best[1:5], "u": best[:1]}
+
+
+def test_drafted_rounds_have_it_and_have_it_not_by_turns() -> None:
+    """Rounds whose draft token is wrong: each makes one token."""
+    worker, best = waiting(max_model_len=400, num_blocks=200), right(2 * TURN + 1)
+    had: list[bool] = []
+    for i in range(1, 2 * TURN + 1):
+        had.append(worker.it.has_work)
+        worker.run()
+        (event,) = worker.ask((wrong(best[i]),), number=i + 1, base=N + i) or worker.it.step()
+        assert event.verdict.token_ids == (best[i],)
+    assert had == [True] * TURN + [False] * TURN

@@ -1,0 +1,62 @@
+"""Whether what is computed ahead makes rounds shorter here: tried with it and without, by turns. Pure.
+
+A target that computes while it waits does so for nothing where the draft shares its memory or its core, and
+gets slower by as much. How many tokens a round makes does not depend on it, so times tell.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+TURN: Final = 24
+"""Rounds in a row that have it, or have not."""
+TRIED: Final = 4
+"""Turns of a trial: with, without, and again. Only these count: later the machine may be faster or slower."""
+STAYS: Final = 16
+"""Turns after a trial that have what was found better."""
+COMPARED: Final = TURN * TRIED
+"""Rounds of either kind: those of two trials."""
+LEAST: Final = 0.97
+"""Without it rounds are to be this much shorter at least: times vary by a third, and few are compared."""
+STRAY: Final = 3.0
+"""A time so many times the median counts as that much: a pause says nothing of the next round."""
+
+
+def _kept() -> dict[bool, deque[float]]:
+    return {True: deque(maxlen=COMPARED), False: deque(maxlen=COMPARED)}
+
+
+@dataclass(slots=True)
+class Worth:
+    """Told of every round how long it took; says whether the next one is to have it."""
+
+    has_it: bool = True
+    """What the next round is to have."""
+    _rounds: int = 0
+    _seconds: dict[bool, deque[float]] = field(default_factory=_kept)
+
+    def observe(self, had_it: bool, seconds: float) -> None:
+        """A round took so long, from the verdict before it to its own."""
+        if self._turn < TRIED:
+            self._seconds[had_it].append(seconds)
+        self._rounds += 1
+        if self._rounds % TURN == 0 and self._turn <= TRIED:
+            self.has_it = self._turn % 2 == 0 if self._turn < TRIED else self._is_better
+
+    @property
+    def _turn(self) -> int:
+        return self._rounds // TURN % (TRIED + STAYS)
+
+    @property
+    def _is_better(self) -> bool:
+        without = self._seconds[False]
+        return not without or _mean(without) >= LEAST * _mean(self._seconds[True])
+
+
+def _mean(seconds: Collection[float]) -> float:
+    most = STRAY * statistics.median(seconds)
+    return statistics.fmean(min(value, most) for value in seconds)

@@ -1,0 +1,48 @@
+"""What is computed ahead stays where it makes rounds shorter, and only there."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from target_worker.worth import STAYS, TRIED, TURN, Worth
+
+PERIOD = TURN * (TRIED + STAYS)
+
+
+def shares(with_it: float, without: float, rounds: int, worth: Worth, seed: int = 1) -> float:
+    """Of the rounds that have it, on a machine where they take so long; times vary by a third."""
+    rng, had = random.Random(seed), 0
+    for _ in range(rounds):
+        has_it = worth.has_it
+        had += has_it
+        worth.observe(has_it, (with_it if has_it else without) * rng.uniform(0.5, 1.5))
+    return had / rounds
+
+
+def test_a_trial_has_as_many_rounds_of_either_kind() -> None:
+    assert shares(1, 1, TURN * TRIED, Worth()) == 0.5
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("with_it", "stays"), [(0.8, True), (1.3, False)])
+def test_the_better_one_stays_but_for_trials(with_it: float, stays: bool, seed: int) -> None:
+    share = shares(with_it, 1.0, 4 * PERIOD, Worth(), seed)
+    tried = TRIED / (TRIED + STAYS) / 2
+    assert share == pytest.approx(1 - tried if stays else tried)
+
+
+def test_it_is_found_out_when_that_changes() -> None:
+    worth = Worth()
+    shares(0.8, 1.0, 4 * PERIOD, worth)
+    assert shares(1.4, 1.0, 6 * PERIOD, worth) < 0.5
+    assert shares(1.4, 1.0, PERIOD, worth) < 0.2
+
+
+def test_a_pause_of_the_machine_decides_nothing() -> None:
+    worth = Worth()
+    for i in range(TURN * TRIED):
+        has_it = worth.has_it
+        worth.observe(has_it, 1000.0 if i == TURN // 2 else 0.9 if has_it else 1.0)
+    assert worth.has_it
