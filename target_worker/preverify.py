@@ -13,11 +13,9 @@ for it, it is left (worth.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import ResourceExhaustedError
@@ -26,7 +24,8 @@ from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Stop
 from paceline.engine.holdings import Held, Holdings
 from paceline.telemetry.worker import Passes
-from target_worker.rounds import ends
+from target_worker.decide import Case, judge
+from target_worker.rounds import NOTHING, FirstRow, ends
 from target_worker.runner import Runner
 from target_worker.worth import Worth
 
@@ -42,7 +41,7 @@ class FirstRows:
 
     runner: Runner
     holdings: Holdings[Verdict]
-    eos_token_ids: Collection[int]
+    eos_token_ids: Sequence[int]
     max_model_len: int
     clock: Clock
     passes: Passes
@@ -55,8 +54,8 @@ class FirstRows:
     to be computed."""
     _since: dict[str, float] = field(default_factory=dict)
     """The first of these, for those whose row is still to be."""
-    _rows: dict[str, Tensor] = field(default_factory=dict)
-    """float32 [1, V], what follows the ledger as long as the cache has an entry for each of its tokens."""
+    _rows: dict[str, FirstRow] = field(default_factory=dict)
+    """Of the ledger, as long as the cache has an entry for each of its tokens."""
 
     @property
     def has_work(self) -> bool:
@@ -92,12 +91,12 @@ class FirstRows:
         self._waits.pop(sequence_id, None)
         self._begins(sequence_id)
 
-    def _begins(self, sequence_id: str) -> Tensor | None:
+    def _begins(self, sequence_id: str) -> FirstRow | None:
         self._since.pop(sequence_id, None)
         return self._rows.pop(sequence_id, None)
 
-    def take(self, held: Held[Verdict]) -> Tensor | None:
-        """The row after the ledger of a sequence whose round begins, float32 [1, V]; None if not known."""
+    def take(self, held: Held[Verdict]) -> FirstRow | None:
+        """The row after the ledger of a sequence whose round begins; None if it is not known."""
         session = held.session
         row = self._begins(session.sequence_id)
         # It may have lost its entries to others since, or its newest tokens.
@@ -110,22 +109,29 @@ class FirstRows:
         held = [h for h in waiting if h is not None and h.table.length == len(h.session.tokens) - 1]
         # A command that came this very moment is overlooked: it waits for the pass.
         self.stop.forget()
-        begun = self.clock()
         try:
-            inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
-            logits = self.runner.forward_unless(inputs, self.stop) if inputs else None
+            given_up = bool(held) and not self._computed(held)
         except ResourceExhaustedError:
-            logits = None
+            given_up = False
         except Exception:
             log.exception("the first rows of %d sequences failed; their rounds compute them", len(held))
-            logits = None
-        else:
-            if inputs and logits is None:
-                return  # they wait on
-        self._since.clear()
+            given_up = False
+        if not given_up:
+            self._since.clear()
+
+    def _computed(self, held: Sequence[Held[Verdict]]) -> bool:
+        """False where the pass was given up."""
+        begun = self.clock()
+        inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
+        logits = self.runner.forward_unless(inputs, self.stop)
         if logits is None:
-            return
+            return False
         self.passes.ran(len(held), len(held), self.clock() - begun)
-        for i, item in enumerate(held):
+        for item in held:
             item.fed(item.session.tokens[-1:])
-            self._rows[item.session.sequence_id] = logits[i : i + 1]
+        # What comes of it is settled while there is time, too.
+        cases = [Case(item.session.params, item.session.tokens, NOTHING) for item in held]
+        verdicts = judge(cases, logits, logits, self.eos_token_ids)
+        for i, (item, verdict) in enumerate(zip(held, verdicts, strict=True)):
+            self._rows[item.session.sequence_id] = FirstRow(logits[i : i + 1], verdict)
+        return True

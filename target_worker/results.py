@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InternalError
-from paceline.engine.passes import Job, PassResult
+from paceline.core.messages import PromptLogprobs
+from paceline.decoding.logprobs import reported_logprobs
+from paceline.engine.passes import Job, PassResult, Scored
 from target_worker.rounds import Round
 
 
@@ -48,10 +50,20 @@ def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
     parts: list[Any] = []
     row = 0
     for r in rounds:
-        parts += [] if r.first_row is None else [r.first_row]
+        parts += [] if r.first_row is None else [r.first_row.logits]
         parts.append(logits[row : row + r.job.rows])
         row += r.job.rows
     return torch.cat(parts)
+
+
+def prompt_logprobs(part: Scored, round_number: int) -> PromptLogprobs:
+    """Report the prompt's tokens that this part's rows foretell."""
+    session, count = part.job.held.session, len(part.logits)
+    start = part.offset + 1
+    wanted = session.params.sampling.prompt_logprobs or 0
+    tokens = session.tokens[start : start + count]
+    reported = reported_logprobs(part.logits, tokens, [wanted] * count)
+    return PromptLogprobs(session.sequence_id, session.epoch, round_number, start, tuple(reported))
 
 
 def not_numbers() -> InternalError:

@@ -17,6 +17,16 @@ NOTHING = Proposal()
 """The proposal of a plain round."""
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRow:
+    """What follows a ledger, known before its round begins."""
+
+    logits: Tensor
+    """float32 [1, V]."""
+    verdict: tuple[int, int] | None
+    """That of a round without draft tokens: (0, next token); None where the logits are no distribution."""
+
+
 @dataclass(slots=True)
 class Round:
     """A verification in progress."""
@@ -31,8 +41,8 @@ class Round:
     """What its rows may be; None where that is anything."""
     drafted: bool = False
     """It began with draft tokens."""
-    first_row: Tensor | None = None
-    """float32 [1, V], where it was known before (preverify.py): the job's rows are those after it."""
+    first_row: FirstRow | None = None
+    """Where it was known before (preverify.py): the job's rows are those after it."""
 
     @property
     def rows(self) -> int:

@@ -15,15 +15,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import (
     CloseSequence,
     OpenSequence,
-    PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
     TargetCommand,
@@ -32,10 +29,9 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
-from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, PassResult, Scored, broken_rows, run_pass
+from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
 from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import grammar_for, restricted, restriction
 from paceline.grammar import Grammars
@@ -46,8 +42,8 @@ from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.gathering import Gathering
 from target_worker.preverify import FirstRows
-from target_worker.results import not_numbers, reads, with_first_rows, without
-from target_worker.rounds import NOTHING, Round, after, following_late, is_scored, place
+from target_worker.results import not_numbers, prompt_logprobs, reads, with_first_rows, without
+from target_worker.rounds import NOTHING, FirstRow, Round, after, following_late, is_scored, place
 from target_worker.runner import Runner
 
 MAX_OVERHEARD = 4096
@@ -177,19 +173,16 @@ class Verifier:
         self._gathering.back(command.sequence_id, r.rows, arrived)
         return [] if first_row is None else self._conclude(r, first_row)
 
-    def _conclude(self, r: Round, row: torch.Tensor) -> list[TargetEvent]:
+    def _conclude(self, r: Round, row: FirstRow) -> list[TargetEvent]:
         """The verdict of a round that its first row decides alone; none where that takes a pass."""
         proposed, session = r.command.proposal.token_ids, r.job.held.session
         case = Case(session.params, session.tokens, NOTHING)
-        if proposed and not case.chooses:
-            return []
-        (judged,) = judge([case], row, row, self._eos_token_ids)
-        if proposed and judged == (0, proposed[0]):
+        if proposed and (not case.chooses or row.verdict == (0, proposed[0])):
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # what drafting takes is less by that
         r.command = replace(r.command, proposal=NOTHING)
-        return self._judge(PassResult([r.job], row[:0]), set())
+        return self._answer([r], [row.verdict], logprobs_of([case], row.logits, [row.verdict]), 0.0)
 
     def _foresee(self, command: VerifyAhead) -> None:
         """Keep the next round for the outcomes told, until the verdict is out."""
@@ -267,7 +260,7 @@ class Verifier:
                 spoiled.add(part.job.sequence_id)
                 events.append(self._fail(part.job, not_numbers()))
             else:
-                events.append(self._score(part))
+                events.append(prompt_logprobs(part, self._rounds[part.job.sequence_id].command.round))
         if result.finished:
             events.extend(self._restrict(result.finished, spoiled))
             events.extend(self._judge(result, spoiled))
@@ -293,21 +286,6 @@ class Verifier:
                 events.append(self._fail(job, error))
         return events
 
-    def _score(self, part: Scored) -> PromptLogprobs:
-        """Report the prompt's tokens that this part's rows foretell."""
-        session, count = part.job.held.session, len(part.logits)
-        command = self._rounds[session.sequence_id].command
-        start = part.offset + 1
-        wanted = session.params.sampling.prompt_logprobs or 0
-        tokens = session.tokens[start : start + count]
-        return PromptLogprobs(
-            session.sequence_id,
-            session.epoch,
-            command.round,
-            start,
-            tuple(reported_logprobs(part.logits, tokens, [wanted] * count)),
-        )
-
     def _judge(self, result: PassResult, spoiled: set[str]) -> list[TargetEvent]:
         assert result.logits is not None
         begun = self._clock()
@@ -328,7 +306,16 @@ class Verifier:
         allowed = restricted(logits, restrictions, [case.rows for case in cases])
         verdicts = judge(cases, logits, allowed, self._eos_token_ids)
         logprobs = logprobs_of(cases, logits, verdicts)
-        spent = self._clock() - begun
+        return self._answer(rounds, verdicts, logprobs, self._clock() - begun)
+
+    def _answer(
+        self,
+        rounds: Sequence[Round],
+        verdicts: Sequence[tuple[int, int] | None],
+        logprobs: Sequence[tuple[TokenLogprobs, ...]],
+        spent: float,
+    ) -> list[TargetEvent]:
+        """Settle what was judged, and begin what follows it by itself."""
         self._listen()
         now = self._clock()
         events: list[TargetEvent] = []
