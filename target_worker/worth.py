@@ -12,13 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-TURN: Final = 24
-"""Rounds in a row that have it, or have not."""
-TRIED: Final = 4
-"""Turns of a trial: with, without, and again. Only these count: later the machine may be faster or slower."""
-STAYS: Final = 16
-"""Turns after a trial that have what was found better."""
-COMPARED: Final = TURN * TRIED
+TRIED: Final = 96
+"""Rounds of a trial, with it and without by turns: what others measure meanwhile is of both. Only these count,
+for later the machine may be faster or slower."""
+STAYS: Final = 384
+"""Rounds after a trial that have what was found better."""
+COMPARED: Final = TRIED
 """Rounds of either kind: those of two trials."""
 LEAST: Final = 0.97
 """Without it rounds are to be this much shorter at least: times vary by a third, and few are compared."""
@@ -41,15 +40,14 @@ class Worth:
 
     def observe(self, had_it: bool, seconds: float) -> None:
         """A round took so long, from the verdict before it to its own."""
-        if self._turn < TRIED:
+        if self._rounds % (TRIED + STAYS) < TRIED:
             self._seconds[had_it].append(seconds)
         self._rounds += 1
-        if self._rounds % TURN == 0 and self._turn <= TRIED:
-            self.has_it = self._turn % 2 == 0 if self._turn < TRIED else self._is_better
-
-    @property
-    def _turn(self) -> int:
-        return self._rounds // TURN % (TRIED + STAYS)
+        at = self._rounds % (TRIED + STAYS)
+        if at < TRIED:
+            self.has_it = at % 2 == 0
+        elif at == TRIED:
+            self.has_it = self._is_better
 
     @property
     def _is_better(self) -> bool:

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from target_worker.worth import STAYS, TRIED, TURN, Worth
+from target_worker.worth import STAYS, TRIED, Worth
 
-PERIOD = TURN * (TRIED + STAYS)
+PERIOD = TRIED + STAYS
 
 
 def shares(with_it: float, without: float, rounds: int, worth: Worth, seed: int = 1) -> float:
@@ -22,7 +22,7 @@ def shares(with_it: float, without: float, rounds: int, worth: Worth, seed: int 
 
 
 def test_a_trial_has_as_many_rounds_of_either_kind() -> None:
-    assert shares(1, 1, TURN * TRIED, Worth()) == 0.5
+    assert shares(1, 1, TRIED, Worth()) == 0.5
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -42,7 +42,7 @@ def test_it_is_found_out_when_that_changes() -> None:
 
 def test_a_pause_of_the_machine_decides_nothing() -> None:
     worth = Worth()
-    for i in range(TURN * TRIED):
+    for i in range(TRIED):
         has_it = worth.has_it
-        worth.observe(has_it, 1000.0 if i == TURN // 2 else 0.9 if has_it else 1.0)
+        worth.observe(has_it, 1000.0 if i == 12 else 0.9 if has_it else 1.0)
     assert worth.has_it
