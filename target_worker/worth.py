@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 TRIED: Final = 96
-"""Rounds of a trial, with it and without by turns: what others measure meanwhile is of both. Only these count,
-for later the machine may be faster or slower."""
+"""Rounds of a trial, with it and without by turns: what others measure meanwhile is of both. Only these
+count, for later the machine may be faster or slower."""
 STAYS: Final = 384
 """Rounds after a trial that have what was found better."""
 COMPARED: Final = TRIED
