@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
     """
     if all(r.first_row is None for r in rounds):
         return logits
-    parts: list[Any] = []
+    parts: list[Tensor] = []
     row = 0
     for r in rounds:
         parts += [] if r.first_row is None else [r.first_row.logits]

@@ -39,8 +39,6 @@ class Round:
     """After any other outcome the next round has no draft tokens."""
     restriction: Restriction | None = None
     """What its rows may be; None where that is anything."""
-    drafted: bool = False
-    """It began with draft tokens."""
     first_row: FirstRow | None = None
     """Where it was known before (preverify.py): the job's rows are those after it."""
 

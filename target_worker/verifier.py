@@ -167,9 +167,7 @@ class Verifier:
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
-        self._rounds[command.sequence_id] = r = Round(
-            command, job, drafted=bool(proposed), first_row=first_row
-        )
+        self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
         self._gathering.back(command.sequence_id, r.rows, arrived)
         return [] if first_row is None else self._conclude(r, first_row)
 
@@ -181,7 +179,6 @@ class Verifier:
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # what drafting takes is less by that
-        r.command = replace(r.command, proposal=NOTHING)
         return self._answer([r], [row.verdict], logprobs_of([case], row.logits, [row.verdict]), 0.0)
 
     def _foresee(self, command: VerifyAhead) -> None:
@@ -325,7 +322,7 @@ class Verifier:
                 events.append(self._fail(r.job, not_numbers()))
                 continue
             del self._rounds[r.command.sequence_id]
-            self._first_rows.judged(r.command.sequence_id, drafted=r.drafted)
+            self._first_rows.judged(r.command.sequence_id, drafted=r.rows > 1)
             num_accepted, next_token = judged
             verdict = self._settle(r, num_accepted, next_token, reported)
             following = r.following((num_accepted, next_token), self._eos_token_ids)

@@ -7,6 +7,7 @@ upgrade that changed only those would run what was compiled of the old ones. Her
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import re
@@ -28,15 +29,22 @@ def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
-        name, digest = function.__qualname__, hashlib.sha256()
-        for path in sources_of(function.__module__):
-            digest.update(path.read_bytes())
-        function.__qualname__ = f"{name}_{digest.hexdigest()[:_DIGITS]}"
+        name = function.__qualname__
+        function.__qualname__ = f"{name}_{_digest_of(function.__module__)}"
         dispatcher = njit(cache=True, **options)(function)
         _remove_others(Path(dispatcher.stats.cache_path), function, name)
         return dispatcher
 
     return compiled
+
+
+@functools.cache
+def _digest_of(module: str) -> str:
+    """Of its sources; a module may have several such functions."""
+    digest = hashlib.sha256()
+    for path in sources_of(module):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:_DIGITS]
 
 
 def sources_of(module: str) -> list[Path]:

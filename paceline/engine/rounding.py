@@ -26,9 +26,8 @@ def round_products(model: Any) -> None:
 
 def bytes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [out, in] and float32 [out], whose products are the weights where they were rounded."""
-    scales = weight.abs().amax(dim=1) / MOST
-    divisors = torch.where(scales > 0, scales, 1.0)
-    return (weight / divisors[:, None]).round().to(torch.int8), scales
+    scales = _scales(weight)
+    return _numbers(weight, scales).to(torch.int8), scales
 
 
 def is_rounded(weight: Tensor) -> bool:
@@ -38,6 +37,15 @@ def is_rounded(weight: Tensor) -> bool:
 
 
 def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    scales = (weight.abs().amax(dim=1) / MOST).bfloat16().float()
+    scales = _scales(weight).bfloat16().float()
+    return _numbers(weight, scales).clamp(-MOST, MOST), scales
+
+
+def _scales(weight: Tensor) -> Tensor:
+    """Of which each output's largest weight is `MOST` times."""
+    return weight.abs().amax(dim=1) / MOST
+
+
+def _numbers(weight: Tensor, scales: Tensor) -> Tensor:
     divisors = torch.where(scales > 0, scales, 1.0)
-    return (weight / divisors[:, None]).round().clamp(-MOST, MOST), scales
+    return (weight / divisors[:, None]).round()

@@ -165,17 +165,8 @@ class ModelRunner:
         anything is touched. Any other error leaves the tables as long as they were.
         """
         begun = monotonic()
-        self._check(inputs)
-        with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
-            if self._compiled is not None:
-                logits = self._compiled(Layout.of_sequences(inputs), self._cache)[:, : self._vocab_size]
-            else:
-                logits = self._replay_or_run(
-                    lambda captured: captured.sequences(inputs),
-                    lambda: RaggedBatch.build(inputs, self._cache),
-                )
-        for item in inputs:
-            item.table.commit(len(item.token_ids))
+        logits = self.forward_unless(inputs, Stop())
+        assert logits is not None
         self._take_time(begun)
         return logits
 
@@ -185,12 +176,18 @@ class ModelRunner:
         return self._compiled is not None and not self.least_seconds
 
     def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> Tensor | None:
-        """Like `forward`, but given up where that is wanted before the pass is half done: None then, and the
-        tables are as long as they were."""
-        assert self._compiled is not None
+        """Like `forward`, but where passes `can_stop` given up if that is wanted before it is half done: None
+        then, and the tables are as long as they were."""
+        logits: Tensor | None
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
-            logits = self._compiled.unless(stop, Layout.of_sequences(inputs), self._cache)
+            if self._compiled is not None:
+                logits = self._compiled.unless(stop, Layout.of_sequences(inputs), self._cache)
+            else:
+                logits = self._replay_or_run(
+                    lambda captured: captured.sequences(inputs),
+                    lambda: RaggedBatch.build(inputs, self._cache),
+                )
         for item in inputs:
             if logits is None:
                 item.table.truncate_to(item.table.length)

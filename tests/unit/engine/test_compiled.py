@@ -27,6 +27,9 @@ from paceline.engine.loading import inspect_attention, make_runner, random_model
 from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
+from tests.unit.engine.test_rounding import rounded
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -68,15 +71,6 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "qwen3": lambda: Qwen3Config(**SHAPE, num_key_value_heads=2),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """The pass is for workers of one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_of(name: str) -> Any:
@@ -320,13 +314,6 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         product(x.ravel(), words, out.reshape(-1), 0, rows)
         assert np.array_equal(out[:rows], alone[:rows])
         assert np.array_equal(out[rows:], before[rows:])
-
-
-def rounded(matrix: torch.Tensor) -> torch.Tensor:
-    linear = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
-    linear.weight.data = matrix
-    round_products(linear)
-    return linear.weight.data
 
 
 @pytest.mark.parametrize("form", [products.FLOATS, products.HALVES, products.BYTES])

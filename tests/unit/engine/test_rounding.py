@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from paceline.engine.build import build
 from paceline.engine.loading import make_runner, random_model
 from paceline.engine.rounding import MOST, bytes_of, is_rounded, round_products
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = LlamaConfig(
     vocab_size=97,
     hidden_size=64,
@@ -26,14 +27,6 @@ CONFIG = LlamaConfig(
     max_position_embeddings=128,
     tie_word_embeddings=True,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
