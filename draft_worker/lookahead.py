@@ -13,6 +13,7 @@ from draft_worker.drafting import Drafting
 from draft_worker.fanout import WORTH_A_ROW, WORTH_DRAFTING, FanOut
 from draft_worker.propose import Drawn, NoiseTape
 from draft_worker.runner import Runner
+from paceline.core import giving_way
 from paceline.core.clock import Clock
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import ResourceExhaustedError
@@ -54,9 +55,14 @@ class Lookahead:
         self._clock = clock
         self._aheads: dict[str, Ahead] = {}
         self._came_true: dict[str, tuple[Ahead, Limb]] = {}
-        """Branches that are a round's proposal now, for as long as it takes to look ahead of that."""
+        """Branches that are a round's proposal now, until it is looked ahead of."""
+        self._begun: dict[str, tuple[DraftRound, Held[DraftProposal], Drafting]] = {}
+        """Rounds that are answered, and whose verdicts nothing is drafted for yet."""
+        self._untold = False
+        """Branches grew, and the coordinator has not been told."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
-        self._stop = Stop()
+        shares = not set(config.cores).isdisjoint(config.message_cores)
+        self._stop = Stop(gives_way=shares and giving_way.possible())
         self.rounds = 0
         """Rounds that followed a verdict a branch could have foreseen."""
         self.hits = 0
@@ -65,33 +71,49 @@ class Lookahead:
     @property
     def has_work(self) -> bool:
         """True while a branch lacks tokens."""
-        return any(ahead.wants_passes for ahead in self._aheads.values())
+        wants_passes = any(ahead.wants_passes for ahead in self._aheads.values())
+        return bool(self._begun) or self._untold or wants_passes
 
     @property
     def tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""
-        return [table for ahead in self._aheads.values() for table in ahead.region.tables]
+        aheads = (*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values()))
+        return [table for ahead in aheads for table in ahead.region.tables]
 
     def interrupt(self) -> None:
         """A command waits: what is in progress ends with its step. May be called from any thread."""
         self._stop.want()
 
     def begin(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
-        """Look ahead of a verdict, where there is time, length and memory for branches."""
+        """Look ahead of a verdict, where there is time and length: from the next step on, for whoever waits
+        for this proposal has it first."""
         # Entries up to the last token of the longest branch, and one past it, must exist.
         base, k, depth = command.base_length, drafting.k, command.num_lookahead_tokens or drafting.k
-        before = self._came_true.pop(command.sequence_id, None)
         if self._branches_each() and base + k + depth + 1 <= self._max_model_len:
-            tape = NoiseTape.record(held.session.params, base, k + depth + 1)
+            self._begun[command.sequence_id] = command, held, drafting
+        else:
+            self._release(command.sequence_id)
+
+    def _open(self) -> None:
+        """Make room for the branches of rounds that began, where there is memory."""
+        for sequence_id, (command, held, drafting) in self._begun.items():
+            k, depth = drafting.k, command.num_lookahead_tokens or drafting.k
+            tape = NoiseTape.record(held.session.params, command.base_length, k + depth + 1)
             skills = self._runner.chain_skills
             chained = can_chain(drafting, skills, self._eos_token_ids)
             least = WORTH_A_ROW if skills is not None and skills.row_by_row else WORTH_DRAFTING
             with contextlib.suppress(ResourceExhaustedError):
                 of_round = held, command.round, drafting.drawn, depth, tape
                 ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len, least)
-                self._aheads[command.sequence_id] = ahead
-                if before is not None:
-                    self._hand_over(*before, ahead)
+                self._aheads[sequence_id] = ahead
+                if sequence_id in self._came_true:
+                    self._hand_over(*self._came_true[sequence_id], ahead)
+            self._release(sequence_id)
+        self._begun.clear()
+
+    def _release(self, sequence_id: str) -> None:
+        """A branch that came true is handed on, or of no use any more."""
+        before = self._came_true.pop(sequence_id, None)
         if before is not None:
             before[0].region.free()
 
@@ -114,12 +136,16 @@ class Lookahead:
 
     def step(self) -> list[DraftEvent]:
         """Draft on branches, no longer than a round that arrives can wait for."""
+        self._open()
+        self._untold = False
         if inherited := self._continuations():
             return inherited
         width = self._branches_each()
         work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
         if not work:
             return []
+        # A command that came this very moment is overlooked: it waits for one chain.
+        self._stop.forget()
         try:
             left = self._chain(work)
             if left:
@@ -127,6 +153,9 @@ class Lookahead:
         except Exception:
             log.exception("drafting on %d branches failed; going on without them", len(work))
             self.free()
+            return []
+        if self._stop.wanted:
+            self._untold = True  # what waits may well be the verdict, and nobody asks for these any more
             return []
         return self._continuations()
 
@@ -146,8 +175,6 @@ class Lookahead:
             for _, limb in chained
         ]
         begun = self._clock()
-        # A command that came this very moment is overlooked: it waits for one chain.
-        self._stop.forget()
         chains = self._runner.forward_chains(inputs, self._stop)
         self._ran(sum(len(chain.token_ids) for chain in chains), chained, begun)
         left = [(ahead, limb) for ahead, limb in work if not ahead.chained]
@@ -178,6 +205,8 @@ class Lookahead:
 
         Nothing where no branch foresaw it. The other branches are freed.
         """
+        self._begun.pop(command.sequence_id, None)
+        self._release(command.sequence_id)
         ahead = self._aheads.pop(command.sequence_id, None)
         if ahead is None:
             return []
@@ -217,14 +246,17 @@ class Lookahead:
 
     def leave(self, sequence_id: str) -> None:
         """Give up the branches of a sequence."""
+        self._begun.pop(sequence_id, None)
+        self._release(sequence_id)
         ahead = self._aheads.pop(sequence_id, None)
         if ahead is not None:
             ahead.region.free()
 
     def free(self) -> bool:
         """Give the blocks of all branches back; False when there were none."""
-        found = bool(self._aheads)
-        for ahead in self._aheads.values():
+        found = bool(self._aheads or self._came_true)
+        for ahead in (*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())):
             ahead.region.free()
-        self._aheads.clear()
+        for kept in (self._aheads, self._came_true, self._begun):
+            kept.clear()
         return found

@@ -18,7 +18,7 @@ from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
-from paceline.engine.compiled.products import BYTES, FOR_UNIT
+from paceline.engine.compiled.products import BYTES, BYTES_FOR_UNIT, DEPTH_IN_UNIT
 from paceline.engine.compiled.weights import Weights, aligned, fits, release
 
 _NEVER: Final = Stop()
@@ -45,12 +45,12 @@ class CompiledForward:
     @property
     def uses_matrix_unit(self) -> bool:
         """True where products are the processor's matrix unit's."""
-        return bool(self._weights.shape[8] == FOR_UNIT)
+        return int(self._weights.shape[8]) in DEPTH_IN_UNIT
 
     @property
     def weights_in_bytes(self) -> bool:
         """True where they are whole numbers of 8 bits, with a scale for each output."""
-        return bool(self._weights.shape[8] == BYTES)
+        return int(self._weights.shape[8]) in (BYTES, BYTES_FOR_UNIT)
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
@@ -127,6 +127,7 @@ class CompiledForward:
             probabilities,
             lengths,
             stop.flag,
+            stop.gives_way,
         )
         chains: list[Chain] = []
         for i, (item, row) in enumerate(zip(inputs, tokens.tolist(), strict=True)):

@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 
 from paceline.decoding.on_disk import kept_on_disk
-from paceline.engine.compiled.products import OPTIONS, by_rows, matrix_product, work_of_product
+from paceline.engine.compiled.options import OPTIONS
+from paceline.engine.compiled.products import by_rows, matrix_product, work_of_product
 from paceline.engine.compiled.tiles import MOST_ROWS, mix, tile
 from paceline.engine.compiled.vectors import LANES, address_of, exp, fetch, largest_of_tiles, turn
 

@@ -1,9 +1,12 @@
-"""Products by a processor's matrix unit (AMX), with sums that are as exact as float32's own.
+"""What a processor's matrix unit (AMX) computes, with sums that are as exact as float32's own.
 
 The unit multiplies bfloat16. A float32 has 24 bits, three times as many as a bfloat16, so it is the sum of
 three of them, exactly; and weights that are bfloat16 already need not be split. Every product of two
 bfloat16 is a float32 number. What is rounded are sums, in float32: of each part's products over an input's
 16 pairs, and of those.
+
+Where weights are bytes (rounding.py), the unit multiplies those as well, twice as many at a time: a row
+becomes whole numbers of 22 bits times a power of two, each of three digits, and no sum is rounded at all.
 
 A row takes three rows of the unit's 16, one for each of its parts, and a group of five rows meets 16 outputs
 in as many cycles as one row would: as long as memory is what a pass waits for, further rows cost nothing.
@@ -21,11 +24,23 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from paceline.core.system_calls import succeeds
-from paceline.engine.compiled.vectors import LANES, POINTER, TO_WORDS, load, store
+from paceline.engine.compiled.vectors import (
+    LANES,
+    POINTER,
+    TO_WORDS,
+    VECTOR,
+    WORDS,
+    load,
+    multiply_add,
+    spread,
+    store,
+)
 
 _AS_IT_IS: Final = not any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
 """numba compiles for the processor that it runs on, not for one that its variables name."""
-IN_PROCESSOR: Final = _AS_IT_IS and all(get_host_cpu_features().get(x) for x in ("amx-tile", "amx-bf16"))
+IN_PROCESSOR: Final = _AS_IT_IS and all(
+    get_host_cpu_features().get(x) for x in ("amx-tile", "amx-bf16", "amx-int8")
+)
 """Whether the processor has the unit, so that code for it can be compiled; see `usable`."""
 PARTS: Final = 3
 """bfloat16 that a float32 is the sum of."""
@@ -33,6 +48,12 @@ ROWS: Final = 5
 """Rows of a group: their parts are rows of one tile of the unit."""
 DEPTH: Final = 32
 """Inputs that meet at a time."""
+BYTES_DEPTH: Final = 64
+"""The same where weights are bytes."""
+MOST_WHOLE: Final = 22
+"""Bits of the whole number that a float32 becomes there, beside its sign."""
+MOST_INPUTS_IN_BYTES: Final = 2**31 // 2**14
+"""Whose products with bytes no sum of 32 bits is too small for."""
 BLOCK: Final = 256
 """Words of 16 outputs' weights of so many inputs: 16 rows of 64 bytes."""
 
@@ -105,8 +126,8 @@ def end(typing: Any) -> Any:
 
 
 @intrinsic
-def split(typing: Any, x: Any, out: Any) -> Any:
-    """The parts of x[:32] as bfloat16 [3, 32] at out, the largest first.
+def split(typing: Any, x: Any, scale: Any, out: Any) -> Any:
+    """The parts of x[:32] as bfloat16 [3, 32] at out, the largest first; `scale` is not used.
 
     Each part has the upper bits of what is left, so that the differences are exact, and the last one is all
     of it. What is no number gives a part that is none.
@@ -120,32 +141,83 @@ def split(typing: Any, x: Any, out: Any) -> Any:
             bits = b.bitcast(left, words)
             upper = b.and_(bits, ir.Constant(words, [0xFFFF0000] * DEPTH))
             half = b.trunc(b.lshr(bits, ir.Constant(words, [16] * DEPTH)), halves)
-            store(b, half, b.gep(args[1], [_number(part * LANES)]))
+            store(b, half, b.gep(args[2], [_number(part * LANES)]))
             left = b.fsub(left, b.bitcast(upper, floats))
         return context.get_dummy_value()
 
-    return types.void(POINTER, POINTER), generate
+    return types.void(POINTER, types.float32, POINTER), generate
 
 
 @intrinsic
-def add_parts(typing: Any, sums: Any, out: Any) -> Any:
-    """out[:16] += the three sums of a row's parts at sums [3, 16]: the two smaller ones first."""
+def digits(typing: Any, x: Any, scale: Any, out: Any) -> Any:
+    """The whole numbers next to x[:64] times `scale`, in three digits to the base of 256 each, from -128 to
+    127: int8 [3, 64] at out, the largest first. Numbers of more than `MOST_WHOLE` bits give any digits."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        high, mid, low = (load(b, b.gep(args[0], [_number(part * LANES)])) for part in range(PARTS))
-        store(b, b.fadd(load(b, args[1]), b.fadd(high, b.fadd(mid, low))), args[1])
+        floats, words = (ir.VectorType(kind, BYTES_DEPTH) for kind in (ir.FloatType(), _I32))
+        small = ir.VectorType(_I8, BYTES_DEPTH)
+
+        def each(number: Any, kind: Any = words) -> Any:
+            return ir.Constant(kind, [number] * BYTES_DEPTH)
+
+        scaled = b.fmul(load(b, args[0], floats), spread(b, args[1], BYTES_DEPTH))
+        # Adding 1.5 * 2^23 rounds to a whole number, which the low bits are then more than the sum's own.
+        bits = b.bitcast(b.fadd(scaled, each(12582912.0, floats)), words)
+        # Digits from 0 to 255 of the number that is 128 more in each place, and each of them less 128.
+        number = b.xor(b.add(bits, each(0x808080 - 0x4B400000)), each(0x808080))
+        for part in range(PARTS):
+            digit = b.trunc(b.lshr(number, each(8 * (PARTS - 1 - part))), small)
+            store(b, digit, b.gep(args[2], [_number(part * LANES)]))
         return context.get_dummy_value()
 
-    return types.void(POINTER, POINTER), generate
+    return types.void(POINTER, types.float32, POINTER), generate
 
 
-def _meeting(groups: int, columns: int) -> Any:
+def _parts_at(b: Any, sums: Any, kind: Any) -> list[Any]:
+    return [load(b, b.gep(sums, [_number(part * LANES)]), kind) for part in range(PARTS)]
+
+
+@intrinsic
+def add_parts(typing: Any, sums: Any, unit: Any, scales: Any, out: Any) -> Any:
+    """out[:16] += the three sums of a row's parts at sums [3, 16]: the two smaller ones first. `unit` and
+    `scales` are not used."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        high, mid, low = _parts_at(b, args[0], VECTOR)
+        store(b, b.fadd(load(b, args[3]), b.fadd(high, b.fadd(mid, low))), args[3])
+        return context.get_dummy_value()
+
+    return types.void(POINTER, types.float32, TO_WORDS, POINTER), generate
+
+
+@intrinsic
+def add_digits(typing: Any, sums: Any, unit: Any, scales: Any, out: Any) -> Any:
+    """out[:16] += what the sums of a row's digits, int32 at sums [3, 16], stand for, times `unit` and each
+    output's scale: rounded to a float32 before the scale, and once when it is added."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        doubles = ir.VectorType(ir.DoubleType(), LANES)
+        base = ir.Constant(doubles, [256.0] * LANES)
+        high, mid, low = (b.sitofp(total, doubles) for total in _parts_at(b, args[0], WORDS))
+        # Whole numbers of less than 53 bits, so that nothing is rounded.
+        total = b.fadd(b.fmul(b.fadd(b.fmul(high, base), mid), base), low)
+        unit = spread(b, b.fpext(args[1], ir.DoubleType()), LANES)
+        whole = b.fptrunc(b.fmul(total, unit), VECTOR)
+        scale, before = load(b, args[2]), load(b, args[3])
+        store(b, b.call(multiply_add(b), [whole, scale, before]), args[3])
+        return context.get_dummy_value()
+
+    return types.void(POINTER, types.float32, TO_WORDS, POINTER), generate
+
+
+def _meeting(groups: int, columns: int, instruction: str) -> Any:
     """Sums of so many groups of rows with so many times 16 outputs, one or two of each.
 
     As an intrinsic of (a, between_groups, block, w, between_columns, blocks, out): a group's inputs are
     `blocks` blocks of `block` words from a on, 16 outputs' weights as many of `BLOCK` words from w on. The
-    next group's begin so many words further, the next outputs' so many. out: float32 [groups, columns, 16,
-    16], whose first rows are a group's parts: three of its first row, three of the second one.
+    next group's begin so many words further, the next outputs' so many. out: 32 bits
+    [groups, columns, 16, 16], whose first rows are a group's parts: three of its first row, three of the
+    second one.
     """
     sums = {(g, c): g * columns + c for g in range(groups) for c in range(columns)}
     of_group, of_column = (4, 5), (6, 7)
@@ -171,7 +243,7 @@ def _meeting(groups: int, columns: int) -> Any:
             at = b.gep(w, [b.add(place, b.mul(between_columns, _number(c)))])
             _call(b, "tileloadd64", _tile(of_column[c]), _bytes_at(b, at), line)
             for g in range(groups):
-                _call(b, "tdpbf16ps", _tile(sums[g, c]), _tile(of_group[g]), _tile(of_column[c]))
+                _call(b, instruction, _tile(sums[g, c]), _tile(of_group[g]), _tile(of_column[c]))
         following = b.add(k, _number(1))
         k.add_incoming(following, loop)
         b.cbranch(b.icmp_signed("<", following, blocks), loop, done)
@@ -199,7 +271,7 @@ def _meeting(groups: int, columns: int) -> Any:
     return meet
 
 
-meet_one_by_one = _meeting(1, 1)
-meet_one_by_two = _meeting(1, 2)
-meet_two_by_one = _meeting(2, 1)
-meet_two_by_two = _meeting(2, 2)
+def meetings(instruction: str) -> tuple[Any, Any, Any, Any]:
+    """One group of rows with one and with two times 16 outputs, and two groups with either."""
+    one, other = ((_meeting(groups, 1, instruction), _meeting(groups, 2, instruction)) for groups in (1, 2))
+    return *one, *other

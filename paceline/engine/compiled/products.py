@@ -6,26 +6,12 @@ tiles the matrix lies in.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from numba import njit
 
-from paceline.engine.compiled.matrix_unit import (
-    BLOCK,
-    DEPTH,
-    IN_PROCESSOR,
-    PARTS,
-    ROWS,
-    add_parts,
-    begin,
-    end,
-    meet_one_by_one,
-    meet_one_by_two,
-    meet_two_by_one,
-    meet_two_by_two,
-    split,
-)
+from paceline.engine.compiled.matrix_unit import BYTES_DEPTH, DEPTH, IN_PROCESSOR, PARTS
+from paceline.engine.compiled.options import OPTIONS
 from paceline.engine.compiled.tiles import (
     AHEAD,
     BESIDE,
@@ -37,15 +23,14 @@ from paceline.engine.compiled.tiles import (
     add_floats,
     add_halves,
 )
+from paceline.engine.compiled.unit_products import (
+    MOST_TOGETHER,
+    SUMS,
+    product_of_bytes,
+    product_of_halves,
+)
 from paceline.engine.compiled.vectors import LANES, address_of
 
-# NaN must come out where NaN goes in, so that a broken model is noticed: sums may be reordered (the same
-# way for every row), nothing may be assumed about their values.
-_MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
-OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
-_IN_ORDER: Final = OPTIONS | {"fastmath": False}
-"""For sums in the order in which they are written. `fastmath` is of every instruction of a function, an
-intrinsic's too, and what a function does not say it takes over from the one that calls it."""
 _WAITING: Final = 2
 """So few rows have too few sums in one narrow tile to keep the arithmetic busy."""
 
@@ -56,11 +41,10 @@ FOR_UNIT: Final = 2
 """The same, in tiles as the matrix unit takes them (weights.py)."""
 BYTES: Final = 3
 """Four int8 to a word, and for each output what its sum is multiplied by."""
-
-_MOST_GROUPS: Final = 16
-"""Groups of rows that meet a matrix while it is at hand. Their parts fit the second cache."""
-_SUMS: Final = 4 * BLOCK
-"""Words for what two groups make of two tiles."""
+BYTES_FOR_UNIT: Final = 4
+"""The same, in tiles as the matrix unit takes them."""
+DEPTH_IN_UNIT: Final = {FOR_UNIT: DEPTH, BYTES_FOR_UNIT: BYTES_DEPTH}
+"""Inputs that meet at a time there."""
 
 
 def by_rows(of, most):
@@ -135,80 +119,34 @@ _product_of_halves = _product_of(add_halves, 2)
 _product_of_bytes = _product_of(add_bytes, 4, besides=1)
 
 
-@njit(**_IN_ORDER)
-def _packed(x, first, ldx, n_in, rows, group, blocks, packed):
-    """The parts of x[:rows] as the unit takes them, in groups of so many rows: of each group `blocks` blocks.
-
-    Inputs that are missing to a whole block are zero.
-    """
-    whole, block = n_in // DEPTH, group * PARTS * LANES
-    for r in range(rows):
-        row = first + r * ldx
-        at = r // group * blocks * block + r % group * PARTS * LANES
-        for k in range(whole):
-            split(address_of(x, row + k * DEPTH), address_of(packed, at + k * block))
-        if whole < blocks:
-            tail = np.zeros(DEPTH, dtype=np.float32)
-            tail[: n_in - whole * DEPTH] = x[row + whole * DEPTH : row + n_in]
-            split(address_of(tail, 0), address_of(packed, at + whole * block))
-
-
-@njit(**_IN_ORDER)
-def _product_in_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work):
-    """As `matrix_product`."""
-    blocks, tiles = (n_in + DEPTH - 1) // DEPTH, n_out // LANES
-    group = max(min(rows, ROWS), 1)
-    tall, block = blocks * BLOCK, group * PARTS * LANES
-    sums, packed = work[:_SUMS], work[_SUMS:]
-    begin(group)
-    for first in range(0, rows, _MOST_GROUPS * ROWS):
-        some = min(_MOST_GROUPS * ROWS, rows - first)
-        _packed(x, first * ldx, ldx, n_in, some, group, blocks, packed)
-        for t in range(0, tiles, 2):
-            w, c = address_of(weights, offset + t * tall), address_of(sums, 0)
-            columns = min(2, tiles - t)
-            for r in range(0, some, 2 * group):
-                a, further = address_of(packed, r // group * blocks * block), blocks * block
-                groups = 2 if some - r > group else 1
-                if groups == 2 and columns == 2:
-                    meet_two_by_two(a, further, block, w, tall, blocks, c)
-                elif groups == 2:
-                    meet_two_by_one(a, further, block, w, tall, blocks, c)
-                elif columns == 2:
-                    meet_one_by_two(a, further, block, w, tall, blocks, c)
-                else:
-                    meet_one_by_one(a, further, block, w, tall, blocks, c)
-                for m in range(min(groups * group, some - r)):
-                    for column in range(columns):
-                        part = (m // group * columns + column) * BLOCK + m % group * PARTS * LANES
-                        at = (first + r + m) * ldo + (t + column) * LANES
-                        add_parts(address_of(sums, part), address_of(out, at))
-    end()
-    return offset + tiles * tall
-
-
 @njit(**OPTIONS)
 def _no_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work):
     return offset
 
 
-_of_unit = _product_in_unit if IN_PROCESSOR else _no_unit
+_halves_in_unit = product_of_halves if IN_PROCESSOR else _no_unit
+_bytes_in_unit = product_of_bytes if IN_PROCESSOR else _no_unit
 
 
 def work_of_product(form: int, n_in: int) -> int:
     """Words of scratch that a product of rows of so many inputs needs where weights lie so."""
-    return _SUMS + _MOST_GROUPS * -(-n_in // DEPTH) * ROWS * PARTS * LANES if form == FOR_UNIT else 0
+    if form not in (FOR_UNIT, BYTES_FOR_UNIT):
+        return 0
+    depth = DEPTH if form == FOR_UNIT else BYTES_DEPTH
+    return SUMS + -(-n_in // depth) * MOST_TOGETHER * PARTS * LANES + MOST_TOGETHER
 
 
 @njit(**OPTIONS)
 def matrix_product(x, ldx, weights, form, offset, n_in, n_out, out, ldo, rows, work):
     """out[:rows, :n_out] += x[:rows, :n_in] W, where W [n_in, n_out] begins at `offset` in tiles.
 
-    `form` says how the tiles lie: FLOATS, HALVES, FOR_UNIT or BYTES; work: float32, as many as
-    `work_of_product` says, from where a line of the cache begins. Returns where the next W begins.
+    `form` says how the tiles lie: FLOATS, HALVES, FOR_UNIT, BYTES or BYTES_FOR_UNIT; work: float32, as many
+    as `work_of_product` says, from where a line of the cache begins. Returns where the next W begins.
     """
     if form == FOR_UNIT:
-        return _of_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)
+        return _halves_in_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)
+    if form == BYTES_FOR_UNIT:
+        return _bytes_in_unit(x, ldx, weights, offset, n_in, n_out, out, ldo, rows, work)
     if form == BYTES:
         return _product_of_bytes(x, ldx, weights, offset, n_in, n_out, out, ldo, rows)
     if form == HALVES:

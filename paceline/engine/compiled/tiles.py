@@ -13,11 +13,9 @@ from typing import Any, Final
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.engine.compiled.vectors import (
-    I32,
     I64,
     LANES,
     POINTER,
@@ -25,7 +23,9 @@ from paceline.engine.compiled.vectors import (
     VECTOR,
     WORDS,
     load,
+    multiply_add,
     prefetch,
+    spread,
     store,
 )
 
@@ -58,12 +58,6 @@ def _inputs_at(b: Any, pointer: Any, to_word: int) -> list[Any]:
     low = b.shl(words, ir.Constant(WORDS, [16] * LANES))
     high = b.and_(words, ir.Constant(WORDS, [0xFFFF0000] * LANES))
     return [b.bitcast(low, VECTOR), b.bitcast(high, VECTOR)]
-
-
-def _spread(b: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(VECTOR, ir.Undefined)
-    one = b.insert_element(undefined, scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, LANES), None))
 
 
 def _one_turn_at_a_time(module: Any) -> Any:
@@ -140,14 +134,9 @@ class _Kind:
         return self.beside and self.scaled
 
 
-def _multiply_add(b: Any) -> Any:
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
-
-
 def _grow_by_scaled(b: Any, sums: Sequence[Any], scales: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """What is at the outputs and the sums times the scales, which repeat themselves."""
-    fma, scales = _multiply_add(b), [load(b, pointer) for pointer in scales]
+    fma, scales = multiply_add(b), [load(b, pointer) for pointer in scales]
     turns = zip(sums, itertools.cycle(scales), outputs, strict=False)
     return [b.call(fma, [scale, total, load(b, pointer)]) for total, scale, pointer in turns]
 
@@ -155,7 +144,7 @@ def _grow_by_scaled(b: Any, sums: Sequence[Any], scales: Sequence[Any], outputs:
 def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
     """The sums of so many rows; `after` comes then."""
     x, ldx, w, n, out, ldo, _, tiles, apart = args[:9]
-    wide, between, fma = kind.wide, None if kind.beside else apart, _multiply_add(b)
+    wide, between, fma = kind.wide, None if kind.beside else apart, multiply_add(b)
 
     def number(value: int) -> Any:
         return ir.Constant(I64, value)
@@ -193,9 +182,9 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
     grown: list[Any] = list(sums)
     for step, weights in enumerate(zip(*vectors, strict=True)):
         at = b.add(b.mul(i, number(kind.inputs)), number(step))
-        spread = [_spread(b, b.load(b.gep(row, [at]))) for row in inputs]
+        numbers = [spread(b, b.load(b.gep(row, [at]))) for row in inputs]
         grown = [
-            b.call(fma, [spread[r], weights[u], total]) for (r, u), total in zip(each, grown, strict=True)
+            b.call(fma, [numbers[r], weights[u], total]) for (r, u), total in zip(each, grown, strict=True)
         ]
     following = b.add(i, number(1))
     for phi, start, value in zip([i, *sums], [number(0), *starts], [following, *grown], strict=True):

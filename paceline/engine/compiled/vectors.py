@@ -90,6 +90,19 @@ def store(b: Any, value: Any, pointer: Any) -> None:
     b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = 4
 
 
+def spread(b: Any, scalar: Any, lanes: int = LANES) -> Any:
+    """A number in every lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+    one = b.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, lanes), None))
+
+
+def multiply_add(b: Any) -> Any:
+    """The function of a vector times another and a third one, rounded once."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32")
+
+
 def prefetch(b: Any, pointer: Any, nearness: int) -> None:
     """Ask for what is there: into the nearest cache (3) or the next one (2)."""
     byte = ir.IntType(8).as_pointer()

@@ -16,8 +16,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engine.compiled.matrix_unit import DEPTH, usable
-from paceline.engine.compiled.products import BYTES, FLOATS, FOR_UNIT, HALVES
+from paceline.engine.compiled.matrix_unit import MOST_INPUTS_IN_BYTES, usable
+from paceline.engine.compiled.products import (
+    BYTES,
+    BYTES_FOR_UNIT,
+    DEPTH_IN_UNIT,
+    FLOATS,
+    FOR_UNIT,
+    HALVES,
+)
 from paceline.engine.compiled.tiles import BESIDE, BROAD
 from paceline.engine.compiled.vectors import LANES
 from paceline.engine.rounding import bytes_of, is_rounded
@@ -44,13 +51,8 @@ class Weights:
     sin: Floats
 
     @classmethod
-    def of(
-        cls, model: Any, windows: Sequence[int | None], positions: int, *, rounded: bool = False
-    ) -> Weights:
-        """Copy them out of a model of the Llama family; see `release` for the model's own.
-
-        rounded: to 8 bits, see `_in_bytes`.
-        """
+    def of(cls, model: Any, windows: Sequence[int | None], positions: int) -> Weights:
+        """Copy them out of a model of the Llama family; see `release` for the model's own."""
         config, layers = model.config, model.model.layers
         attention = layers[0].self_attn
         embedding = model.model.embed_tokens.weight.data
@@ -150,7 +152,8 @@ def _in_whole_tiles(outputs: int) -> int:
 def _form_of(weights: Sequence[Tensor]) -> int:
     """The smallest form that holds all of them as they are."""
     if all(is_rounded(weight) for weight in weights):
-        return BYTES
+        short = all(weight.shape[1] <= MOST_INPUTS_IN_BYTES for weight in weights)
+        return BYTES_FOR_UNIT if usable() and short else BYTES
     if all(_is_bfloat16(weight) for weight in weights):
         return FOR_UNIT if usable() else HALVES
     return FLOATS
@@ -176,15 +179,15 @@ def _tiles(weight: Tensor, form: int) -> Words:
 
     Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
     are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
-    [in / 2, n], each word an input's weight and in its upper half the next input's. For the matrix unit
-    all tiles are of 16, and their inputs are filled up with zeros to whole blocks. As bytes a tile is int8
-    [in, n], and then float32 [n].
+    [in / 2, n], each word an input's weight and in its upper half the next input's. As bytes a
+    tile is int8 [in, n], and then float32 [n]. For the matrix unit all tiles are of 16, and their inputs are
+    filled up with zeros to whole blocks; as bytes such a tile is int8 [in / 4, 16, 4], and then float32 [16].
     """
     n_out, n_in = weight.shape
-    depth = -(-n_in // DEPTH) * DEPTH if form == FOR_UNIT else n_in
-    padded = torch.zeros(_in_whole_tiles(n_out), depth)
+    depth = DEPTH_IN_UNIT.get(form, 1)
+    padded = torch.zeros(_in_whole_tiles(n_out), -(-n_in // depth) * depth)
     padded[:n_out, :n_in] = weight
-    broad = BROAD * LANES if BESIDE and form != FOR_UNIT else LANES
+    broad = BROAD * LANES if BESIDE and form not in DEPTH_IN_UNIT else LANES
     end = len(padded) // broad * broad
     parts = ((padded[:end], broad), (padded[end:], LANES))
     return np.concatenate([_alike(rows, outputs, form) for rows, outputs in parts])
@@ -193,9 +196,10 @@ def _tiles(weight: Tensor, form: int) -> Words:
 def _alike(weight: Tensor, outputs: int, form: int) -> Words:
     """[out, in] as tiles of so many outputs, of which `out` is a multiple."""
     n_in = weight.shape[1]
-    if form == BYTES:
+    if form in (BYTES, BYTES_FOR_UNIT):
         numbers, scales = bytes_of(weight)
-        tiles = numbers.view(-1, outputs, n_in).transpose(1, 2).contiguous()
+        word = 4 if form == BYTES_FOR_UNIT else 1
+        tiles = numbers.view(-1, outputs, n_in // word, word).transpose(1, 2).contiguous()
         parts = tiles.view(-1, outputs * n_in).numpy(), scales.view(-1, outputs).numpy()
         return np.concatenate([part.view(np.uint32) for part in parts], axis=1).reshape(-1)
     tiles = weight.view(-1, outputs, n_in).transpose(1, 2).contiguous()

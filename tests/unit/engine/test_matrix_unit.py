@@ -14,6 +14,8 @@ from numba import njit
 
 from paceline.engine.compiled import matrix_unit, products, weights
 from paceline.engine.compiled.vectors import LANES, address_of
+from paceline.engine.rounding import bytes_of
+from tests.unit.engine.test_rounding import rounded
 
 Floats = npt.NDArray[np.float32]
 
@@ -61,7 +63,12 @@ def bfloat16(rng: np.random.Generator, *shape: int) -> Floats:
 
 @njit
 def split(x: Any, out: Any) -> None:
-    matrix_unit.split(address_of(x, 0), address_of(out, 0))
+    matrix_unit.split(address_of(x, 0), np.float32(1), address_of(out, 0))
+
+
+@njit
+def digits(x: Any, scale: Any, out: Any) -> None:
+    matrix_unit.digits(address_of(x, 0), scale, address_of(out, 0))
 
 
 @pytest.mark.parametrize("exponent", [-100, -20, 0, 20, 127])
@@ -105,18 +112,18 @@ def test_arrays_begin_where_a_line_of_the_cache_does() -> None:
         assert len(weights.aligned(words)) == words
 
 
-def product(x: Floats, w: Floats, before: Floats, rows: slice) -> Floats:
+def product(x: Floats, w: Floats, before: Floats, rows: slice, form: int = products.FOR_UNIT) -> Floats:
     """before + x w of some rows, by `matrix_product`, with room between rows as the pass leaves it."""
     n, width = w.shape
-    words = weights._tiles(torch.from_numpy(np.ascontiguousarray(w.T)), products.FOR_UNIT)
+    words = weights._tiles(torch.from_numpy(np.ascontiguousarray(w.T)), form)
     some, out = np.pad(x[rows], ((0, 0), (0, 3))), np.pad(before[rows], ((0, 0), (0, 5)))
-    work = weights.aligned(products.work_of_product(products.FOR_UNIT, n)).view(np.float32)
+    work = weights.aligned(products.work_of_product(form, n)).view(np.float32)
     work[:] = np.nan  # what rows leave there is no part of others
     end = products.matrix_product(
         some.reshape(-1),
         n + 3,
         words,
-        products.FOR_UNIT,
+        form,
         0,
         n,
         width,
@@ -147,6 +154,115 @@ def test_sums_are_the_documented_ones_for_any_number_of_rows(n: int, tiles: int)
         for first in (0, 173 - rows):
             some = slice(first, first + rows)
             assert np.array_equal(product(x, w, before, some), expected[some]), rows
+
+
+# ---- weights of 8 bits ----------------------------------------------------------------------------------
+
+
+def whole_numbers(x: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """What a row is taken for: whole numbers of 22 bits, and what they are multiples of, [rows, 1]."""
+    largest = np.abs(x).max(axis=1, keepdims=True).astype(np.float64)
+    exponents = np.where(largest > 0, np.frexp(largest)[1], -1000)
+    units = 2.0 ** (np.maximum(exponents, -100) - 22)
+    return np.rint(x.astype(np.float64) / units).astype(np.int64), units
+
+
+def by_whole_numbers(x: Floats, w: Floats, before: Floats) -> Floats:
+    """before + x w, where each output's weights are whole numbers times a scale: all sums are exact but for
+    being rounded to a float32 before they are scaled, and when they are added."""
+    numbers, units = whole_numbers(x)
+    bytes_, scales = bytes_of(torch.from_numpy(np.ascontiguousarray(w.T)))
+    sums = ((numbers @ bytes_.numpy().astype(np.int64).T) * units).astype(np.float32)
+    return (sums.astype(np.float64) * scales.numpy() + before).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-7])
+def test_digits_are_those_of_the_next_whole_number(scale: float) -> None:
+    most = 2**22
+    x = np.random.default_rng(3).integers(-most, most, 64).astype(np.float32)
+    x[:8] = [most, -most, 0, 127, 128, -128, -129, 32_896]
+    x[8:12] = [0.5, 1.5, -0.5, 2.75]
+    out = np.zeros(48, dtype=np.float32)
+    digits((x / np.float32(scale)).astype(np.float32), np.float32(scale), out)
+    found = out.view(np.int8).reshape(3, 64).astype(np.int64)
+    assert np.array_equal(found[0] * 65536 + found[1] * 256 + found[2], np.rint(x).astype(np.int64))
+
+
+@pytest.mark.parametrize("n", [64, 80])
+def test_bytes_lie_as_the_unit_reads_them(n: int) -> None:
+    """Tiles of 16 outputs, each in blocks of 16 times four inputs, then a scale for each."""
+    w = rounded(torch.from_numpy(bfloat16(np.random.default_rng(n), 40, n)))
+    words = weights._tiles(w, products.BYTES_FOR_UNIT).reshape(3, -1)
+    depth = -(-n // 64) * 64
+    scales = words[:, depth * LANES // 4 :].view(np.float32).reshape(3 * LANES)
+    numbers = words[:, : depth * LANES // 4].copy().view(np.int8).reshape(3, depth // 4, LANES, 4)
+    read = numbers.transpose(0, 2, 1, 3).reshape(3 * LANES, depth).astype(np.float32) * scales[:, None]
+    assert np.array_equal(read[:40, :n], w.numpy())
+    assert not read[40:].any()
+    assert not read[:, n:].any()
+
+
+def in_bytes(rng: np.random.Generator, n: int, width: int) -> Floats:
+    """Weights [n, width] as rounding leaves them."""
+    made = rounded(torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)))
+    return np.ascontiguousarray(made.numpy().T)
+
+
+@needs_unit
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+@pytest.mark.parametrize("n", [64, 112, 320])
+def test_sums_of_bytes_are_exact_for_any_number_of_rows(n: int, tiles: int) -> None:
+    rng = np.random.default_rng(n + tiles)
+    x = rng.standard_normal((173, n), dtype=np.float32) * np.float32(10.0) ** rng.integers(-3, 3, (173, 1))
+    x = x.astype(np.float32)
+    x[3], x[4] = 0, np.float32(1e-35)
+    x[5, 7] = 1e30
+    w, before = in_bytes(rng, n, tiles * LANES), rng.standard_normal((173, tiles * LANES), dtype=np.float32)
+    expected = by_whole_numbers(x, w, before)
+    exact = before + x.astype(np.float64) @ w
+    size = np.abs(x).max(axis=1, keepdims=True)
+    assert (np.abs(expected - exact) < 1e-5 * np.maximum(size, 1.0)).all(), "22 bits are enough"
+    for rows in (0, 1, 2, 4, 5, 6, 9, 10, 11, 16, 80, 81, 173):
+        for first in (0, 173 - rows):
+            some = slice(first, first + rows)
+            made = product(x, w, before, some, products.BYTES_FOR_UNIT)
+            # A product and a sum in float64 are not always rounded as both at once are.
+            np.testing.assert_allclose(made, expected[some], rtol=2e-7, atol=0)
+            if rows == 173:
+                whole = made
+    for rows in (1, 5, 16, 80):
+        assert np.array_equal(product(x, w, before, slice(rows), products.BYTES_FOR_UNIT), whole[:rows])
+
+
+@needs_unit
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_numbers_gives_none_and_spoils_no_other(value: float) -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((3, 64), dtype=np.float32), in_bytes(rng, 64, 32)
+    before = np.zeros((3, 32), dtype=np.float32)
+    expected = product(x, w, before, slice(3), products.BYTES_FOR_UNIT)
+    x[1, 9] = value
+    made = product(x, w, before, slice(3), products.BYTES_FOR_UNIT)
+    assert np.isnan(made[1]).all()
+    assert np.array_equal(made[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("in_unit", "inputs", "form"),
+    [
+        (True, 64, products.BYTES_FOR_UNIT),
+        (False, 64, products.BYTES),
+        (True, matrix_unit.MOST_INPUTS_IN_BYTES, products.BYTES_FOR_UNIT),
+        (True, matrix_unit.MOST_INPUTS_IN_BYTES + 16, products.BYTES),
+    ],
+)
+def test_bytes_are_for_the_unit_where_its_sums_hold(
+    in_unit: bool, inputs: int, form: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest sum there may be: digits of -128 times weights of 127."""
+    assert 128 * 127 * matrix_unit.MOST_INPUTS_IN_BYTES < 2**31
+    monkeypatch.setattr(weights, "usable", lambda: in_unit)
+    assert weights._form_of([torch.ones(1, inputs)]) == form
 
 
 class _Refuses:

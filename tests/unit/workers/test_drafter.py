@@ -300,11 +300,13 @@ def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> Non
         first: list[Any] = []
         while not first:
             first = worker.it.step()
+        branches: dict[tuple[int, int], Any] = {}
+        for event in worker.it.step():
+            branches.update(event.proposals)
         drawn = [(d.token_id, d.others) for d in worker.it.lookahead._aheads["s"].drawn]
         assert all(others for _, others in drawn)
         margins.append([d.margin for d in worker.it.lookahead._aheads["s"].drawn])
         assert all(margin > 0 for margin in margins[-1]), "the best tokens were chosen"
-        branches: dict[tuple[int, int], Any] = {}
         for event in worker.run():
             branches.update(event.proposals)
         assert branches

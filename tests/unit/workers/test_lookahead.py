@@ -383,6 +383,75 @@ def test_branches_give_their_blocks_back_before_a_round_fails_for_lack_of_them()
     assert answer([e for e in worker.run() if e.sequence_id == "b"]).num_draft_tokens == K
 
 
+def test_a_proposal_is_answered_before_anything_is_made_ready_for_its_outcomes() -> None:
+    worker = Worker(8)
+    worker.open()
+    worker.first_round()
+    used = worker.runner.pool.used_blocks
+    assert not worker.it.lookahead.tables
+    assert worker.it.has_work
+    worker.it.step()
+    assert worker.it.lookahead.tables
+    assert worker.runner.pool.used_blocks > used
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -> None:
+    """Of a verdict on this round nobody hears any more; another sequence's round goes first."""
+    worker = Worker(8, skills=ON_CPU)
+    worker.open()
+    worker.open(name="another")
+    first = worker.first_round()
+    worker.runner.stops = lambda stop: stop.want() or True
+    assert worker.run(1) == []
+    assert worker.it.has_work
+    grown = worker.it.lookahead._aheads["s"].branches
+    assert any(limb.drafting.drawn for limb in grown.values())
+    worker.runner.stops = lambda stop: False
+    if same:
+        told = worker.ask(2, 4 + K, (*first.token_ids, 0)) + worker.run()
+        assert isinstance(told[0], DraftProposal)
+        assert {event.round for event in told} == {2}
+    else:
+        told = worker.ask(1, 3, name="another") + worker.run()
+        assert isinstance(told[0], DraftProposal)
+        assert told[0].sequence_id == "another"
+        assert any(isinstance(event, Continuations) and event.sequence_id == "s" for event in told)
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss", "memory"])
+def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
+    """What was drawn beyond it is kept for the next round, which may never be looked ahead of."""
+    worker = Worker(8, skills=ON_CPU)
+    worker.open()
+    teach(worker, GREEDY)
+    first = worker.first_round()
+    told = pushed(worker.run())
+    (outcome,) = [o for o in told if o[0] == K][:1]
+    tail = (*first.token_ids, outcome[1])
+    assert not worker.follow(2, 3 + len(tail), tail)
+    assert worker.it.lookahead._came_true
+    assert worker.it.lookahead.tables, "its blocks are known to be in use"
+    match ending:
+        case "close":
+            worker.it.handle(CloseSequence("s", 1), 0.0)
+        case "drop":
+            worker.it.drop("s")
+        case "reopen":
+            params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, 3)
+            worker.it.handle(OpenSequence("s", 2, PROMPT, params), 0.0)
+        case "miss":
+            worker.ask(5, 16, (5,) * (16 - 3 - len(tail)))
+        case "memory":
+            assert worker.it.lookahead.free()
+            assert not worker.it.lookahead.free()
+    assert not worker.it.lookahead.tables
+    if ending not in ("miss", "memory"):
+        assert worker.runner.pool.used_blocks == 0
+    worker.run()
+    worker.runner.pool.check_integrity()
+
+
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss"])
 def test_no_block_outlives_its_sequence(ending: str) -> None:
     worker = Worker(8)
