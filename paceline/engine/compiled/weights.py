@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from paceline.engine.rounding import bytes_of, is_rounded
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
+
+_LARGE_PAGE: Final = 1 << 19
+"""Words of 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +167,14 @@ def _is_bfloat16(weight: Tensor) -> bool:
 
 
 def aligned(words: int) -> Words:
-    """So many of them, unset, from where a line of the cache begins: no vector then lies in two lines."""
-    room = np.empty(words + LANES, dtype=np.uint32)
-    first = -room.ctypes.data % (LANES * 4) // 4
+    """So many of them, unset, from where a line of the cache begins: no vector then lies in two lines.
+
+    Many of them lie in large pages, from where one begins: a pass reads all of them, and has to look every
+    page up. (numpy asks Linux for that where an array takes two of them.)
+    """
+    begins = _LARGE_PAGE if words >= _LARGE_PAGE // 2 else LANES
+    room = np.empty(words + (2 * _LARGE_PAGE if begins == _LARGE_PAGE else LANES), dtype=np.uint32)
+    first = -room.ctypes.data % (begins * 4) // 4
     return room[first : first + words]
 
 

@@ -107,8 +107,14 @@ def test_weights_lie_as_the_unit_reads_them(n: int) -> None:
 
 
 def test_arrays_begin_where_a_line_of_the_cache_does() -> None:
-    for words in (1, 7, 100_000):
+    for words in (1, 7, 100_000, 262_143):
         assert weights.aligned(words).ctypes.data % 64 == 0
+        assert len(weights.aligned(words)) == words
+
+
+def test_large_arrays_begin_where_a_large_page_may() -> None:
+    for words in (262_144, 800_000, 3_000_000):
+        assert weights.aligned(words).ctypes.data % (2 << 20) == 0
         assert len(weights.aligned(words)) == words
 
 
