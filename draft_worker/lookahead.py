@@ -61,8 +61,7 @@ class Lookahead:
         self._untold = False
         """Branches grew, and the coordinator has not been told."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
-        shares = not set(config.cores).isdisjoint(config.message_cores)
-        self._stop = Stop(gives_way=shares and giving_way.possible())
+        self._stop = Stop(gives_way=_gives_way(config))
         self.rounds = 0
         """Rounds that followed a verdict a branch could have foreseen."""
         self.hits = 0
@@ -70,7 +69,7 @@ class Lookahead:
 
     @property
     def has_work(self) -> bool:
-        """True while a branch lacks tokens."""
+        """True while there is something to draft, or to tell."""
         wants_passes = any(ahead.wants_passes for ahead in self._aheads.values())
         return bool(self._begun) or self._untold or wants_passes
 
@@ -138,8 +137,8 @@ class Lookahead:
         """Draft on branches, no longer than a round that arrives can wait for."""
         self._open()
         self._untold = False
-        if inherited := self._continuations():
-            return inherited
+        if events := self._continuations():  # what was inherited, or grew while a command came
+            return events
         width = self._branches_each()
         work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
         if not work:
@@ -153,6 +152,7 @@ class Lookahead:
         except Exception:
             log.exception("drafting on %d branches failed; going on without them", len(work))
             self.free()
+            self._stop.want()  # the failure may have left this thread giving way
             return []
         if self._stop.wanted:
             self._untold = True  # what waits may well be the verdict, and nobody asks for these any more
@@ -260,3 +260,13 @@ class Lookahead:
         for kept in (self._aheads, self._came_true, self._begun):
             kept.clear()
         return found
+
+
+def _gives_way(config: WorkerConfig) -> bool:
+    """Whether messages share a core with this engine, and it may let them go first."""
+    if set(config.cores).isdisjoint(config.message_cores) or not config.lookahead_branches:
+        return False
+    if giving_way.possible():
+        return True
+    log.info("what is drafted ahead may keep messages waiting: this process may not change its policy")
+    return False
