@@ -79,6 +79,20 @@ class Worker:
         """Tell of a continuation that came true."""
         return list(self.it.handle(DraftRound("s", 1, number, base, tail, k, proposal_known=True), 0.0))
 
+    def end(self, how: str) -> None:
+        """Its sequence is over, or begins anew: nothing of it is left."""
+        match how:
+            case "close":
+                self.it.handle(CloseSequence("s", 1), 0.0)
+            case "drop":
+                self.it.drop("s")
+            case "reopen":
+                params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, 3)
+                self.it.handle(OpenSequence("s", 2, PROMPT, params), 0.0)
+            case _:
+                raise ValueError(how)
+        assert self.runner.pool.used_blocks == 0
+
     def run(self, steps: int | None = None) -> list[Any]:
         """Until there is nothing left to do, or for some steps."""
         events: list[Any] = []
@@ -477,21 +491,14 @@ def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
     assert worker.it.lookahead._came_true
     assert worker.it.lookahead.tables, "its blocks are known to be in use"
     match ending:
-        case "close":
-            worker.it.handle(CloseSequence("s", 1), 0.0)
-        case "drop":
-            worker.it.drop("s")
-        case "reopen":
-            params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, 3)
-            worker.it.handle(OpenSequence("s", 2, PROMPT, params), 0.0)
         case "miss":
             worker.ask(5, 16, (5,) * (16 - 3 - len(tail)))
         case "memory":
             assert worker.it.lookahead.free()
             assert not worker.it.lookahead.free()
+        case _:
+            worker.end(ending)
     assert not worker.it.lookahead.tables
-    if ending not in ("miss", "memory"):
-        assert worker.runner.pool.used_blocks == 0
     worker.run()
     worker.runner.pool.check_integrity()
 
@@ -503,20 +510,12 @@ def test_no_block_outlives_its_sequence(ending: str) -> None:
     worker.first_round()
     worker.run(3)
     assert worker.it.lookahead.tables
-    match ending:
-        case "close":
-            worker.it.handle(CloseSequence("s", 1), 0.0)
-        case "drop":
-            worker.it.drop("s")
-        case "reopen":
-            params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, 3)
-            worker.it.handle(OpenSequence("s", 2, PROMPT, params), 0.0)
-        case "miss":
-            # The ledger grew by a round of which the draft knows nothing.
-            worker.ask(5, 12, (5, 5, 5, 5, 5, 5, 5, 5, 5))
+    if ending == "miss":
+        # The ledger grew by a round of which the draft knows nothing.
+        worker.ask(5, 12, (5, 5, 5, 5, 5, 5, 5, 5, 5))
+    else:
+        worker.end(ending)
     assert not worker.it.lookahead.tables
-    if ending != "miss":
-        assert worker.runner.pool.used_blocks == 0
     worker.runner.pool.check_integrity()
 
 
