@@ -503,6 +503,30 @@ def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
     worker.runner.pool.check_integrity()
 
 
+def test_all_that_grew_is_told_where_commands_come_all_the_time() -> None:
+    """Also what the last call made, after which there is nothing left to draft."""
+    told = []
+    for interrupted in (False, True):
+        worker = Worker(8, skills=ON_CPU)
+        worker.runner.stops = lambda stop, interrupted=interrupted: bool(interrupted and stop.want())
+        worker.open()
+        worker.first_round()
+        told.append(pushed(worker.run()))
+    assert told[0]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("ending", ["close", "drop", "reopen"])
+def test_a_sequence_that_ends_with_its_answer_is_not_looked_ahead_of(ending: str) -> None:
+    worker = Worker(8)
+    worker.open()
+    worker.first_round()
+    worker.end(ending)
+    assert not worker.it.has_work
+    worker.run()
+    assert worker.runner.pool.used_blocks == 0
+
+
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss"])
 def test_no_block_outlives_its_sequence(ending: str) -> None:
     worker = Worker(8)
