@@ -76,8 +76,11 @@ class Lookahead:
     @property
     def tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""
-        aheads = (*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values()))
-        return [table for ahead in aheads for table in ahead.region.tables]
+        return [table for ahead in self._with_blocks for table in ahead.region.tables]
+
+    @property
+    def _with_blocks(self) -> list[Ahead]:
+        return [*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())]
 
     def interrupt(self) -> None:
         """A command waits: what is in progress ends with its step. May be called from any thread."""
@@ -105,8 +108,8 @@ class Lookahead:
                 of_round = held, command.round, drafting.drawn, depth, tape
                 ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len, least)
                 self._aheads[sequence_id] = ahead
-                if sequence_id in self._came_true:
-                    self._hand_over(*self._came_true[sequence_id], ahead)
+                if before := self._came_true.get(sequence_id):
+                    self._hand_over(*before, ahead)
             self._release(sequence_id)
         self._begun.clear()
 
@@ -205,9 +208,7 @@ class Lookahead:
 
         Nothing where no branch foresaw it. The other branches are freed.
         """
-        self._begun.pop(command.sequence_id, None)
-        self._release(command.sequence_id)
-        ahead = self._aheads.pop(command.sequence_id, None)
+        ahead = self._taken_away(command.sequence_id)
         if ahead is None:
             return []
         limb = self._foresaw(ahead, held)
@@ -246,20 +247,24 @@ class Lookahead:
 
     def leave(self, sequence_id: str) -> None:
         """Give up the branches of a sequence."""
-        self._begun.pop(sequence_id, None)
-        self._release(sequence_id)
-        ahead = self._aheads.pop(sequence_id, None)
+        ahead = self._taken_away(sequence_id)
         if ahead is not None:
             ahead.region.free()
 
+    def _taken_away(self, sequence_id: str) -> Ahead | None:
+        """Its branches, if it has any; all else of the sequence is given up."""
+        self._begun.pop(sequence_id, None)
+        self._release(sequence_id)
+        return self._aheads.pop(sequence_id, None)
+
     def free(self) -> bool:
         """Give the blocks of all branches back; False when there were none."""
-        found = bool(self._aheads or self._came_true)
-        for ahead in (*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())):
+        found = self._with_blocks
+        for ahead in found:
             ahead.region.free()
         for kept in (self._aheads, self._came_true, self._begun):
             kept.clear()
-        return found
+        return bool(found)
 
 
 def _gives_way(config: WorkerConfig) -> bool:

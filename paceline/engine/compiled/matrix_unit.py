@@ -43,7 +43,7 @@ IN_PROCESSOR: Final = _AS_IT_IS and all(
 )
 """Whether the processor has the unit, so that code for it can be compiled; see `usable`."""
 PARTS: Final = 3
-"""bfloat16 that a float32 is the sum of."""
+"""bfloat16 that a float32 is the sum of, and digits of the whole number that it becomes beside bytes."""
 ROWS: Final = 5
 """Rows of a group: their parts are rows of one tile of the unit."""
 DEPTH: Final = 32
@@ -51,7 +51,7 @@ DEPTH: Final = 32
 BYTES_DEPTH: Final = 64
 """The same where weights are bytes."""
 MOST_WHOLE: Final = 22
-"""Bits of the whole number that a float32 becomes there, beside its sign."""
+"""Bits of that whole number, beside its sign."""
 MOST_INPUTS_IN_BYTES: Final = 2**31 // 2**14
 """Whose products with bytes no sum of 32 bits is too small for."""
 BLOCK: Final = 256

@@ -172,8 +172,8 @@ def aligned(words: int) -> Words:
     Many of them lie in large pages, from where one begins: a pass reads all of them, and has to look every
     page up. (numpy asks Linux for that where an array takes two of them.)
     """
-    begins = _LARGE_PAGE if words >= _LARGE_PAGE // 2 else LANES
-    room = np.empty(words + (2 * _LARGE_PAGE if begins == _LARGE_PAGE else LANES), dtype=np.uint32)
+    begins, more = (_LARGE_PAGE, 2 * _LARGE_PAGE) if words >= _LARGE_PAGE // 2 else (LANES, LANES)
+    room = np.empty(words + more, dtype=np.uint32)
     first = -room.ctypes.data % (begins * 4) // 4
     return room[first : first + words]
 
