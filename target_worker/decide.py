@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from paceline.core.types import (
     TokenLogprobs,
 )
 from paceline.decoding import acceptance, sparse_acceptance
+from paceline.decoding.choosing import choose_rows
 from paceline.decoding.coupled import coupled_choice
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
@@ -30,6 +32,9 @@ from paceline.decoding.transforms import scores_of
 from paceline.engine.passes import broken_rows, usable_rows
 
 _row_params = RowParamsMemo()
+_FEW: Final = 1 << 15
+"""Logits that are judged sooner than what leads to that can be called: of one to three rounds of a small
+vocabulary. More of them are looked at by what looks at many at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ def judge(
         eos_token_ids: the model's, for `min_tokens`.
     """
     if _on_host(logits):
+        if allowed is logits and logits.numel() <= _FEW and _choose_alone(cases, eos_token_ids):
+            return _at_once(cases, logits)
         sound = _sound(cases, [not broken for broken in broken_rows(logits)])
         kept = [case for case, fine in zip(cases, sound, strict=True) if fine]
         if len(kept) == len(cases):
@@ -110,6 +117,35 @@ def judge(
     usable, numbers = _to_host([usable_rows(logits).long(), reading.numbers])
     sound = _sound(cases, usable)
     return [v if fine else None for v, fine in zip(reading.of(numbers), sound, strict=True)]
+
+
+def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
+    """True when nothing but temperatures and noise stands between logits on a CPU and what is chosen."""
+    return all(c.chooses for c in cases) and _params_of(cases, torch.device("cpu"), eos).only_temperature
+
+
+def _at_once(cases: Sequence[Case], logits: Tensor) -> list[tuple[int, int] | None]:
+    """`judge` for such cases on a CPU, in one call."""
+    rows = [case.rows for case in cases]
+    samplings = [case.params.sampling for case in cases]
+    tokens, usable = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.bool_)
+    choose_rows(
+        np.ascontiguousarray(logits.numpy()),
+        np.array(rows, dtype=np.int64),
+        np.array([s.temperature or 1.0 for s in samplings], dtype=np.float32),
+        np.array([not s.greedy for s in samplings], dtype=np.bool_),
+        np.array([case.seed for case in cases], dtype=np.uint64),
+        np.array([len(case.ledger) for case in cases], dtype=np.uint64),
+        tokens,
+        usable,
+    )
+    own, fine = tokens.tolist(), usable.tolist()
+    return [
+        acceptance.accept_coupled(case.proposal.token_ids, own[start : start + count])
+        if all(fine[start : start + count])
+        else None
+        for case, start, count in zip(cases, _starts(cases), rows, strict=True)
+    ]
 
 
 def _on_host(tensor: Tensor) -> bool:
@@ -180,7 +216,9 @@ def warm_up(device: torch.device) -> None:
     for mode in AcceptanceMode:
         params = SequenceParams(SamplingParams(seed=0), mode, prompt_length=1)
         sent = () if mode is AcceptanceMode.COUPLED else (point,)
-        decide([Case(params, (0,), Proposal((0,), (), sent))], torch.zeros(2, 1, device=device))
+        cases, logits = [Case(params, (0,), Proposal((0,), (), sent))], torch.zeros(2, 1, device=device)
+        decide(cases, logits)
+        judge(cases, logits, logits)
 
 
 def logprobs_of(
@@ -246,14 +284,18 @@ def _context(group: Sequence[Case], row_params: RowParams, vocab_size: int) -> R
 
 
 def _layout(group: Sequence[Case], vocab: Tensor, eos: Sequence[int]) -> tuple[RowParams, RowContext | None]:
-    row_params = _row_params.build(
+    row_params = _params_of(group, vocab.device, eos)
+    return row_params, _context(group, row_params, vocab.shape[1])
+
+
+def _params_of(group: Sequence[Case], device: torch.device, eos: Sequence[int]) -> RowParams:
+    return _row_params.build(
         [case.params.sampling for case in group],
         [case.rows for case in group],
-        vocab.device,
+        device,
         eos,
         [case.params.bad_words_token_ids for case in group],
     )
-    return row_params, _context(group, row_params, vocab.shape[1])
 
 
 def _chains(group: Sequence[Case], device: torch.device) -> tuple[Tensor, Tensor]:

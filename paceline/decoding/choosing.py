@@ -78,6 +78,39 @@ def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens)
             v += 1
 
 
+@njit(**STRICT)
+def _is_distribution(bits):
+    """Whether float32 logits, as int32, are a distribution's: numbers, none infinite, but -inf for some."""
+    odd, impossible = 0, 0
+    for b in bits:
+        odd += (b & 0x7FFFFFFF) >= 0x7F800000  # NaN or infinite
+        impossible += b == -0x800000  # -inf
+    return odd == impossible < len(bits)
+
+
+@kept_on_disk(**STRICT)
+def choose_rows(logits, rows, temperatures, noisy, seeds, positions, tokens, usable):
+    """What requests choose that ask for a temperature at most: `best_of` logits / temperature for each row.
+
+    Args:
+        logits: float32 [R, V], the rows of each request together, which are those of positions in a row.
+        rows: int64 [S]: how many each has.
+        temperatures: float32 [S], above 0. Quotients are rounded to float32, as in tensors.
+        noisy, seeds, positions: bool and twice uint64 [S]: as for `best_of`, the positions of first rows.
+        tokens: int64 [R]: filled.
+        usable: bool [R]: filled: whether the row is a distribution's; where not, its token is none either.
+    """
+    scores, vocabulary = np.empty(logits.shape[1], dtype=np.float32), logits.shape[1]
+    value, token, r = np.empty(1), np.empty(1, dtype=np.int64), 0
+    for s in range(len(rows)):
+        for i in range(rows[s]):
+            usable[r] = _is_distribution(logits[r].view(np.int32))
+            scores[:] = logits[r] / temperatures[s]
+            best_of(scores, vocabulary, 1.0, noisy[s], seeds[s], positions[s] + np.uint64(i), value, token)
+            tokens[r] = token[0]
+            r += 1
+
+
 @kept_on_disk(**STRICT)
 def best_rows(scores, noisy, seeds, positions, values, tokens):
     """`best_of` for each row of scores, float32 [R, V]: bool and twice uint64 [R], then [R, count] twice."""

@@ -193,7 +193,9 @@ class ModelRunner:
                 item.table.truncate_to(item.table.length)
             else:
                 item.table.commit(len(item.token_ids))
-        return None if logits is None else logits[:, : self._vocab_size]
+        if logits is None or logits.shape[1] == self._vocab_size:  # to slice a tensor takes its time
+            return logits
+        return logits[:, : self._vocab_size]
 
     def _take_time(self, begun: float) -> None:
         if (left := begun + self.least_seconds - monotonic()) > 0:

@@ -133,7 +133,7 @@ class CompiledForward:
         for i, (item, row) in enumerate(zip(inputs, tokens.tolist(), strict=True)):
             drawn = list(itertools.takewhile(lambda token: token >= 0, row))
             n = len(drawn) if bounds[i] else 0
-            supports = wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist())
+            supports = wire_form(ids[i, :n], probabilities[i, :n], lengths[i, :n].tolist()) if n else []
             told = others[i, : len(drawn), : item.num_others].tolist() if item.num_others else ()
             ahead = margins[i, : len(drawn)].tolist() if item.num_others else ()
             chains.append(Chain(drawn, supports, tuple(map(tuple, told)), ahead))

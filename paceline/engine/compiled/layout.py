@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from paceline.engine.batch import Indices, SequenceInput, slots_of
 from paceline.engine.branches import BranchInput
 from paceline.engine.chains import ChainInput
-from paceline.kv import BlockTable, Branch
+from paceline.kv import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +63,27 @@ class Layout:
     @classmethod
     def of_chains(cls, inputs: Sequence[ChainInput]) -> Layout:
         """Rows of the first step, and keys for all of them: each end holds a reservation for every step."""
-        fed = np.array([len(item.token_ids) for item in inputs], dtype=np.int64)
-        keys = [_keys_of(item.end, item.room) for item in inputs]
-        firsts = np.cumsum([0, *(len(own) for own in keys[:-1])])
-        starts = np.array([item.end.length for item in inputs], dtype=np.int64)
-        last = np.cumsum(fed)
-        # What each row is past the first one of its chain.
-        within = np.arange(last[-1]) - np.repeat(last - fed, fed)
-        positions, key_first, all_keys = (
-            within + np.repeat(starts, fed),
-            np.repeat(firsts, fed),
-            np.concatenate(keys),
-        )
+        # Lists, for these are few numbers: each operation on arrays takes longer than a dozen of them.
+        firsts = [0, *itertools.accumulate(item.end.length + item.room for item in inputs)]
+        ids: list[int] = []
+        positions: list[int] = []
+        key_first: list[int] = []
+        wanted: list[int] = []
+        for item, first in zip(inputs, firsts, strict=False):
+            start, count = item.end.length, len(item.token_ids)
+            ids += item.token_ids
+            positions += range(start, start + count)
+            key_first += [first] * count
+            wanted.append(len(ids) - 1)
+        keys, at, begin = _keys_of(inputs, firsts), np.array(positions), np.array(key_first)
         return cls(
-            ids=np.array([token for item in inputs for token in item.token_ids], dtype=np.int64),
-            positions=positions,
-            slots=all_keys[key_first + positions],
-            keys=all_keys,
-            key_first=key_first,
-            key_count=positions + 1,
-            wanted=last - 1,
+            ids=np.array(ids),
+            positions=at,
+            slots=keys[begin + at],
+            keys=keys,
+            key_first=begin,
+            key_count=at + 1,
+            wanted=np.array(wanted),
         )
 
     @classmethod
@@ -90,8 +92,18 @@ class Layout:
         return cls.of_chains([ChainInput(item.branch, [item.token_id], 1) for item in inputs])
 
 
-def _keys_of(end: BlockTable | Branch, more: int) -> Indices:
-    """The slots of all entries and of the next `more`."""
-    if isinstance(end, BlockTable):
-        return slots_of(end, end.length + more)
-    return np.concatenate([slots_of(end.of.trunk, end.kept), np.array(end.own_slots(more), dtype=np.int64)])
+def _keys_of(inputs: Sequence[ChainInput], firsts: Sequence[int]) -> Indices:
+    """The slots of all entries of each end and of those to come, beginning where `firsts` says."""
+    keys = np.empty(firsts[-1], dtype=np.int64)
+    below: dict[BlockTable, Indices] = {}
+    for item, first, after in zip(inputs, firsts, firsts[1:], strict=False):
+        end = item.end
+        if isinstance(end, BlockTable):
+            keys[first:after] = slots_of(end, after - first)
+            continue
+        trunk = end.of.trunk
+        if trunk not in below:
+            below[trunk] = slots_of(trunk, trunk.length)
+        keys[first : first + end.kept] = below[trunk][: end.kept]
+        keys[first + end.kept : after] = end.own_slots(item.room)
+    return keys

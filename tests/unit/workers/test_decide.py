@@ -84,6 +84,54 @@ def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
     assert copies == 1
 
 
+def choosing(rng: np.random.Generator, **sampling: object) -> Case:
+    """A round of a request that asks for a temperature at most, unless told otherwise."""
+    seed, ledger = int(rng.integers(0, 2**64, dtype=np.uint64)), int(rng.integers(1, 2000))
+    asked = {"seed": seed, "temperature": rng.choice([0.0, 0.3, 0.7, 1.0, 1.7]), **sampling}
+    draft = tuple(rng.integers(0, VOCAB, rng.integers(0, 6)).tolist())
+    mode = AcceptanceMode.REJECTION if asked["temperature"] == 0 and seed % 2 else AcceptanceMode.COUPLED
+    params = SequenceParams(SamplingParams(**asked), mode, 1)
+    return Case(params, [0] * ledger, Proposal(draft))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every share of draft tokens that come true, logits of a wider output, ties, and rows that are no
+    distribution; a request that asks for more takes all of its pass along the other way."""
+    rng = np.random.default_rng(seed)
+    cases = [choosing(rng) for _ in range(1 + seed % 5)]
+    total = sum(c.rows for c in cases)
+    wide = torch.from_numpy(rng.standard_normal((total, VOCAB + 14))).float() * 3
+    logits = wide[:, :VOCAB] if seed % 2 else wide[:, :VOCAB].contiguous()
+    logits[:, 3], logits[0] = -torch.inf, logits[0].round()
+    at_once = deciding._at_once
+    taken = []
+    monkeypatch.setattr(deciding, "_at_once", lambda *of: taken.append(of) or at_once(*of))
+    # The target's own choices, some of them, are drafted too.
+    for _ in range(3):
+        verdicts = judge(cases, logits, logits)
+        assert verdicts == judge(cases, logits, logits.clone())
+        cases = [
+            dataclasses.replace(
+                c, proposal=Proposal((*c.proposal.token_ids[:a], t, *c.proposal.token_ids[a + 1 :]))
+            )
+            if a < c.num_draft
+            else c
+            for c, (a, t) in zip(cases, verdicts, strict=True)
+        ]
+    assert len(taken) == 3
+    more = [*cases, choosing(rng, temperature=0.9, top_k=5)]
+    also = torch.cat([logits, torch.randn(more[-1].rows, VOCAB)])
+    assert judge(more, also, also)[:-1] == judge(cases, logits, logits)
+    assert len(taken) == 4
+    for spoil in (torch.nan, torch.inf, -torch.inf):
+        spoiled = logits.clone()
+        spoiled[int(rng.integers(total))] = spoil
+        verdicts = judge(cases, spoiled, spoiled)
+        assert verdicts == judge(cases, spoiled, spoiled.clone())
+        assert verdicts.count(None) == 1
+
+
 def test_nothing_is_read_of_a_device_before_the_end() -> None:
     """On a device whose tensors hold nothing, looking at one is an error."""
     cases = rounds(np.random.default_rng(3))
