@@ -88,7 +88,7 @@ class Stop:
         return bool(self.flag[0])
 
     def want(self) -> None:
-        """Chains in progress end with their step, and hurry."""
+        """Chains in progress end with their step, or before it is half done, and hurry."""
         self.flag[0] = 1
         if self._thread:
             with contextlib.suppress(OSError):  # it has ended

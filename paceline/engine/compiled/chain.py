@@ -64,7 +64,8 @@ def decoder_chain(
         margins: float64 [C, steps[0]]: what a token's score is above the best other one's, where O > 0.
         support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: what was drawn from.
         lengths: int64 [C, steps[0]]: of these supports.
-        stop: int8 [1]: where another thread makes it other than 0, no step begins but the first.
+        stop: int8 [1]: where another thread makes it other than 0, no step begins but the first, and one
+            that is not half done is given up.
         unhurried: whether to give way meanwhile. Who makes `stop` other than 0 has to have this thread hurry
             then; it does so itself where it finds that as it begins.
     """
@@ -88,12 +89,12 @@ def decoder_chain(
                 sin, entries, ids, positions, slots, keys, key_first, key_count, wanted, work, logits,
                 never,
             )  # fmt: skip
-        else:
-            decoder_pass(
-                shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos,
-                sin, entries, newest[:going], at[:going], slot[:going], keys, first[:going], count[:going],
-                rows[:going], work, logits[:going], never,
-            )  # fmt: skip
+        elif not decoder_pass(
+            shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin,
+            entries, newest[:going], at[:going], slot[:going], keys, first[:going], count[:going],
+            rows[:going], work, logits[:going], stop,
+        ):  # fmt: skip
+            break
         for c in range(going):
             at[c] += 1
             count[c] += 1

@@ -75,15 +75,16 @@ class Layout:
             positions += range(start, start + count)
             key_first += [first] * count
             wanted.append(len(ids) - 1)
-        keys, at, begin = _keys_of(inputs, firsts), np.array(positions), np.array(key_first)
+        keys = _keys_of(inputs, firsts)
+        at, begin = np.array(positions, dtype=np.int64), np.array(key_first, dtype=np.int64)
         return cls(
-            ids=np.array(ids),
+            ids=np.array(ids, dtype=np.int64),
             positions=at,
             slots=keys[begin + at],
             keys=keys,
             key_first=begin,
             key_count=at + 1,
-            wanted=np.array(wanted),
+            wanted=np.array(wanted, dtype=np.int64),
         )
 
     @classmethod
