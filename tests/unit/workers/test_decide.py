@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
 from target_worker import decide as deciding
 from target_worker.decide import Case, _deliberate, _densely, _sparsely, judge
@@ -130,6 +131,32 @@ def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pyte
         verdicts = judge(cases, spoiled, spoiled)
         assert verdicts == judge(cases, spoiled, spoiled.clone())
         assert verdicts.count(None) == 1
+
+
+def test_a_choice_that_a_rounding_decides_is_the_same_at_once() -> None:
+    """Of two tokens so close that scores which are products with 1 / temperature would give the other one."""
+    rng, temperature = np.random.default_rng(5), np.float32(0.3)
+    noise = gumbel([7], [1], 2)[0].numpy()
+
+    def best(scores: np.ndarray) -> int:
+        return int((scores.astype(np.float64) + noise).argmax())
+
+    found = 0
+    while found < 20:
+        first = np.float32(rng.uniform(1, 9))
+        exact, other = first / temperature, first * (np.float32(1) / temperature)
+        if exact == other:
+            continue
+        between = (np.float64(exact) + other) / 2 + noise[0] - noise[1]
+        pair = np.array([first, np.float32(between) * temperature], dtype=np.float32)
+        chosen = best(pair / temperature)
+        if chosen == best(pair * (np.float32(1) / temperature)):
+            continue
+        found += 1
+        params = SequenceParams(SamplingParams(seed=7, temperature=0.3), AcceptanceMode.COUPLED, 1)
+        logits = torch.from_numpy(pair)[None]
+        for allowed in (logits, logits.clone()):
+            assert judge([Case(params, [0], Proposal())], logits, allowed) == [(0, chosen)]
 
 
 def test_nothing_is_read_of_a_device_before_the_end() -> None:
