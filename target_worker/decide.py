@@ -95,7 +95,7 @@ def judge(
     """Judge every round whose logits are a distribution; None for the others.
 
     What is told of a device comes from there in one copy. On a CPU, where looking costs nothing, rows that
-    are no distribution are left out before anything is made of them.
+    are no distribution are left out before anything is made of them, or, of few, by what chooses.
 
     Args:
         cases: the rounds.
@@ -126,12 +126,11 @@ def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
 
 def _at_once(cases: Sequence[Case], logits: Tensor) -> list[tuple[int, int] | None]:
     """`judge` for such cases on a CPU, in one call."""
-    rows = [case.rows for case in cases]
     samplings = [case.params.sampling for case in cases]
     tokens, usable = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.bool_)
     choose_rows(
         np.ascontiguousarray(logits.numpy()),
-        np.array(rows, dtype=np.int64),
+        np.array([case.rows for case in cases], dtype=np.int64),
         np.array([s.temperature or 1.0 for s in samplings], dtype=np.float32),
         np.array([not s.greedy for s in samplings], dtype=np.bool_),
         np.array([case.seed for case in cases], dtype=np.uint64),
@@ -139,13 +138,8 @@ def _at_once(cases: Sequence[Case], logits: Tensor) -> list[tuple[int, int] | No
         tokens,
         usable,
     )
-    own, fine = tokens.tolist(), usable.tolist()
-    return [
-        acceptance.accept_coupled(case.proposal.token_ids, own[start : start + count])
-        if all(fine[start : start + count])
-        else None
-        for case, start, count in zip(cases, _starts(cases), rows, strict=True)
-    ]
+    sound = _sound(cases, usable.tolist())
+    return [v if fine else None for v, fine in zip(_accepted(cases, tokens.tolist()), sound, strict=True)]
 
 
 def _on_host(tensor: Tensor) -> bool:
@@ -326,14 +320,15 @@ def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> _Re
         for i in range(case.rows)
     ]
     choices = coupled_choice(scores_of(logits, row_params, context), noise)
+    return _Reading(choices, lambda own: _accepted(group, own))
 
-    def read(own: Sequence[int]) -> list[tuple[int, int]]:
-        return [
-            acceptance.accept_coupled(case.proposal.token_ids, own[start : start + case.rows])
-            for case, start in zip(group, _starts(group), strict=True)
-        ]
 
-    return _Reading(choices, read)
+def _accepted(group: Sequence[Case], choices: Sequence[int]) -> list[tuple[int, int]]:
+    """Verdicts on the chains of cases whose rows the target chooses so."""
+    return [
+        acceptance.accept_coupled(case.proposal.token_ids, choices[start : start + case.rows])
+        for case, start in zip(group, _starts(group), strict=True)
+    ]
 
 
 def _by_ratio(group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: Sequence[int]) -> _Reading:
