@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from draft_worker.drafting import Drafting
 from draft_worker.propose import draws_alone
 from draft_worker.runner import Runner
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.support import draw_sparse
@@ -27,7 +27,7 @@ def chain_of(
     drafting: Drafting,
     end: BlockTable | Branch,
     feed: Sequence[int],
-    config: WorkerConfig,
+    config: DraftConfig,
     num_others: int,
 ) -> ChainInput:
     """What completes a drafting that can be a chain; `feed` ends with its newest token."""

@@ -11,7 +11,7 @@ from draft_worker.drafting import Drafting
 from draft_worker.fanout import MAX_RANK
 from draft_worker.propose import Drawn, propose
 from draft_worker.structure import restrictions_of, steps_under
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.engine.chains import Chain
 from paceline.engine.passes import broken_rows
 from paceline.engine.structured import restricted
@@ -20,7 +20,7 @@ from paceline.engine.structured import restricted
 class Chooser:
     """Draws for trunks and branches alike."""
 
-    def __init__(self, config: WorkerConfig, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, config: DraftConfig, eos_token_ids: Sequence[int]) -> None:
         self._config = config
         self._eos_token_ids = eos_token_ids
         self.num_others = MAX_RANK if config.lookahead_branches else 0

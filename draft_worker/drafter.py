@@ -22,7 +22,7 @@ from draft_worker.lookahead import Lookahead
 from draft_worker.propose import NoiseTape
 from draft_worker.runner import Runner
 from paceline.core.clock import Clock, monotonic
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.core.errors import (
     InternalError,
     InvalidArgumentError,
@@ -58,7 +58,7 @@ class Drafter:
     def __init__(
         self,
         runner: Runner,
-        config: WorkerConfig,
+        config: DraftConfig,
         *,
         vocabulary_size: int,
         max_model_len: int,

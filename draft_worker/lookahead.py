@@ -15,7 +15,7 @@ from draft_worker.propose import Drawn, NoiseTape
 from draft_worker.runner import Runner
 from paceline.core import giving_way
 from paceline.core.clock import Clock
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode
@@ -35,7 +35,7 @@ class Lookahead:
     def __init__(
         self,
         runner: Runner,
-        config: WorkerConfig,
+        config: DraftConfig,
         chooser: Chooser,
         sequences: Sized,
         passes: Passes,
@@ -267,7 +267,7 @@ class Lookahead:
         return bool(found)
 
 
-def _gives_way(config: WorkerConfig) -> bool:
+def _gives_way(config: DraftConfig) -> bool:
     """Whether messages share a core with this engine, and it may let them go first."""
     if set(config.cores).isdisjoint(config.message_cores) or not config.lookahead_branches:
         return False

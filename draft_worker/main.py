@@ -9,7 +9,7 @@ import grpc
 
 from draft_worker.chaining import warm_up
 from draft_worker.drafter import Drafter
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
@@ -52,7 +52,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             yield frame
 
 
-def _make_drafter(built: Built, config: WorkerConfig) -> Drafter:
+def _make_drafter(built: Built, config: DraftConfig) -> Drafter:
     warm_up(built.runner, chains=not config.lookahead_branches)
     return Drafter(
         built.runner,
@@ -71,6 +71,6 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
 ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register, DIALECT)
 
 
-def run(config: WorkerConfig) -> None:
+def run(config: DraftConfig) -> None:
     """Serve until told to stop."""
     run_worker(ROLE, config)

@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import grpc
 
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _MIXED_PREFILL_ON_CPU = 16
 
+ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
+
 
 class Holder(Engine[Any, Any], Protocol):
     """An engine that holds sequences, and says what it does."""
@@ -56,7 +58,7 @@ class Holder(Engine[Any, Any], Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class Role(Generic[ConfigT]):
     """What makes a worker a draft or a target worker."""
 
     name: str
@@ -64,7 +66,7 @@ class Role:
     """What it does in a round, as spans call it."""
     service: str
     """Full name of the gRPC service, for health checks."""
-    make_engine: Callable[[Built, WorkerConfig], Holder]
+    make_engine: Callable[[Built, ConfigT], Holder]
     register: Callable[[WorkerShell, grpc.aio.Server], None]
     dialect: Dialect
     """What its stream carries."""
@@ -73,7 +75,7 @@ class Role:
 class WorkerShell:
     """The loaded model with its engine thread, as the service sees it."""
 
-    def __init__(self, role: Role, config: WorkerConfig, spans: Spans | None = None) -> None:
+    def __init__(self, role: Role[ConfigT], config: ConfigT, spans: Spans | None = None) -> None:
         self._role = role
         self._config = config
         self._instance_id = uuid.uuid4().hex
@@ -82,7 +84,7 @@ class WorkerShell:
         # Before the minutes that loading a model may take.
         check_cores(config.cores)
         check_cores(config.message_cores, "message_cores")
-        self._built = build(config, drafts=role.name == "draft")
+        self._built = build(config)
         self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
         self._engine.observer = WorkerObserver(role.answers, spans)
         self._local: LocalServer | None = None
@@ -178,7 +180,7 @@ def cache_info(pool: BlockPool, holdings: Holdings[Any]) -> common_pb2.CacheInfo
     )
 
 
-def _for_device(config: WorkerConfig, device: str) -> WorkerConfig:
+def _for_device(config: ConfigT, device: str) -> ConfigT:
     """The configuration with what depends on the device filled in.
 
     On a CPU every row of a pass takes its time; elsewhere some hundred cost little more than one.
@@ -187,7 +189,7 @@ def _for_device(config: WorkerConfig, device: str) -> WorkerConfig:
     return replace(config, max_mixed_prefill_tokens=chosen)
 
 
-async def _serve(role: Role, config: WorkerConfig) -> None:
+async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     if config.tls is not None:
         check_files(config.tls)  # before the minutes that loading a model may take
     elif not is_loopback(config.host):
@@ -236,7 +238,7 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
     loop.call_soon_threadsafe(callback)
 
 
-def run(role: Role, config: WorkerConfig) -> None:
+def run(role: Role[ConfigT], config: ConfigT) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
     configure_logging(role.name, config.log_format)
     take_over_library_logs(quiet=config.log_format == "json")

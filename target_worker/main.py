@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from paceline.core.config import WorkerConfig
+from paceline.core.config import TargetConfig
 from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
@@ -52,7 +52,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             yield frame
 
 
-def _make_verifier(built: Built, config: WorkerConfig) -> Verifier:
+def _make_verifier(built: Built, config: TargetConfig) -> Verifier:
     warm_up(built.runner.device)
     return Verifier(
         built.runner,
@@ -71,6 +71,6 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
 ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register, DIALECT)
 
 
-def run(config: WorkerConfig) -> None:
+def run(config: TargetConfig) -> None:
     """Serve until told to stop."""
     run_worker(ROLE, config)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.core.clock import Clock, monotonic
-from paceline.core.config import WorkerConfig
+from paceline.core.config import TargetConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import (
     CloseSequence,
@@ -56,7 +56,7 @@ class Verifier:
     def __init__(
         self,
         runner: Runner,
-        config: WorkerConfig,
+        config: TargetConfig,
         *,
         vocabulary_size: int,
         max_model_len: int,

@@ -105,7 +105,7 @@ class BenchConfig:
     def drafts_ahead(self) -> bool:
         """True where `paceline serve` drafts ahead by itself: K is chosen there as its users get it."""
         serving = StackConfig(target_device=self.device, draft_device=self.device)
-        return serving.worker_config("draft").lookahead_branches > 0
+        return serving.draft_config.lookahead_branches > 0
 
 
 FULL = BenchConfig()

@@ -68,7 +68,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         coordinator={"max_running": room},
     )
     with serve_stack(stack_config, sink=sink) as stack:
-        waiting = replace(stack.config.worker_config("draft"), lookahead_branches=0)
+        waiting = replace(stack.config.draft_config, lookahead_branches=0)
         draft = stack.add("draft without lookahead", "draft-worker", waiting).address
 
         def coordinator(role: str, draft: str) -> tuple[str, str, CoordinatorConfig]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draft_worker.drafter import Drafter
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
 from paceline.core.types import (
     AcceptanceMode,
@@ -144,8 +144,14 @@ class _Rounds:
         self._ledger.extend(self._tail if verdict is None else verdict.token_ids)
 
 
-def arms(target: Built, draft: Built, config: WorkerConfig) -> dict[str, Arm]:
+def arms(
+    target: Built, draft: Built, target_config: TargetConfig, draft_config: DraftConfig
+) -> dict[str, Arm]:
     """Everything that is measured, by name."""
+    workers: list[tuple[Built, Any, WorkerConfig, str]] = [
+        (draft, Drafter, draft_config, "drafting"),
+        (target, Verifier, target_config, "verifying"),
+    ]
     found: dict[str, Arm] = {}
     for sequences, rows in SHAPES:
         found[f"target, {_shape(sequences, rows)}"] = pass_arm(target.runner, sequences, rows)
@@ -155,7 +161,7 @@ def arms(target: Built, draft: Built, config: WorkerConfig) -> dict[str, Arm]:
         sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=None)
         params = SequenceParams(sampling, mode, CONTEXTS[0])
         label = "temperature 0" if sampling.greedy else f"temperature {temperature:g}, {mode.value}"
-        for built, kind, what in ((draft, Drafter, "drafting"), (target, Verifier, "verifying")):
+        for built, kind, config, what in workers:
             engine = kind(
                 built.runner,
                 config,
@@ -196,14 +202,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to measure")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args(argv)
-    config = WorkerConfig(
-        model="embedded:target", threads=arguments.threads, num_blocks=4096, lookahead_branches=0
-    )
-    draft_config = WorkerConfig(
+    target_config = TargetConfig(model="embedded:target", threads=arguments.threads, num_blocks=4096)
+    draft_config = DraftConfig(
         model="embedded:draft", threads=arguments.threads, num_blocks=2048, lookahead_branches=0
     )
-    target, draft = build(config, drafts=False), build(draft_config, drafts=True)
-    results = measure(arms(target, draft, config), arguments.seconds)
+    target, draft = build(target_config), build(draft_config)
+    results = measure(arms(target, draft, target_config, draft_config), arguments.seconds)
     print(f"torch {torch.__version__}, {arguments.threads} thread(s)\n\n| | ms |\n|---|---|")
     for name, value in results.items():
         print(f"| {name} | {value:.2f} |")

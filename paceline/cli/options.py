@@ -14,6 +14,7 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -40,7 +41,7 @@ _HELP = {
     "max_sequences": "The most sequences at a time.",
     "max_running": "The most requests that generate at a time.",
     "max_waiting": "The most requests that wait for one of those places.",
-    "support_bound": "The most tokens of that distribution (draft only).",
+    "support_bound": "The most tokens of that distribution.",
     "num_speculative_tokens": "Draft tokens a round (K); 0 switches drafting off, auto chooses.",
     "acceptance": "How the target decides on draft tokens; none changes its distribution.",
     "prompt_lookup": "Copy draft tokens from the text so far where that is worth more than asking the draft.",
@@ -180,6 +181,11 @@ def _restore(value: Any) -> Any:
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstrings below the fields of a dataclass; empty where its source is not at hand."""
+    inherited = [field_docs(base) for base in cls.__bases__ if is_dataclass(base)]
+    return dict(chain.from_iterable(docs.items() for docs in [*inherited, _own_field_docs(cls)]))
+
+
+def _own_field_docs(cls: type[Any]) -> dict[str, str]:
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except OSError:

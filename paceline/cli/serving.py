@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 from dataclasses import replace
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline.cli.connecting import Connection
 from paceline.cli.options import Defaults, option, options_from_fields
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import UnavailableError
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
@@ -47,22 +47,25 @@ def serve(
     else:
         logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
-    config = replace(
-        config,
-        draft_model=None if config.draft_model == "none" else config.draft_model,
-        target_device=device if config.target_device == "auto" else config.target_device,
-        draft_device=device if config.draft_device == "auto" else config.draft_device,
-        target_dtype=dtype if config.target_dtype == "auto" else config.target_dtype,
-        draft_dtype=dtype if config.draft_dtype == "auto" else config.draft_dtype,
-        target_threads=config.target_threads or threads,
-        draft_threads=config.draft_threads or threads,
-    )
+    if config.draft_model == "none":
+        config = replace(config, draft_model=None)
+    config = _with_what_is_of_both(config, device=device, dtype=dtype, threads=threads)
     try:
         with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:
             _announce(stack)
             stack.wait()
     except KeyboardInterrupt:
         print("stopped", flush=True)
+
+
+def _with_what_is_of_both(config: StackConfig, **values: Any) -> StackConfig:
+    """These for each worker of which nothing is said singly."""
+    ours = {f"{role}_{name}": value for role in config.worker_roles for name, value in values.items()}
+    return replace(config, **{name: _given(getattr(config, name)) or value for name, value in ours.items()})
+
+
+def _given(value: Any) -> Any:
+    return None if value == "auto" else value
 
 
 def _announce(stack: Stack) -> None:
@@ -85,7 +88,7 @@ def coordinator(config: CoordinatorConfig) -> None:
 
 
 @options_from_fields
-def draft_worker(config: WorkerConfig) -> None:
+def draft_worker(config: DraftConfig) -> None:
     """Run a draft worker alone."""
     from draft_worker.main import run
 
@@ -94,7 +97,7 @@ def draft_worker(config: WorkerConfig) -> None:
 
 
 @options_from_fields
-def target_worker(config: WorkerConfig) -> None:
+def target_worker(config: TargetConfig) -> None:
     """Run a target worker alone."""
     from target_worker.main import run
 

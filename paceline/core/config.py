@@ -42,7 +42,7 @@ def _check_telemetry(log_format: str, endpoint: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """One draft or target worker."""
+    """What a draft worker and a target worker have in common."""
 
     model: str
     """A directory, a hub id, or `embedded:target` / `embedded:draft`."""
@@ -51,9 +51,6 @@ class WorkerConfig:
     """0 takes a free one; the announcement on standard output says which."""
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str = "auto"
-    """Draft only: `int8` rounds the weights of products to 8 bits, which changes what is proposed and nothing
-    that is emitted; `auto` does so where a step then takes less time; `none` serves them as they are."""
     threads: int = 0
     """CPU threads of the model; 0 takes one for each of `cores`, without them torch's choice."""
     cores: tuple[int, ...] = ()
@@ -71,21 +68,11 @@ class WorkerConfig:
     max_mixed_prefill_tokens: int = 0
     """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 16 on a CPU, else
     what `max_batch_tokens` leaves."""
-    pre_verify: bool = True
-    """While sequences wait for draft tokens, compute the rows that judge the first of them, where such a pass
-    can be given up for a command, which is where passes are compiled (target only)."""
     prefix_cache: bool = True
     """Keep what ended sequences computed, for those that begin with the same tokens."""
     max_sequences: int = 256
     lease_seconds: float = 600.0
     """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""
-    support_mass: float = 0.995
-    """Share of the draft's probability that a proposal's sparse distribution holds (draft only)."""
-    support_bound: int = limits.MAX_SUPPORT
-    lookahead_branches: int = 8
-    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict (draft only)."""
-    lookahead_sequences: int = 256
-    """Sequences up to which that is done: where cores are shared, more leave no time to fill (draft only)."""
     least_pass_seconds: float = 0.0
     """A pass takes at least so long, asleep for the rest: what a slower device, one of its own, would give.
     For measurements."""
@@ -126,11 +113,6 @@ class WorkerConfig:
         )
         _check_telemetry(self.log_format, self.otlp_traces_endpoint)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
-        _check(
-            self.quantization in QUANTIZATIONS,
-            "quantization",
-            f"must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization}",
-        )
         _check(self.threads >= 0, "threads", "must not be negative")
         _check_cores("cores", self.cores)
         _check_cores("message_cores", self.message_cores)
@@ -161,6 +143,36 @@ class WorkerConfig:
             "local_socket",
             "knows no certificates, so it cannot be used with tls_certificate",
         )
+
+    @property
+    def tls(self) -> Tls | None:
+        """Of this worker's port; None is plain text."""
+        return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftConfig(WorkerConfig):
+    """A draft worker."""
+
+    quantization: str = "auto"
+    """`int8` rounds the weights of products to 8 bits, which changes what is proposed and nothing
+    that is emitted; `auto` does so where a step then takes less time; `none` serves them as they are."""
+    support_mass: float = 0.995
+    """Share of the draft's probability that a proposal's sparse distribution holds."""
+    support_bound: int = limits.MAX_SUPPORT
+    lookahead_branches: int = 8
+    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict."""
+    lookahead_sequences: int = 256
+    """Sequences up to which that is done: where cores are shared, more leave no time to fill."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        WorkerConfig.__post_init__(self)
+        _check(
+            self.quantization in QUANTIZATIONS,
+            "quantization",
+            f"must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization}",
+        )
         _check(
             0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
             "lookahead_branches",
@@ -178,10 +190,14 @@ class WorkerConfig:
             f"must be between 1 and {limits.MAX_SUPPORT}",
         )
 
-    @property
-    def tls(self) -> Tls | None:
-        """Of this worker's port; None is plain text."""
-        return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetConfig(WorkerConfig):
+    """A target worker."""
+
+    pre_verify: bool = True
+    """While sequences wait for draft tokens, compute the rows that judge the first of them, where such a pass
+    can be given up for a command, which is where passes are compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

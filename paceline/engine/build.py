@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline import assets
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.captured import CudaGraphs
 from paceline.engine.loading import LoadedModel, load_model, make_runner
@@ -44,13 +44,8 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def build(config: WorkerConfig, *, drafts: bool) -> Built:
-    """Load the model and make its cache. Raises InvalidArgumentError naming the field.
-
-    `drafts`: nothing that it computes is emitted, so its weights may be rounded.
-    """
-    if config.quantization == "int8" and not drafts:
-        raise InvalidArgumentError("quantization", "must be none or auto: a target's weights are its output")
+def build(config: WorkerConfig) -> Built:
+    """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
     if threads := config.threads or len(config.cores):
         torch.set_num_threads(threads)
     # Nobody looks at a hub or at telemetry while a request waits.
@@ -73,7 +68,8 @@ def build(config: WorkerConfig, *, drafts: bool) -> Built:
         max_model_len=max_model_len,
         lean=True,
         deterministic=config.deterministic,
-        quantization=config.quantization if drafts else "none",
+        # Nothing that a draft computes is emitted; a target's weights are its output.
+        quantization=config.quantization if isinstance(config, DraftConfig) else "none",
         recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     runner.least_seconds = config.least_pass_seconds

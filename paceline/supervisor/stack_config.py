@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.config import HAS_LOCAL_SOCKETS, NO_LOCAL_SOCKETS, CoordinatorConfig, WorkerConfig
+from paceline.core.config import (
+    HAS_LOCAL_SOCKETS,
+    NO_LOCAL_SOCKETS,
+    CoordinatorConfig,
+    DraftConfig,
+    TargetConfig,
+)
 from paceline.core.cores import CAN_BIND, usable_cores
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
 
-_ConfigT = TypeVar("_ConfigT", WorkerConfig, CoordinatorConfig)
+_ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
 
 _SHARED = (
     "block_size",
@@ -28,6 +34,18 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
+
+_OF_THE_DRAFT = (
+    "draft_port",
+    "draft_device",
+    "draft_dtype",
+    "draft_threads",
+    "draft_metrics_port",
+    "lookahead_branches",
+    "lookahead_sequences",
+    "draft",
+)
+"""Fields of StackConfig that say nothing without a draft worker."""
 
 _FEW_SEQUENCES: Final = 1
 """As many as leave a draft time to fill on cores that the coordinator shares with the models."""
@@ -116,9 +134,9 @@ class StackConfig:
     start_timeout: float = 900.0
     """Seconds for all processes to become ready; a first download counts."""
     target: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the target's WorkerConfig; they win over the ones above."""
+    """More fields of the target's TargetConfig; they win over the ones above."""
     draft: Mapping[str, Any] = field(default_factory=dict)
-    """The same for the draft."""
+    """The same for the draft's DraftConfig."""
     coordinator: Mapping[str, Any] = field(default_factory=dict)
     """The same for the coordinator's CoordinatorConfig."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +146,8 @@ class StackConfig:
         """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
         if self.start_timeout <= 0:
             raise InvalidArgumentError("start_timeout", "must be positive")
+        if not self.draft_model:
+            self._refuse_what_a_draft_would_need()
         if self.local_sockets and self.certificates:
             raise InvalidArgumentError(
                 "local_sockets", "know no certificates, so they cannot be used with certificates"
@@ -144,6 +164,12 @@ class StackConfig:
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
 
+    def _refuse_what_a_draft_would_need(self) -> None:
+        defaults = {f.name: {} if f.default is MISSING else f.default for f in fields(self)}
+        for name in _OF_THE_DRAFT:
+            if getattr(self, name) != defaults[name]:
+                raise InvalidArgumentError(name, "is of a draft worker, and draft_model says there is none")
+
     @property
     def uses_local_sockets(self) -> bool:
         """What `local_sockets` says, or what it is if not given."""
@@ -156,9 +182,25 @@ class StackConfig:
         """Which workers there are."""
         return ("target", "draft") if self.draft_model else ("target",)
 
-    def worker_config(self, role: str) -> WorkerConfig:
+    def worker_config(self, role: str) -> DraftConfig | TargetConfig:
         """The configuration of the `target` or the `draft` worker."""
-        mine: Mapping[str, Any] = getattr(self, role)
+        return self.target_config if role == "target" else self.draft_config
+
+    @property
+    def target_config(self) -> TargetConfig:
+        """Of the target worker."""
+        values = {**self._shared_by("target"), "pre_verify": not self._share_a_core}
+        return _build(TargetConfig, {**values, **self.target, "exit_with_parent": True}, "target")
+
+    @property
+    def draft_config(self) -> DraftConfig:
+        """Of the draft worker."""
+        ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
+        values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
+        return _build(DraftConfig, {**values, **self.draft, "exit_with_parent": True}, "draft")
+
+    def _shared_by(self, role: str) -> dict[str, Any]:
+        """What both workers have, of one of them."""
         prefix = f"{role}_"
         values = {
             name: getattr(self, prefix + name)
@@ -168,13 +210,7 @@ class StackConfig:
         values["cores"] = self._cores_of(role) if self._binds else ()
         values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
-        values |= self._certificate_of(role, "tls")
-        if role == "target":
-            values["pre_verify"] = not self._share_a_core
-        if role == "draft":
-            ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
-            values |= {name: value for name, value in ahead.items() if value is not None}
-        return _build(WorkerConfig, {**values, **mine, "exit_with_parent": True}, role)
+        return values | self._certificate_of(role, "tls")
 
     def _threads_of(self, role: str) -> int:
         own: Mapping[str, Any] = getattr(self, role)

@@ -16,6 +16,17 @@ from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
+OF_THE_DRAFT: dict[str, Any] = {
+    "draft_port": 1,
+    "draft_device": "cpu",
+    "draft_dtype": "float32",
+    "draft_threads": 1,
+    "draft_metrics_port": 0,
+    "lookahead_branches": 0,
+    "lookahead_sequences": 1,
+    "draft": {"threads": 1},
+}
+"""What says nothing of a stack without a draft."""
 
 
 class Pair(Protocol):
@@ -24,8 +35,9 @@ class Pair(Protocol):
 
 
 def config(pair: Pair, **more: Any) -> StackConfig:
-    values = {"target_model": str(pair.target), "draft_model": str(pair.draft), "num_blocks": 64}
-    return StackConfig(**{**values, "target_threads": 1, "draft_threads": 1, **more})
+    values = {"target_model": str(pair.target), "num_blocks": 64, "target_threads": 1}
+    draft = {"draft_model": str(pair.draft), "draft_threads": 1}
+    return StackConfig(**{**values, **(draft if more.get("draft_model", pair.draft) else {}), **more})
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +117,10 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
 @pytest.mark.parametrize(
     ("field", "values"),
     [
+        *((name, {"draft_model": None, name: value}) for name, value in OF_THE_DRAFT.items()),
+        ("target.support_mass", {"target": {"support_mass": 0.9}}),
+        ("target.quantization", {"target": {"quantization": "int8"}}),
+        ("draft.pre_verify", {"draft": {"pre_verify": False}}),
         ("target_port", {"target_port": 70000}),
         ("draft_dtype", {"draft_dtype": "int4"}),
         ("port", {"port": -1}),
@@ -162,7 +178,7 @@ def test_messages_keep_off_the_targets_core(monkeypatch: pytest.MonkeyPatch) -> 
     assert _message_cores(StackConfig(target={"cores": (5,)}, **cpu)) == {(3,)}
     said = {"message_cores": (3,)}
     assert _message_cores(StackConfig(target=said, draft=said, coordinator=said, **cpu)) == {(3,)}
-    alone = StackConfig(draft_model=None, target_threads=2, bind_cores=True, **cpu)
+    alone = StackConfig(draft_model=None, target_threads=2, bind_cores=True, target_device="cpu")
     assert _message_cores(alone) == {()}, "it has them all"
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
     assert _message_cores(StackConfig(**cpu)) == {()}, "with cores to spare the system finds room"
@@ -182,7 +198,9 @@ def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert _cores(StackConfig(draft={"lookahead_branches": 4}, **cpu)) == ((3,), (5,))
     assert _cores(StackConfig(bind_cores=False, **ahead)) == ((), ())
     assert _cores(StackConfig(bind_cores=True, **cpu)) == ((3,), (5,))
-    assert _cores(StackConfig(draft_model=None, **ahead)) == ((),), "nothing to keep it apart from"
+    assert _cores(StackConfig(draft_model=None, target_device="cpu")) == ((),), (
+        "nothing to keep it apart from"
+    )
     assert _cores(StackConfig(target_threads=2, **ahead)) == ((), ()), "more threads than cores"
     with pytest.raises(InvalidArgumentError, match="needs 3 cores, there are 2") as refused:
         StackConfig(target_threads=2, bind_cores=True, **cpu)

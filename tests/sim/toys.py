@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
@@ -231,15 +231,19 @@ class ToyRunner:
         return torch.from_numpy(np.concatenate(parts))
 
 
-def worker_config(**changes: object) -> WorkerConfig:
-    """A worker's configuration with bounds small enough to be met."""
-    values: dict[str, object] = {
-        "model": "toy",
-        "max_batch_tokens": 40,
-        "support_mass": 0.98,
-        "lookahead_branches": 0,
-    }
-    return WorkerConfig(**values | changes)  # type: ignore[arg-type]
+MAX_BATCH_TOKENS = 40
+"""Small enough to be met."""
+
+
+def draft_config(**changes: object) -> DraftConfig:
+    """A draft worker's configuration with bounds small enough to be met."""
+    values = {"max_batch_tokens": MAX_BATCH_TOKENS, "support_mass": 0.98, "lookahead_branches": 0}
+    return DraftConfig(model="toy", **values | changes)  # type: ignore[arg-type]
+
+
+def target_config(**changes: object) -> TargetConfig:
+    """The same for a target worker."""
+    return TargetConfig(model="toy", **{"max_batch_tokens": MAX_BATCH_TOKENS} | changes)  # type: ignore[arg-type]
 
 
 def forbidden(

@@ -30,6 +30,7 @@ from draft_worker.drafter import Drafter
 from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.clock import ManualClock
+from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, VerifyAhead, VerifyRound
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
@@ -39,7 +40,7 @@ from paceline.rpc import frames
 from target_worker.verifier import Verifier
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import LetterDetokenizer
-from tests.sim.toys import ToyModel, ToyRunner, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, target_config
 
 TICK = 0.005
 """Seconds between two sweeps of the deadlines."""
@@ -125,11 +126,7 @@ class SimWorker:
         core = Verifier if self.role == "target" else Drafter
         self.core: Any = core(
             self.runner,
-            worker_config(
-                max_sequences=self.max_sequences,
-                max_batch_tokens=self.world.batch,
-                lookahead_branches=0 if self.world.seed % 8 == 3 else 24,
-            ),
+            self._config(),
             vocabulary_size=self.model.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.world.eos,
@@ -137,6 +134,12 @@ class SimWorker:
         )
         self.engine = SteppedEngine(self.core, self.role, self.world.clock)
         self.stepping = False
+
+    def _config(self) -> DraftConfig | TargetConfig:
+        bounds = {"max_sequences": self.max_sequences, "max_batch_tokens": self.world.batch}
+        if self.role == "target":
+            return target_config(**bounds)
+        return draft_config(**bounds, lookahead_branches=0 if self.world.seed % 8 == 3 else 24)
 
     def wake(self) -> None:
         if not self.stepping:

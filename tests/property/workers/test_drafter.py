@@ -23,12 +23,12 @@ from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.chains import ChainSkills
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import check_slow_proposal
-from tests.sim.toys import ToyModel, ToyRunner, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config
 
 VOCAB = 6
 EOS = (5,)
 MODEL = ToyModel(VOCAB, seed=4)
-CONFIG = worker_config(support_mass=0.9)
+CONFIG = draft_config(support_mass=0.9)
 SETTINGS = settings(
     max_examples=35,
     stateful_step_count=25,

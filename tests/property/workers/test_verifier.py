@@ -28,7 +28,7 @@ from paceline.decoding.sampling import to_sparse, truncate_support
 from target_worker.verifier import Verifier
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import masked_probabilities, slow_verdict
-from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
 
 VOCAB = 6
 EOS = (5,)
@@ -104,7 +104,7 @@ class VerifierMachine(RuleBasedStateMachine):
         self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
         self.it = self.verifier_class(
             self.runner,
-            worker_config(),
+            target_config(),
             vocabulary_size=VOCAB,
             max_model_len=200,
             eos_token_ids=EOS,

@@ -12,35 +12,34 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.options import Defaults, field_docs, option, options_from_fields
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import StackConfig, arguments, flag
 from paceline.supervisor.arguments import negative_flag
 
-_WORKER = WorkerConfig(
-    model="a model",
-    host="::1",
-    port=4312,
-    device="cuda:1",
-    dtype="bfloat16",
-    quantization="int8",
-    threads=3,
-    cores=(7, 0, 2),
-    message_cores=(1, 3),
-    block_size=8,
-    num_blocks=100,
-    max_model_len=512,
-    max_batch_tokens=64,
-    max_sequences=2,
-    lease_seconds=1.5,
-    least_pass_seconds=0.02,
-    support_mass=0.9,
-    support_bound=32,
-    trust_remote_code=True,
-    log_format="json",
-    otlp_traces_endpoint="http://c:4317",
-    exit_with_parent=True,
-)
+Config = DraftConfig | TargetConfig | CoordinatorConfig
+CLASSES = (DraftConfig, TargetConfig, CoordinatorConfig)
+_WORKER: dict[str, Any] = {
+    "model": "a model",
+    "host": "::1",
+    "port": 4312,
+    "device": "cuda:1",
+    "dtype": "bfloat16",
+    "threads": 3,
+    "cores": (7, 0, 2),
+    "message_cores": (1, 3),
+    "block_size": 8,
+    "num_blocks": 100,
+    "max_model_len": 512,
+    "max_batch_tokens": 64,
+    "max_sequences": 2,
+    "lease_seconds": 1.5,
+    "least_pass_seconds": 0.02,
+    "trust_remote_code": True,
+    "log_format": "json",
+    "otlp_traces_endpoint": "http://c:4317",
+    "exit_with_parent": True,
+}
 _COORDINATOR = CoordinatorConfig(
     targets=("a:1", "b:2"),
     drafts=("c:3",),
@@ -87,19 +86,16 @@ def changed(config: Any, leave: str = "") -> Any:
     return replace(config, **{f.name: other(f.default) for f in default})
 
 
-WORKER = changed(_WORKER, leave="local_socket")
-LOCAL_WORKER = WorkerConfig(model="m", local_socket="a path/with a space")
+DRAFT = changed(
+    DraftConfig(**_WORKER, quantization="int8", support_mass=0.9, support_bound=32), leave="local_socket"
+)
+TARGET = changed(TargetConfig(**_WORKER), leave="local_socket")
+LOCAL_DRAFT = DraftConfig(model="m", local_socket="a path/with a space")
+LOCAL_TARGET = TargetConfig(model="m", local_socket="a path/with a space")
 """What has certificates has no local socket."""
 COORDINATOR = changed(_COORDINATOR)
-SWITCHES = {
-    flag(f.name) for cls in (WorkerConfig, CoordinatorConfig) for f in fields(cls) if f.default is False
-}
-OFF = {
-    negative_flag(f.name): flag(f.name)
-    for cls in (WorkerConfig, CoordinatorConfig)
-    for f in fields(cls)
-    if f.default is True
-}
+SWITCHES = {flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is False}
+OFF = {negative_flag(f.name): flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is True}
 """What switches a field off, to what switches it on."""
 
 
@@ -121,29 +117,32 @@ def parse(cls: type[Any], words: list[str], environment: Mapping[str, str] | Non
 @pytest.mark.parametrize(
     "config",
     [
-        WORKER,
-        LOCAL_WORKER,
-        WorkerConfig(model="m"),
+        DRAFT,
+        TARGET,
+        LOCAL_DRAFT,
+        LOCAL_TARGET,
+        DraftConfig(model="m"),
+        TargetConfig(model="m"),
         COORDINATOR,
         CoordinatorConfig(targets=("a:1",), tokenizer="t"),
     ],
 )
-def test_a_configuration_survives_its_command_line(config: WorkerConfig | CoordinatorConfig) -> None:
+def test_a_configuration_survives_its_command_line(config: Config) -> None:
     assert parse(type(config), arguments(config)) == config
 
 
-@pytest.mark.parametrize("configs", [(WORKER, LOCAL_WORKER), (COORDINATOR,)])
-def test_the_examples_set_every_field(configs: tuple[WorkerConfig | CoordinatorConfig, ...]) -> None:
+@pytest.mark.parametrize("configs", [(DRAFT, LOCAL_DRAFT), (TARGET, LOCAL_TARGET), (COORDINATOR,)])
+def test_the_examples_set_every_field(configs: tuple[Config, ...]) -> None:
     words = [word for config in configs for word in arguments(config) if word.startswith("--")]
     assert {OFF.get(word, word) for word in words} == {flag(f.name) for f in fields(configs[0])}
 
 
 def test_defaults_are_not_written() -> None:
-    assert arguments(WorkerConfig(model="m")) == ["--model", "m"]
+    assert arguments(TargetConfig(model="m")) == ["--model", "m"]
 
 
-@pytest.mark.parametrize("config", [WORKER, COORDINATOR])
-def test_every_option_has_an_environment_variable(config: WorkerConfig | CoordinatorConfig) -> None:
+@pytest.mark.parametrize("config", [DRAFT, TARGET, COORDINATOR])
+def test_every_option_has_an_environment_variable(config: Config) -> None:
     environment = {}
     words = iter(arguments(config))
     for word in words:
@@ -155,10 +154,10 @@ def test_every_option_has_an_environment_variable(config: WorkerConfig | Coordin
 
 
 def test_the_command_line_wins_over_the_environment() -> None:
-    assert parse(WorkerConfig, ["--model", "a"], {"PACELINE_MODEL": "b"}).model == "a"
+    assert parse(TargetConfig, ["--model", "a"], {"PACELINE_MODEL": "b"}).model == "a"
 
 
-@pytest.mark.parametrize("cls", [WorkerConfig, CoordinatorConfig, StackConfig])
+@pytest.mark.parametrize("cls", [*CLASSES, StackConfig])
 def test_every_option_has_help(cls: type[Any]) -> None:
     def command(config: Any) -> None: ...
 
@@ -183,8 +182,15 @@ class Example:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class MoreOfIt(Example):
+    colour: Colour | str | None = Colour.RED
+    """Which."""
+
+
 def test_docstrings_of_fields_are_read() -> None:
     assert field_docs(Example) == {"number": "How many."}
+    assert field_docs(MoreOfIt) == {"number": "How many.", "colour": "Which."}, "those of its base as well"
 
 
 def test_kinds_of_fields() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core import limits
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError
 
 WORKER = {"model": "embedded:target"}
@@ -37,32 +37,38 @@ COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
         (CoordinatorConfig, COORDINATOR, "max_running", limits.MAX_RUNNING_SEQUENCES + 1),
         (CoordinatorConfig, COORDINATOR, "max_waiting", -1),
         (CoordinatorConfig, COORDINATOR, "max_waiting", limits.MAX_WAITING_SEQUENCES + 1),
-        (WorkerConfig, WORKER, "model", ""),
-        (WorkerConfig, WORKER, "port", 65536),
-        (WorkerConfig, WORKER, "dtype", "float8"),
-        (WorkerConfig, WORKER, "threads", -1),
-        (WorkerConfig, WORKER, "cores", (0, -1)),
-        (WorkerConfig, WORKER, "cores", (3, 1, 3)),
-        (WorkerConfig, {**WORKER, "threads": 2}, "cores", (1,)),
-        (WorkerConfig, WORKER, "message_cores", (0, -1)),
-        (WorkerConfig, WORKER, "message_cores", (3, 1, 3)),
+        (TargetConfig, WORKER, "model", ""),
+        (TargetConfig, WORKER, "port", 65536),
+        (TargetConfig, WORKER, "dtype", "float8"),
+        (TargetConfig, WORKER, "threads", -1),
+        (TargetConfig, WORKER, "cores", (0, -1)),
+        (TargetConfig, WORKER, "cores", (3, 1, 3)),
+        (TargetConfig, {**WORKER, "threads": 2}, "cores", (1,)),
+        (TargetConfig, WORKER, "message_cores", (0, -1)),
+        (TargetConfig, WORKER, "message_cores", (3, 1, 3)),
         (CoordinatorConfig, COORDINATOR, "message_cores", (0, -1)),
         (CoordinatorConfig, COORDINATOR, "message_cores", (1, 1)),
-        (WorkerConfig, WORKER, "block_size", 0),
-        (WorkerConfig, WORKER, "num_blocks", 0),
-        (WorkerConfig, WORKER, "max_model_len", 1),
-        (WorkerConfig, WORKER, "max_batch_tokens", limits.MAX_SPECULATIVE_TOKENS),
-        (WorkerConfig, WORKER, "max_sequences", 0),
-        (WorkerConfig, WORKER, "lease_seconds", 0.0),
-        (WorkerConfig, WORKER, "lease_seconds", math.nan),
-        (WorkerConfig, WORKER, "least_pass_seconds", -0.1),
-        (WorkerConfig, WORKER, "least_pass_seconds", math.inf),
-        (WorkerConfig, WORKER, "least_pass_seconds", math.nan),
-        (WorkerConfig, WORKER, "support_mass", 0.0),
-        (WorkerConfig, WORKER, "support_mass", 1.1),
-        (WorkerConfig, WORKER, "support_mass", math.nan),
-        (WorkerConfig, WORKER, "support_bound", 0),
-        (WorkerConfig, WORKER, "support_bound", limits.MAX_SUPPORT + 1),
+        (TargetConfig, WORKER, "block_size", 0),
+        (TargetConfig, WORKER, "num_blocks", 0),
+        (TargetConfig, WORKER, "max_model_len", 1),
+        (TargetConfig, WORKER, "max_batch_tokens", limits.MAX_SPECULATIVE_TOKENS),
+        (TargetConfig, WORKER, "max_sequences", 0),
+        (TargetConfig, WORKER, "lease_seconds", 0.0),
+        (TargetConfig, WORKER, "lease_seconds", math.nan),
+        (TargetConfig, WORKER, "least_pass_seconds", -0.1),
+        (TargetConfig, WORKER, "least_pass_seconds", math.inf),
+        (TargetConfig, WORKER, "least_pass_seconds", math.nan),
+        (DraftConfig, WORKER, "support_mass", 0.0),
+        (DraftConfig, WORKER, "support_mass", 1.1),
+        (DraftConfig, WORKER, "support_mass", math.nan),
+        (DraftConfig, WORKER, "support_bound", 0),
+        (DraftConfig, WORKER, "support_bound", limits.MAX_SUPPORT + 1),
+        (DraftConfig, WORKER, "port", 65536),
+        (DraftConfig, WORKER, "quantization", "int4"),
+        (DraftConfig, WORKER, "lookahead_branches", -1),
+        (DraftConfig, WORKER, "lookahead_branches", limits.MAX_CONTINUATIONS + 1),
+        (DraftConfig, WORKER, "lookahead_sequences", 0),
+        (DraftConfig, WORKER, "lookahead_sequences", limits.MAX_RUNNING_SEQUENCES + 1),
     ],
 )
 def test_config_validation(cls: Any, good: dict[str, Any], field: str, value: Any) -> None:
@@ -87,7 +93,9 @@ def test_the_bounds_of_k_are_allowed(k: int) -> None:
     assert CoordinatorConfig(**COORDINATOR, num_speculative_tokens=k).num_speculative_tokens == k  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("cls", "good"), [(WorkerConfig, WORKER), (CoordinatorConfig, COORDINATOR)])
+@pytest.mark.parametrize(
+    ("cls", "good"), [(TargetConfig, WORKER), (DraftConfig, WORKER), (CoordinatorConfig, COORDINATOR)]
+)
 def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: dict[str, Any]) -> None:
     config = cls(**good)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -98,7 +106,7 @@ def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: di
         dataclasses.replace(config, port=-1)
 
 
-@pytest.mark.parametrize(("cls", "missing"), [(WorkerConfig, "model"), (CoordinatorConfig, "targets")])
+@pytest.mark.parametrize(("cls", "missing"), [(TargetConfig, "model"), (CoordinatorConfig, "targets")])
 def test_what_has_no_default_is_required(cls: Any, missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         cls()

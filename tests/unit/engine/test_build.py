@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig, TargetConfig, WorkerConfig
 from paceline.engine.build import _bytes_read, build
 from paceline.engine.loading import random_model
 
@@ -20,11 +20,12 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("threads", "drafts", "bits"), [(1, False, 16), (1, True, 8), (2, True, 32)])
-def test_weight_bytes_are_what_a_step_reads(threads: int, drafts: bool, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("cls", "threads", "bits"), [(TargetConfig, 1, 16), (DraftConfig, 1, 8), (DraftConfig, 2, 32)]
+)
+def test_weight_bytes_are_what_a_step_reads(cls: type[WorkerConfig], threads: int, bits: int) -> None:
     """One thread takes the compiled pass: matrices in 16 bits as in the checkpoint, a draft's in 8."""
-    config = WorkerConfig(model="embedded:draft", threads=threads, num_blocks=8)
-    built = build(config, drafts=drafts)
+    built = build(cls(model="embedded:draft", threads=threads, num_blocks=8))
     assert str(built.runner.dtype) == "torch.float32"
     model = built.loaded.model.config
     norms = (2 * model.num_hidden_layers + 1) * model.hidden_size

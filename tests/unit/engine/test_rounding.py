@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import LlamaConfig
 
-from paceline.core.config import WorkerConfig
+from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine import loading
-from paceline.engine.build import build
 from paceline.engine.loading import make_runner, random_model
 from paceline.engine.rounding import MOST, bytes_of, is_rounded, round_products
 
@@ -81,14 +78,7 @@ def test_where_it_gains_nothing_it_is_refused_or_left_out(monkeypatch: pytest.Mo
     assert not asked
 
 
-def test_a_target_refuses_it(tmp_path: Path) -> None:
-    """What it computes is what is emitted."""
-    with pytest.raises(InvalidArgumentError, match="output") as refusal:
-        build(WorkerConfig(model=str(tmp_path), quantization="int8"), drafts=False)
-    assert refusal.value.field == "quantization"
-
-
 def test_what_is_no_quantization_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="auto, int8, none") as refusal:
-        WorkerConfig(model="m", quantization="int4")
+        DraftConfig(model="m", quantization="int4")
     assert refusal.value.field == "quantization"

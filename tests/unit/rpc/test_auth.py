@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, PermissionDeniedError
 from paceline.core.tls import Tls
 from paceline.rpc.auth import PeerRole, check_call, is_open, roles_of
@@ -82,7 +82,7 @@ def test_roles_are_named_in_full_in_any_case() -> None:
 )
 def test_a_worker_has_all_of_tls_or_none(values: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
-        WorkerConfig(model="m", **values)
+        TargetConfig(model="m", **values)
     assert failure.value.field == field
 
 

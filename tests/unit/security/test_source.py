@@ -15,7 +15,7 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine import build, loading
 from paceline.supervisor import StackConfig
@@ -98,12 +98,12 @@ def test_what_is_asked_reaches_transformers(trusted: bool, monkeypatch: pytest.M
         seen.append(options)
         raise SeenError
 
-    config = WorkerConfig(model="embedded:draft", **({"trust_remote_code": True} if trusted else {}))
+    config = DraftConfig(model="embedded:draft", **({"trust_remote_code": True} if trusted else {}))
     real = AutoConfig.from_pretrained(ROOT / "paceline/assets/draft")
     monkeypatch.setattr(loading, "AutoConfig", SimpleNamespace(from_pretrained=load_config))
     monkeypatch.setattr(loading, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=load_model))
     with pytest.raises(SeenError):
-        build.build(config, drafts=False)
+        build.build(config)
     assert [options["trust_remote_code"] for options in seen] == [trusted, trusted]
     assert seen[1]["use_safetensors"] is True
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.kv import BlockPool
 from paceline.telemetry.traceparent import TraceParent, round_span_id
@@ -100,17 +100,17 @@ def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("cls", "field_name", "value"),
     [
-        (WorkerConfig, "log_format", "xml"),
+        (TargetConfig, "log_format", "xml"),
         (CoordinatorConfig, "log_format", "xml"),
-        (WorkerConfig, "otlp_traces_endpoint", "localhost:4317"),
+        (TargetConfig, "otlp_traces_endpoint", "localhost:4317"),
         (CoordinatorConfig, "otlp_traces_endpoint", "localhost:4317"),
         (CoordinatorConfig, "otlp_traces_sampling_ratio", 1.5),
         (CoordinatorConfig, "otlp_traces_sampling_ratio", -0.1),
-        (WorkerConfig, "metrics_port", 70000),
+        (TargetConfig, "metrics_port", 70000),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(cls: Any, field_name: str, value: Any) -> None:
-    needed = {"model": "m"} if cls is WorkerConfig else {"targets": ("a:1",), "tokenizer": "t"}
+    needed = {"model": "m"} if cls is TargetConfig else {"targets": ("a:1",), "tokenizer": "t"}
     with pytest.raises(InvalidArgumentError) as refused:
         cls(**needed, **{field_name: value})
     assert refused.value.field == field_name

@@ -14,7 +14,7 @@ from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, Sequ
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.chains import ChainSkills
 from tests.sim.reference import check_slow_proposal
-from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=4)
@@ -29,7 +29,7 @@ class Worker:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.it = Drafter(
             self.runner,
-            worker_config(support_mass=0.9, **config),
+            draft_config(support_mass=0.9, **config),
             vocabulary_size=VOCAB,
             max_model_len=max_model_len,
             clock=ManualClock(),

@@ -22,7 +22,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.engine.chains import ChainSkills
-from tests.sim.toys import ToyModel, ToyRunner, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=4)
@@ -52,7 +52,7 @@ class Worker:
     ) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.runner.chain_skills = skills
-        config = worker_config(
+        config = draft_config(
             support_mass=0.9,
             lookahead_branches=branches,
             lookahead_sequences=lookahead_sequences,
@@ -455,7 +455,7 @@ def test_what_is_drafted_ahead_gives_way_where_messages_share_its_core(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(giving_way, "possible", lambda: allowed)
-    config = worker_config(cores=cores, message_cores=message_cores, lookahead_branches=branches)
+    config = draft_config(cores=cores, message_cores=message_cores, lookahead_branches=branches)
     with caplog.at_level("INFO"):
         drafter = Drafter(ToyRunner(MODEL, 60, 4), config, vocabulary_size=VOCAB, max_model_len=60)
     assert drafter.lookahead._stop.gives_way is expected

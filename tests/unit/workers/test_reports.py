@@ -11,7 +11,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError, ResourceEx
 from paceline.core.messages import OpenSequence, PromptLogprobs, RoundVerdict, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, TokenLogprobs
 from target_worker.verifier import Verifier
-from tests.sim.toys import ToyModel, ToyRunner, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, target_config
 
 VOCAB = 7
 MODEL = ToyModel(VOCAB, seed=3)
@@ -26,7 +26,7 @@ class Worker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int = 60) -> None:
         monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", ROWS)
         self.runner = ToyRunner(MODEL, num_blocks, 4)
-        self.it = Verifier(self.runner, worker_config(), vocabulary_size=VOCAB, max_model_len=80)
+        self.it = Verifier(self.runner, target_config(), vocabulary_size=VOCAB, max_model_len=80)
 
     def open(self, name: str, tokens: tuple[int, ...], prompt_length: int = 0, **sampling: Any) -> list[Any]:
         params = SamplingParams(**{"temperature": 0, "seed": 1, **sampling})

@@ -34,7 +34,7 @@ from paceline.decoding.transforms import scores_of
 from paceline.engine.structured import Restriction, restricted, restriction
 from paceline.grammar import GrammarState, Mask
 from target_worker.verifier import Verifier
-from tests.sim.toys import ToyModel, ToyRunner, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, target_config
 from tests.unit.decoding.test_lossless_chains import Enumeration
 from tests.unit.grammar.tiny import END, LANGUAGES, TOKENS, VOCAB, Language, grammars, text_of
 
@@ -78,8 +78,8 @@ class Pair:
             "eos_token_ids": (END,),
             "clock": ManualClock(),
         }
-        self.target = Verifier(ToyRunner(TARGET), worker_config(), grammars=grammars(), **common)
-        config = worker_config(support_mass=0.9, lookahead_branches=branches)
+        self.target = Verifier(ToyRunner(TARGET), target_config(), grammars=grammars(), **common)
+        config = draft_config(support_mass=0.9, lookahead_branches=branches)
         self.draft = Drafter(ToyRunner(DRAFT), config, grammars=grammars(), **common)
         self.params = SequenceParams(sampling, mode, N)
         self.ledger, self.round = list(PROMPT), 0

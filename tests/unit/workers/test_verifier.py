@@ -25,7 +25,7 @@ from paceline.core.types import (
 )
 from target_worker.verifier import Verifier
 from tests.sim.reference import slow_verdict
-from tests.sim.toys import ToyModel, ToyRunner, own_choice, worker_config
+from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=3)
@@ -43,7 +43,7 @@ class Worker:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.it = Verifier(
             self.runner,
-            worker_config(lease_seconds=10.0, **config),
+            target_config(lease_seconds=10.0, **config),
             vocabulary_size=VOCAB,
             max_model_len=max_model_len,
             eos_token_ids=eos,

@@ -16,7 +16,7 @@ import grpc
 from harness.pair import Pair
 from harness.waiting import HANG, until
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import UnavailableError
 from paceline.supervisor import (
     ChildSpec,
@@ -128,20 +128,23 @@ def stack_config(pair: Pair, **changes: Any) -> StackConfig:
     """One thread a process, pools small enough to see a leak, ports that are free."""
     values: dict[str, Any] = {
         "target_model": str(pair.target),
-        "draft_model": str(pair.draft),
         "target_threads": 1,
-        "draft_threads": 1,
         "target_device": "cpu",
-        "draft_device": "cpu",
         "num_blocks": 1024,
         "block_size": 16,
         "start_timeout": 300.0,
-        # Also where two cores would leave drafting ahead off.
-        "lookahead_branches": 8,
         # Several stacks share the machine.
         "bind_cores": False,
     }
-    return StackConfig(**(values | changes))
+    of_draft: dict[str, Any] = {
+        "draft_model": str(pair.draft),
+        "draft_threads": 1,
+        "draft_device": "cpu",
+        # Also where two cores would leave drafting ahead off.
+        "lookahead_branches": 8,
+    }
+    has_draft = changes.get("draft_model", pair.draft) is not None
+    return StackConfig(**(values | (of_draft if has_draft else {}) | changes))
 
 
 @contextlib.contextmanager
@@ -208,7 +211,8 @@ def own_coordinator(
 def own_worker(role: str, model: Path, log: Log | None = None, **changes: Any) -> Iterator[str]:
     """One more worker; its address."""
     values: dict[str, Any] = {"threads": 1, "num_blocks": 64, "device": "cpu"}
-    config = WorkerConfig(model=str(model), exit_with_parent=True, **(values | changes))
+    cls = TargetConfig if role == "target" else DraftConfig
+    config = cls(model=str(model), exit_with_parent=True, **(values | changes))
     with Supervisor(sink=log or discard) as supervisor:
         (status,) = supervisor.start([process(role, f"{role}-worker", config)], 300.0)
         yield status.address
