@@ -14,7 +14,6 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -181,8 +180,10 @@ def _restore(value: Any) -> Any:
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
     """The docstrings below the fields of a dataclass; empty where its source is not at hand."""
-    inherited = [field_docs(base) for base in cls.__bases__ if is_dataclass(base)]
-    return dict(chain.from_iterable(docs.items() for docs in [*inherited, _own_field_docs(cls)]))
+    docs: dict[str, str] = {}
+    for base in filter(is_dataclass, cls.__bases__):
+        docs |= field_docs(base)
+    return docs | _own_field_docs(cls)
 
 
 def _own_field_docs(cls: type[Any]) -> dict[str, str]:
