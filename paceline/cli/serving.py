@@ -59,13 +59,11 @@ def serve(
 
 
 def _with_what_is_of_both(config: StackConfig, **values: Any) -> StackConfig:
-    """These for each worker of which nothing is said singly."""
+    """These for each worker that leaves them open: `auto`, or 0 threads."""
     ours = {f"{role}_{name}": value for role in config.worker_roles for name, value in values.items()}
-    return replace(config, **{name: _given(getattr(config, name)) or value for name, value in ours.items()})
-
-
-def _given(value: Any) -> Any:
-    return None if value == "auto" else value
+    return replace(
+        config, **{name: value for name, value in ours.items() if getattr(config, name) in ("auto", 0)}
+    )
 
 
 def _announce(stack: Stack) -> None:

@@ -35,17 +35,8 @@ _SHARED = (
 )
 """Fields of both workers' WorkerConfig."""
 
-_OF_THE_DRAFT = (
-    "draft_port",
-    "draft_device",
-    "draft_dtype",
-    "draft_threads",
-    "draft_metrics_port",
-    "lookahead_branches",
-    "lookahead_sequences",
-    "draft",
-)
-"""Fields of StackConfig that say nothing without a draft worker."""
+_OF_THE_DRAFT = ("draft", "lookahead_")
+"""How names of StackConfig's fields begin that say nothing without a draft worker; all but its model's."""
 
 _FEW_SEQUENCES: Final = 1
 """As many as leave a draft time to fill on cores that the coordinator shares with the models."""
@@ -165,10 +156,11 @@ class StackConfig:
         self.coordinator_config(("127.0.0.1:1",), ())
 
     def _refuse_what_a_draft_would_need(self) -> None:
-        defaults = {f.name: {} if f.default is MISSING else f.default for f in fields(self)}
-        for name in _OF_THE_DRAFT:
-            if getattr(self, name) != defaults[name]:
-                raise InvalidArgumentError(name, "is of a draft worker, and draft_model says there is none")
+        for f in fields(self):
+            default = {} if f.default is MISSING else f.default
+            concerns = f.name.startswith(_OF_THE_DRAFT) and f.name != "draft_model"
+            if concerns and getattr(self, f.name) != default:
+                raise InvalidArgumentError(f.name, "is of a draft worker, and draft_model says there is none")
 
     @property
     def uses_local_sockets(self) -> bool:

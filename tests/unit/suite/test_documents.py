@@ -6,13 +6,11 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -25,14 +23,10 @@ ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 PARSER = MarkdownIt().enable("table")
 
 
-def inline(text: str) -> Iterator[Token]:
-    for block in PARSER.parse(text):
-        yield from block.children or ()
-
-
 def links(text: str) -> list[str]:
     """Targets of all links that lead to files of the project, or to places on the same page."""
-    targets = (str(token.attrGet("href")) for token in inline(text) if token.type == "link_open")
+    inline = (token for block in PARSER.parse(text) for token in block.children or ())
+    targets = (str(token.attrGet("href")) for token in inline if token.type == "link_open")
     return [target for target in targets if not ELSEWHERE.match(target)]
 
 
