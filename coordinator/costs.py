@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from coordinator.copying import Finding
 from paceline.core.lines import Line, Moments
 
 MEMORY = 80.0
@@ -40,6 +41,9 @@ SCATTERED_FEW, SCATTERED = 0.6, 0.85
 """What a row that one of several sequences adds to their plain passes costs, as a share of a plain round of
 one of them, while that is not measured: of few, and of so many or more, where passes are long and hardly any
 of that is reading the weights."""
+COMPARED, LATELY = 0.3, 0.8
+"""Of what rounds with copies take beside others: the squared tokens of a round that count for as much as what
+timed passes say, and the share that a finding keeps of its say when the next one comes."""
 STRAY = 3.0
 """A time this many times the usual one says no more than that of how fast everything is."""
 
@@ -179,6 +183,9 @@ class Copies:
     """Of rounds whose pass had no such rows."""
     copied: Cell = field(default_factory=Cell)
     """The others'."""
+    _squares: float = 0.0
+    _products: float = 0.0
+    """Sums over what comparisons found: of squared tokens, and of tokens times what they added to a round."""
 
     def observe(self, more: float, seconds: float, weight: float) -> None:
         """Take in a round whose pass had so many copied tokens a sequence."""
@@ -189,11 +196,25 @@ class Copies:
 
         They count for what all others wait as well: a row for each sequence. `guess` while nothing is known.
         """
+        seconds = list(guess)
         known = self.copied.weight if self.plain.weight >= KNOWN else 0.0
-        if not known:
-            return list(guess)
-        row = max(0.0, self.copied.seconds / max(self.plain.seconds, SHORTEST) - 1) / self.copied.tokens
-        return [(known * plain * (1 + row * k) + KNOWN * t) / (known + KNOWN) for k, t in enumerate(guess)]
+        if known:
+            row = max(0.0, self.copied.seconds / max(self.plain.seconds, SHORTEST) - 1) / self.copied.tokens
+            seconds = _mixed(plain, row, known, seconds, KNOWN)
+        if self._squares:
+            row = max(0.0, self._products / self._squares)
+            seconds = _mixed(plain, row, self._squares, seconds, COMPARED)
+        return seconds
+
+    def compared(self, found: Finding) -> None:
+        """Take in what rounds with copies take beside those without: a line from none on (least squares)."""
+        self._squares = LATELY * self._squares + found.copied**2
+        self._products = LATELY * self._products + found.copied * found.longer
+
+
+def _mixed(plain: float, row: float, weight: float, seconds: Sequence[float], other: float) -> list[float]:
+    """`seconds` with weight `other`, and those that each row makes longer by a share of `plain`."""
+    return [(weight * plain * (1 + row * k) + other * t) / (weight + other) for k, t in enumerate(seconds)]
 
 
 @dataclass(slots=True)

@@ -108,6 +108,7 @@ class Member:
         pair.verdicts += 1
         if timing is not None:
             pair.spent(timing.seconds, num_accepted + 1)
+            pair.lasted(timing.seconds, num_draft if match else 0)
             if pair.verdicts % sampling(pair.sequences) == 0:
                 self._time(timing)
         if num_draft:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.agreement import Agreement, Ballot
+from coordinator.copying import Comparison, Copying
 from coordinator.costs import Costs, RoundSeconds, bracket
 from coordinator.habits import Habits, Kind
 from coordinator.trials import Trial, Trials
@@ -19,6 +20,8 @@ KIND_WEIGHT = 24.0
 """Judged tokens that what is known of all kinds of requests counts for, for one kind."""
 CATCH_UP_SHARE = 0.2
 """Weight of the newest time for catching up."""
+ALIKE = 0.1
+"""Share by which the sequences of a trial may become more or fewer; one in any case."""
 CATCHING_UP = 8
 """Where more than one in so many sequences is being read, nothing is measured."""
 SETTLE, SETTLE_PLAIN = 2, 5
@@ -74,6 +77,8 @@ class Pair:
     _probe_after: int = PROBE_FIRST
     _probed_at: int = -PROBE_FIRST
     _trials: dict[int, Trials] = field(default_factory=dict)
+    _comparisons: dict[int, Comparison] = field(default_factory=dict)
+    """Of rounds with copies and without, by load."""
     _seconds: RoundSeconds | None = None
     _knows_drafting: bool = False
     """Proposals were timed at this load or one next to it."""
@@ -106,8 +111,13 @@ class Pair:
 
     @property
     def settled(self) -> bool:
-        """False while times tell of a change: a trial begins or ends, or the workers read a lot."""
-        return self._rounds >= self._settled_at and not self._reading
+        """False while times tell of a change: a trial begins or ends, or the workers read a lot.
+
+        Nor do they tell what is on trial where not as many take part as when it began.
+        """
+        trial = self.trial
+        others = trial is not None and abs(self.sequences - trial.size) > max(1, ALIKE * trial.size)
+        return self._rounds >= self._settled_at and not self._reading and not others
 
     @property
     def _reading(self) -> bool:
@@ -190,7 +200,10 @@ class Pair:
     def counts(self, change: int) -> None:
         """Sequences come or go."""
         self.sequences += change
-        self.load = bracket(self.sequences)
+        load = bracket(self.sequences)
+        if load != self.load:
+            self._no_comparison()
+            self.load = load
 
     # ---- trials ------------------------------------------------------------------------------------
 
@@ -224,6 +237,31 @@ class Pair:
         if trial is not None:
             trial.seconds += seconds
             trial.made += made
+
+    # ---- copies ------------------------------------------------------------------------------------
+
+    @property
+    def copying(self) -> Copying:
+        """What all do about matches now, for the sake of what it tells."""
+        comparison = self._comparisons.get(self.load)
+        return comparison.copying if comparison is not None else Copying.USUAL
+
+    def lasted(self, seconds: float, copied: int) -> None:
+        """A round with so many copied tokens lasted so long, from one verdict to the next."""
+        if self.sequences < CROWD:
+            return
+        if self.drafted or self.agreement.drafts or self.trial is not None:
+            self._no_comparison()
+            return
+        comparison = self._comparisons.setdefault(self.load, Comparison())
+        found = comparison.judged(seconds, copied, self.sequences)
+        if found is not None:
+            self.costs.at(self.sequences).copies.compared(found)
+            self._old_at = 0
+
+    def _no_comparison(self) -> None:
+        if self.load in self._comparisons:
+            self._comparisons[self.load].interrupted(self.size)
 
     def tries_copy(self, match: int) -> bool:
         """A match is not expected to be of use; now and then it is tried, since text changes."""

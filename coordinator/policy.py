@@ -26,6 +26,7 @@ from typing import Protocol
 
 from coordinator.acceptance import expected_tokens
 from coordinator.agreement import ADVANTAGE, Ballot, interpolated
+from coordinator.copying import Copying
 from coordinator.costs import RoundSeconds
 from coordinator.habits import COPIES
 from coordinator.member import CATCH_UP, PROBE_EVIDENCE, Member, Verification
@@ -59,6 +60,8 @@ PROBE_SHARE = 1 / 32
 """Share of a sequence's time that catching up for probes may take."""
 HOPE = 0.9
 """Acceptance that a probe could find."""
+HOPED = 0.5
+"""Share of what a copied token is believed to cost, in rounds that find out whether it does."""
 
 
 class Policy(Protocol):
@@ -219,14 +222,16 @@ class Goodput(Member):
         if self._looks_rest:
             self._looks_rest -= 1
             return False
+        if self.pair.copying is not Copying.USUAL:
+            return self.pair.copying is Copying.MORE
         self._looks_rest = 0 if self._kept or self.pair.sequences < CROWD else REST
         return True
 
     def copy(self, match: int, most: int, drafting: int) -> int:
         """Weigh what copying is expected to give against what was chosen."""
         measures, self._measures = self._measures, False
-        table = self.pair.round_seconds()
-        if measures or table is None:
+        table, copying = self.pair.round_seconds(), self.pair.copying
+        if measures or table is None or copying is Copying.NONE:
             return 0
         kind, most = self.habits.copies.kind(match), min(self.num_speculative_tokens, most)
         if self._copies_rest[kind]:
@@ -243,8 +248,10 @@ class Goodput(Member):
         expected = self.habits.of(match).expected(most)
         drafted = self.habits.drafts.expected(drafting)[-1]
         seconds = table.verify if drafting else table.copied
+        if self.pair.copying is Copying.MORE:
+            seconds = [seconds[0] + HOPED * (t - seconds[0]) for t in seconds]
         own = max(_best_rate(expected, seconds), drafted / table.whole[drafting])
-        price = self._price(own, table.whole)
+        price = self._price(own, table.whole if drafting else seconds)
         scores = [e - price * t for e, t in zip(expected, seconds, strict=False)]
         k = max(range(len(scores)), key=scores.__getitem__)
         other = drafted - price * table.whole[drafting] if drafting else scores[0] + ADVANTAGE

@@ -56,6 +56,8 @@ class Trial:
     num_draft: int
     until: int
     """Round of its load in which it ends where what came of it is far behind."""
+    size: int = 1
+    """Sequences when it began. With others it would compare passes of many with passes of few."""
     longer: int = 0
     """Rounds that it lasts beyond that where it is not."""
     waits: int = 0
@@ -204,7 +206,8 @@ class Trials:
         self._remember(agreement)
         length = _rounds(rival)
         longer = 0 if first else length * FEW
-        self.trial = Trial(rival, self.rounds + length * size, longer, TRIAL_WAITS * size if rival else 0)
+        waits = TRIAL_WAITS * size if rival else 0
+        self.trial = Trial(rival, self.rounds + length * size, size, longer, waits)
         return True
 
     def _rival(self, agreement: Agreement, *, either: bool, known: bool) -> int | None:

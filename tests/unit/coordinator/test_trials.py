@@ -418,3 +418,23 @@ def test_a_trial_wakes_who_rests() -> None:
     assert one._rest
     pair._trials[0].next = 0
     assert rounds(one, 1) != [0]
+
+
+@pytest.mark.parametrize(
+    ("size", "left", "counts"), [(32, 30, True), (32, 28, False), (8, 7, True), (8, 6, False)]
+)
+def test_times_of_fewer_than_those_on_trial_say_nothing_of_it(size: int, left: int, counts: bool) -> None:
+    """At the end of a burst passes are short for whatever is done: a draft on trial then would seem quick."""
+    pair = known_pair([1.0 + k for k in range(MOST + 1)], [0.1] * (MOST + 1), size)
+    members = crowd(pair, size, 0.5)
+    while pair.trial is None or not pair.settled:
+        members[0].choose(MOST, 0, 1000)
+    for one in members[left:]:
+        one.leave()
+    for one in members[:left]:
+        one.verifying(0, prefills=False)
+    before = pair.costs.at(size).verdict.cells[0].seconds
+    for one in members[:left]:
+        one.judged(0, 0, Verification(0.01, left, left))
+    assert pair.trial is not None
+    assert (pair.costs.at(size).verdict.cells[0].seconds < before) is counts
