@@ -48,7 +48,8 @@ def stack(tiny_pair: Pair) -> Iterator[Stack]:
 
 def test_the_stack_generates(stack: Stack) -> None:
     with Client(stack.address) as client:
-        result = client.generate("def", SAMPLING)
+        # A service that chooses K itself begins to draft in its thirteenth round, or some rounds later.
+        result = client.generate("def", SAMPLING, speculation={"num_speculative_tokens": 2})
         workers = {worker.role: worker for worker in client.status().workers}
     assert len(result.token_ids) == 16
     assert result.speculative_decoding.num_draft_tokens > 0
