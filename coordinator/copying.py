@@ -19,7 +19,8 @@ SETTLE, STRETCH = 3, 9
 EARLY = 4
 """Comparisons that follow each other soon."""
 AGAIN, GROWTH, LAST = 16, 2, 512
-"""Rounds of each sequence between two of them: early, how they grow, and at most."""
+"""Rounds of each sequence between two of them: early, how they grow, and at most. Those without copies are
+counted apart from those with more: while no text repeats itself, the early ones are not used up."""
 LITTLE = 0.05
 """Copied tokens of a round below which nothing can be learned from leaving them out."""
 
@@ -90,7 +91,11 @@ class Comparison:
     _next: int = 0
     """Round with which the present part ends; 0 before the first one."""
     _number: int = 0
+    """Of comparisons without copies."""
     _interval: int = AGAIN
+    _next_more: int = 0
+    """Round from which on one with more may begin."""
+    _interval_more: int = AGAIN
 
     def judged(self, seconds: float, copied: int, size: int) -> Finding | None:
         """Count a round of one of so many sequences; what was found, where a comparison ends with it."""
@@ -111,9 +116,16 @@ class Comparison:
             case _Part.BETWEEN:
                 self._usual, self._other = Stretch(), Stretch()
                 self._begin(_Part.BEFORE, size)
-            case _Part.BEFORE:
-                self.copying = Copying.NONE if self._usual.share >= LITTLE else Copying.MORE
+            case _Part.BEFORE if self._usual.share >= LITTLE:
+                self.copying = Copying.NONE
                 self._begin(_Part.OTHER, size)
+            case _Part.BEFORE if self._rounds >= self._next_more:
+                self.copying = Copying.MORE
+                self._interval_more = min(GROWTH * self._interval_more, LAST)
+                self._next_more = self._rounds + self._interval_more * size
+                self._begin(_Part.OTHER, size)
+            case _Part.BEFORE:
+                self._wait(size, AGAIN)
             case _Part.OTHER:
                 self.copying = Copying.USUAL
                 self._begin(_Part.AFTER, size)
@@ -127,10 +139,13 @@ class Comparison:
         self._next = self._counts_from + STRETCH * size
 
     def _end(self, size: int) -> Finding:
-        self._number += 1
-        if self._number > EARLY:
-            self._interval = min(GROWTH * self._interval, LAST)
-        self._wait(size, self._interval)
+        if self._usual.share >= LITTLE:
+            self._number += 1
+            if self._number > EARLY:
+                self._interval = min(GROWTH * self._interval, LAST)
+            self._wait(size, self._interval)
+        else:
+            self._wait(size, AGAIN)
         less, more = sorted((self._usual, self._other), key=lambda stretch: stretch.share)
         return Finding(more.share - less.share, more.length / less.length - 1)
 

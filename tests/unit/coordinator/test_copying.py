@@ -107,14 +107,30 @@ def test_the_rounds_after_a_change_do_not_count() -> None:
     assert set(began) == {Copying.NONE, Copying.USUAL}
 
 
+def between_beginnings(asked: list[Copying], what: Copying) -> list[int]:
+    """Rounds from the beginning of one such part to that of the next."""
+    begins = [i for i, (before, now) in enumerate(pairwise(asked)) if before is not now is what]
+    return [b - a for a, b in pairwise(begins)]
+
+
 def test_early_ones_follow_each_other_soon_and_later_ones_seldom() -> None:
     asked, _ = run(Comparison(), 12 * (LAST + WHOLE), usually(1), lambda *_: 1.0)
-    begins = [i for i, (before, now) in enumerate(pairwise(asked)) if before is not now is Copying.NONE]
-    between = [b - a for a, b in pairwise(begins)]
+    between = between_beginnings(asked, Copying.NONE)
     assert between[: EARLY - 1] == pytest.approx([AGAIN + WHOLE] * (EARLY - 1), abs=2)
     assert between == sorted(between)
     assert max(between) == pytest.approx(LAST + WHOLE, abs=2)
     assert 0 < asked[-2 * LAST :].count(Copying.NONE) < 0.03 * 2 * LAST
+
+
+def test_while_no_text_repeats_itself_more_copies_are_seldom_tried_and_early_ones_are_kept() -> None:
+    comparison = Comparison()
+    asked, _ = run(comparison, 6 * LAST, usually(0), lambda *_: 1.0)
+    between = between_beginnings(asked, Copying.MORE)
+    assert between == sorted(between)
+    assert asked[-2 * LAST :].count(Copying.MORE) < 0.03 * 2 * LAST
+    asked, _ = run(comparison, EARLY * (AGAIN + WHOLE), usually(1), lambda *_: 1.0)
+    assert asked.count(Copying.MORE) == 0
+    assert between_beginnings(asked, Copying.NONE) == pytest.approx([AGAIN + WHOLE] * (EARLY - 1), abs=2)
 
 
 @pytest.mark.parametrize("when", [FIRST + 2, FIRST + STRETCH + 2, FIRST + 2 * STRETCH + SETTLE + 3])
