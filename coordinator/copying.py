@@ -23,6 +23,8 @@ AGAIN, GROWTH, LAST = 16, 2, 512
 counted apart from those with more: while no text repeats itself, the early ones are not used up."""
 LITTLE = 0.05
 """Copied tokens of a round below which nothing can be learned from leaving them out."""
+STRAY, SHORTEST = 3.0, 1e-6
+"""A round so many times as long as those before counts as that much; seconds that each takes at least."""
 
 
 class Copying(Enum):
@@ -43,8 +45,9 @@ class Stretch:
 
     def add(self, seconds: float, copied: int) -> None:
         """One round, from one verdict to the next."""
+        seconds = max(seconds, SHORTEST)
+        self.seconds += min(seconds, STRAY * self.length) if self.rounds else seconds
         self.rounds += 1
-        self.seconds += seconds
         self.copied += copied
 
     @property

@@ -91,6 +91,20 @@ def test_a_machine_that_slows_down_says_nothing_of_copies(drift: float) -> None:
     assert finding.longer == pytest.approx(0, abs=0.04)
 
 
+def test_one_stall_says_little() -> None:
+    """All wait for it: a target that is started again, say."""
+    stall = FIRST + STRETCH // 2
+    _, (finding,) = run(
+        Comparison(), FIRST + WHOLE + 1, usually(2), lambda i, _: 100.0 if i == stall else 1.0
+    )
+    assert 0 < finding.longer < 0.5
+
+
+def test_rounds_that_take_no_time_say_nothing() -> None:
+    _, (finding,) = run(Comparison(), FIRST + WHOLE + 1, usually(2), lambda *_: 0.0)
+    assert finding.longer == pytest.approx(0)
+
+
 def test_the_rounds_after_a_change_do_not_count() -> None:
     """They are of before, or of passes that have to come together again."""
     began: dict[Copying, int] = {}
