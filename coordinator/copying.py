@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from coordinator.costs import SHORTEST, STRAY, Finding
+
 FIRST = 8
 """Rounds of each sequence before the first comparison at a load."""
 SETTLE, STRETCH = 3, 9
@@ -23,8 +25,6 @@ AGAIN, GROWTH, LAST = 16, 2, 512
 counted apart from those with more: while no text repeats itself, the early ones are not used up."""
 LITTLE = 0.05
 """Copied tokens of a round below which nothing can be learned from leaving them out."""
-STRAY, SHORTEST = 3.0, 1e-6
-"""A round so many times as long as those before counts as that much; seconds that each takes at least."""
 
 
 class Copying(Enum):
@@ -44,7 +44,7 @@ class Stretch:
     copied: int = 0
 
     def add(self, seconds: float, copied: int) -> None:
-        """One round, from one verdict to the next."""
+        """One round, verdict to verdict. `STRAY` times as long as those before is all that one counts for."""
         seconds = max(seconds, SHORTEST)
         self.seconds += min(seconds, STRAY * self.length) if self.rounds else seconds
         self.rounds += 1
@@ -59,16 +59,6 @@ class Stretch:
     def share(self) -> float:
         """Copied tokens of a round."""
         return self.copied / self.rounds
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Of a comparison."""
-
-    copied: float
-    """Tokens more that a round copied."""
-    longer: float
-    """By what share of a round without them it lasted longer."""
 
 
 class _Part(Enum):

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.copying import Finding
 from paceline.core.lines import Line, Moments
 
 MEMORY = 80.0
@@ -170,6 +169,16 @@ def rising(values: Sequence[float]) -> list[float]:
             mean, count = (mean * count + other * others) / (count + others), count + others
         pools.append((mean, count))
     return [mean for mean, count in pools for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of rounds with copies beside rounds without (copying.py)."""
+
+    copied: float
+    """Tokens more that a round copied."""
+    longer: float
+    """By what share of a round without them it lasted longer."""
 
 
 @dataclass(slots=True)

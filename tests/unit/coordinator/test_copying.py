@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.copying import AGAIN, EARLY, FIRST, LAST, SETTLE, STRETCH, Comparison, Copying, Finding
-from coordinator.costs import COMPARED, Copies
+from coordinator.copying import AGAIN, EARLY, FIRST, LAST, SETTLE, STRETCH, Comparison, Copying
+from coordinator.costs import COMPARED, Copies, Finding
 from coordinator.member import Verification
 from coordinator.pair import CROWD, Pair
 from coordinator.policy import Goodput
@@ -41,6 +41,14 @@ def run(
     return asked, found
 
 
+def once(
+    copied: Callable[[Copying], int], seconds: Callable[[int, int], float]
+) -> tuple[list[Copying], Finding]:
+    """One comparison from the beginning of a load to its end, and no second one."""
+    asked, (finding,) = run(Comparison(), FIRST + WHOLE + 1, copied, seconds)
+    return asked, finding
+
+
 def usually(tokens: int) -> Callable[[Copying], int]:
     """Copies so many tokens in every round in which it may."""
     return lambda copying: 0 if copying is Copying.NONE else tokens
@@ -53,10 +61,7 @@ def seldom(tokens: int) -> Callable[[Copying], int]:
 
 @given(row=st.floats(0, 2), tokens=st.integers(1, 8))
 def test_what_copies_add_is_found_between_two_stretches_as_usual(row: float, tokens: int) -> None:
-    asked, found = run(
-        Comparison(), FIRST + WHOLE + 1, usually(tokens), lambda _, copied: 0.01 * (1 + row * copied)
-    )
-    (finding,) = found
+    asked, finding = once(usually(tokens), lambda _, copied: 0.01 * (1 + row * copied))
     assert finding.copied == tokens
     assert finding.longer == pytest.approx(row * tokens)
     # The round after which something changes is that of the first sequence.
@@ -68,17 +73,14 @@ def test_what_copies_add_is_found_between_two_stretches_as_usual(row: float, tok
 
 @given(row=st.floats(0, 2), tokens=st.integers(1, 8))
 def test_where_hardly_anything_is_copied_more_is(row: float, tokens: int) -> None:
-    asked, found = run(
-        Comparison(), FIRST + WHOLE + 1, seldom(tokens), lambda _, copied: 0.01 * (1 + row * copied)
-    )
-    (finding,) = found
+    asked, finding = once(seldom(tokens), lambda _, copied: 0.01 * (1 + row * copied))
     assert finding.copied == tokens
     assert finding.longer == pytest.approx(row * tokens)
     assert Copying.NONE not in asked
 
 
 def test_where_there_is_nothing_to_copy_nothing_is_learned() -> None:
-    _, (finding,) = run(Comparison(), FIRST + WHOLE + 1, usually(0), lambda i, _: 1.0 + i % 3)
+    _, finding = once(usually(0), lambda i, _: 1.0 + i % 3)
     assert finding.copied == 0
     copies = Copies()
     copies.compared(finding)
@@ -87,21 +89,19 @@ def test_where_there_is_nothing_to_copy_nothing_is_learned() -> None:
 
 @given(drift=st.floats(-0.01, 0.05))
 def test_a_machine_that_slows_down_says_nothing_of_copies(drift: float) -> None:
-    _, (finding,) = run(Comparison(), FIRST + WHOLE + 1, usually(2), lambda i, _: 1.0 + drift * i)
+    _, finding = once(usually(2), lambda i, _: 1.0 + drift * i)
     assert finding.longer == pytest.approx(0, abs=0.04)
 
 
 def test_one_stall_says_little() -> None:
     """All wait for it: a target that is started again, say."""
     stall = FIRST + STRETCH // 2
-    _, (finding,) = run(
-        Comparison(), FIRST + WHOLE + 1, usually(2), lambda i, _: 100.0 if i == stall else 1.0
-    )
+    _, finding = once(usually(2), lambda i, _: 100.0 if i == stall else 1.0)
     assert 0 < finding.longer < 0.5
 
 
 def test_rounds_that_take_no_time_say_nothing() -> None:
-    _, (finding,) = run(Comparison(), FIRST + WHOLE + 1, usually(2), lambda *_: 0.0)
+    _, finding = once(usually(2), lambda *_: 0.0)
     assert finding.longer == pytest.approx(0)
 
 
@@ -218,17 +218,16 @@ def test_a_crowd_finds_out_whether_copies_are_worth_it(row: float, acceptance: f
     assert (before > 0.5) is not copies
 
 
-def comparing(sequences: int, what: Copying = Copying.NONE) -> tuple[Pair, list[Goodput]]:
-    """A crowd in which nobody drafts, in that part of a comparison."""
+def comparing(sequences: int) -> tuple[Pair, list[Goodput]]:
+    """A crowd in which nobody drafts, and for now nobody copies, if so many compare."""
     pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [9.0] * (MOST + 1), sequences)
     members = crowd(pair, sequences, 0.1)
     for _ in range(FIRST + WHOLE):
-        if pair.copying is what:
+        if pair.copying is Copying.NONE:
             break
-        copied_a_round(pair, members, 1, 0.1 if what is Copying.NONE else 2.0, 0.98)
-        if what is Copying.NONE:
-            for one in members:
-                one.habits.of(9).observe(MOST, MOST)
+        copied_a_round(pair, members, 1, 0.1, 0.98)
+        for one in members:
+            one.habits.of(9).observe(MOST, MOST)
     return pair, members
 
 
