@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
@@ -17,6 +18,7 @@ from paceline.core.errors import UnavailableError
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import Stack, StackConfig, log_to_stderr, serve_stack, sigterm_as_interrupt
+from paceline.supervisor.forking import await_arguments
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 
 DEFAULT_PORT = 50151
@@ -29,6 +31,7 @@ def register(app: typer.Typer) -> None:
     app.command()(coordinator)
     app.command("draft-worker")(draft_worker)
     app.command("target-worker")(target_worker)
+    app.command("fork-server", hidden=True)(fork_server)
     app.command()(health)
 
 
@@ -103,11 +106,25 @@ def target_worker(config: TargetConfig) -> None:
     _leave()
 
 
+def fork_server(control: int) -> None:
+    """Load what workers need, and be forked for each of them; of use to the supervisor alone."""
+    # A thread of another library would forbid it, and what numpy is asked for here is no work for several.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import draft_worker.main  # noqa: F401
+    import target_worker.main  # noqa: F401
+    from paceline.cli.app import main
+
+    arguments = await_arguments(socket.socket(fileno=control))
+    if arguments is None:
+        _leave()
+    main(arguments)
+
+
 def _leave() -> NoReturn:
-    """End a worker whose work is done and whose streams have ended.
+    """End a process whose work is done and whose streams have ended.
 
     The interpreter would take more than a second to free, module by module, what the system frees at once;
-    whoever waits for the end, or restarts the worker, would wait with it.
+    whoever waits for the end, or restarts a worker, would wait with it.
     """
     logging.shutdown()
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from paceline.supervisor.children import (
     log_to_stderr,
     sigterm_as_interrupt,
 )
+from paceline.supervisor.processes import ForkServer
 from paceline.supervisor.stack import Stack, serve_stack
 from paceline.supervisor.stack_config import StackConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "ChildFailedError",
     "ChildSpec",
     "ChildStatus",
+    "ForkServer",
     "Sink",
     "Stack",
     "StackConfig",

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -29,6 +28,7 @@ from typing import IO
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError
 from paceline.supervisor.announcement import announced_addresses, last_words, shell_code, split_address
+from paceline.supervisor.processes import Process, Start, start_process
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class ChildSpec:
     port: int = 0
     environment: Mapping[str, str] | None = None
     """None inherits ours."""
+    start: Start = start_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ class _Child(threading.Thread):
         self._sink = sink
         self._clock = clock
         # Guarded by `changed`:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Process | None = None
         self._port = spec.port
         self._address = ""
         self._http_address = ""
@@ -201,16 +202,7 @@ class _Child(threading.Thread):
         with self._changed:  # held while spawning, so that a stop sees either no process or this one
             if self._stopping.is_set():
                 return 0, "", 0.0
-            process = subprocess.Popen(
-                [*self.spec.command, *self._ports()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self.spec.environment,
-                text=True,
-                errors="replace",
-                process_group=0,
-            )
+            process = self.spec.start([*self.spec.command, *self._ports()], self.spec.environment)
             self._process = process
             self._starts += 1
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -238,7 +230,7 @@ class _Child(threading.Thread):
             ports += ["--http-port", str(split_address(self._http_address)[1])]
         return ports
 
-    def _read_output(self, process: subprocess.Popen[str]) -> None:
+    def _read_output(self, process: Process) -> None:
         assert process.stdout
         with process.stdout:
             for line in process.stdout:

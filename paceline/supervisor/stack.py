@@ -28,12 +28,15 @@ from paceline.supervisor.children import (
     Supervisor,
     log_to_stderr,
 )
+from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
 
 _SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
 _ROOM = len("/paceline-12345678/12345.sock")
 """Of a socket's path in such a folder."""
 
+PROGRAM = (sys.executable, "-P", "-m", "paceline")
+"""The `paceline` command, of this interpreter."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
 
 
@@ -68,11 +71,18 @@ def _fingerprint(model: str) -> str | None:
 class Stack:
     """A running stack. Roles are `target`, `draft` and `coordinator`."""
 
-    def __init__(self, config: StackConfig, supervisor: Supervisor, sockets: Path | None) -> None:
+    def __init__(
+        self,
+        config: StackConfig,
+        supervisor: Supervisor,
+        sockets: Path | None,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         """`sockets` is the folder for the workers' local sockets, if they have any."""
         self.config = config
         self.supervisor = supervisor
         self._sockets = sockets
+        self._fork_server = fork_server
         self._workers = 0
 
     @property
@@ -129,11 +139,19 @@ class Stack:
 
     def start(self, *processes: tuple[str, str, Config]) -> list[ChildStatus]:
         """The same for several at a time."""
-        environment = _environment(self.config.environment)
-        specs = [
-            _process(role, command, self._reached(config), environment) for role, command, config in processes
-        ]
+        specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
         return self.supervisor.start(specs, self.config.start_timeout)
+
+    def _process(self, role: str, command: str, config: Config) -> ChildSpec:
+        server = self._fork_server
+        forks = server is not None and isinstance(config, WorkerConfig) and self.config.forks(config)
+        return ChildSpec(
+            role=role,
+            command=(*PROGRAM, command, *arguments(replace(config, port=0))),
+            port=config.port,
+            environment=_environment(self.config.environment),
+            start=server.start if server is not None and forks else start_process,
+        )
 
     def _reached(self, config: Config) -> Config:
         """With a socket of its own, if it is a worker's and names none."""
@@ -155,9 +173,15 @@ def _reachable(address: str) -> str:
 
 @contextlib.contextmanager
 def serve_stack(
-    config: StackConfig, *, sink: Sink = log_to_stderr, stop_timeout: float = STOP_TIMEOUT
+    config: StackConfig,
+    *,
+    sink: Sink = log_to_stderr,
+    stop_timeout: float = STOP_TIMEOUT,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[Stack]:
     """Run the stack for as long as the block lasts; no process is left behind, whatever ends it.
+
+    Who runs several stacks may let them share a `fork_server`; else each has its own, if it needs one.
 
     Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
     """
@@ -165,9 +189,10 @@ def serve_stack(
         check_tokenizers(config.target_model, config.draft_model)
     with (
         _folder_of_sockets(config) as sockets,
+        _own_fork_server(config) if fork_server is None else contextlib.nullcontext(fork_server) as forker,
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
-        stack = Stack(config, supervisor, sockets)
+        stack = Stack(config, supervisor, sockets, forker)
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles)
         )
@@ -176,6 +201,22 @@ def serve_stack(
         )
         stack.add("coordinator", "coordinator", config.coordinator_config(targets, drafts))
         yield stack
+
+
+@contextlib.contextmanager
+def _own_fork_server(config: StackConfig) -> Iterator[ForkServer | None]:
+    """One that can be forked by now; None where no worker is to be."""
+    if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
+        yield None
+        return
+    with paceline_fork_server(config.environment) as server:
+        server.wait_until_loaded(config.start_timeout)
+        yield server
+
+
+def paceline_fork_server(environment: Mapping[str, str]) -> ForkServer:
+    """Of workers; `environment` is that of a StackConfig."""
+    return ForkServer(PROGRAM, ("fork-server",), _environment(environment))
 
 
 @contextlib.contextmanager
@@ -191,16 +232,6 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _process(role: str, command: str, config: Config, environment: Mapping[str, str]) -> ChildSpec:
-    prefix = (sys.executable, "-P", "-m", "paceline", command)
-    return ChildSpec(
-        role=role,
-        command=(*prefix, *arguments(replace(config, port=0))),
-        port=config.port,
-        environment=environment,
-    )
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:

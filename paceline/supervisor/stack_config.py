@@ -14,10 +14,12 @@ from paceline.core.config import (
     CoordinatorConfig,
     DraftConfig,
     TargetConfig,
+    WorkerConfig,
 )
 from paceline.core.cores import CAN_BIND, usable_cores
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode
+from paceline.supervisor.processes import CAN_FORK
 
 _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
 
@@ -98,6 +100,9 @@ class StackConfig:
     local_sockets: bool | None = None
     """Frames between the processes go through Unix sockets, with less work than through gRPC. If not given,
     where the system has them and there are no certificates."""
+    fork_workers: bool | None = None
+    """Workers that compute on the CPU are forked from a process that has loaded their libraries: they start,
+    and restart, in a third of the time. If not given, where the system can."""
     trust_remote_code: bool = False
     certificates: str = ""
     """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
@@ -145,6 +150,8 @@ class StackConfig:
             )
         if self.local_sockets and not HAS_LOCAL_SOCKETS:
             raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
+        if self.fork_workers and not CAN_FORK:
+            raise InvalidArgumentError("fork_workers", "is not possible on this system")
         if self.bind_cores:
             if not CAN_BIND:
                 raise InvalidArgumentError("bind_cores", "is not possible on this system")
@@ -168,6 +175,12 @@ class StackConfig:
         if self.local_sockets is None:
             return HAS_LOCAL_SOCKETS and not self.certificates
         return self.local_sockets
+
+    def forks(self, worker: WorkerConfig) -> bool:
+        """Whether such a worker is forked. A context of CUDA does not outlive a fork, so that nothing which
+        might have one is."""
+        wanted = CAN_FORK if self.fork_workers is None else self.fork_workers
+        return wanted and _on_cpu(worker.device)
 
     @property
     def worker_roles(self) -> tuple[str, ...]:
@@ -311,6 +324,10 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
         own = f"{role}_{error.field}"
         known_as = own if own in {f.name for f in fields(StackConfig)} else error.field
         raise InvalidArgumentError(known_as, error.description) from None
+
+
+def _on_cpu(device: str) -> bool:
+    return device == "cpu" or (device == "auto" and not _NVIDIA.exists())
 
 
 def _threads(workers: int) -> int:

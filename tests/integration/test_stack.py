@@ -14,6 +14,7 @@ from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.cores import CAN_BIND
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
+from paceline.supervisor.processes import CAN_FORK
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
 OF_THE_DRAFT: dict[str, Any] = {
@@ -43,7 +44,48 @@ def config(pair: Pair, **more: Any) -> StackConfig:
 @pytest.fixture(scope="module")
 def stack(tiny_pair: Pair) -> Iterator[Stack]:
     with serve_stack(config(tiny_pair), sink=discard) as running:
+        parent = _parent(running.pid("target")) if CAN_FORK else None
         yield running
+    if parent not in (None, os.getpid()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(parent, 0)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
+def test_workers_on_a_cpu_are_forked_from_one_process(stack: Stack) -> None:
+    parents = [_parent(stack.pid(role)) for role in ("target", "draft", "coordinator")]
+    assert parents == [parents[0], parents[0], os.getpid()]
+    assert parents[0] != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("values", "device", "nvidia", "forks"),
+    [
+        ({}, "cpu", True, CAN_FORK),
+        ({}, "auto", False, CAN_FORK),
+        ({}, "auto", True, False),
+        ({}, "cuda:0", True, False),
+        ({"fork_workers": False}, "cpu", False, False),
+    ],
+)
+def test_what_might_compute_on_a_gpu_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], device: str, nvidia: bool, forks: bool
+) -> None:
+    there = Path(__file__ if nvidia else "nowhere")
+    monkeypatch.setattr("paceline.supervisor.stack_config._NVIDIA", there)
+    stack_config = StackConfig(target_device=device, **values)
+    assert stack_config.forks(stack_config.worker_config("target")) is forks
+
+
+def test_forking_is_refused_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.CAN_FORK", False)
+    with pytest.raises(InvalidArgumentError) as refused:
+        StackConfig(fork_workers=True)
+    assert refused.value.field == "fork_workers"
 
 
 def test_the_stack_generates(stack: Stack) -> None:

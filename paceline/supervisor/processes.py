@@ -1,0 +1,222 @@
+"""Processes with pipes to their standard streams: executed, or forked from one that has loaded libraries.
+
+A fork server saves what importing costs: most of the seconds that a worker needs to start, and of those that
+a restart keeps requests waiting (docs/decisions/0056-workers-are-forked.md). forking.py is its other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import IO, Any, Protocol
+
+from paceline.supervisor.forking import PACKET
+
+logger = logging.getLogger(__name__)
+
+CAN_FORK = sys.platform == "linux" and hasattr(os, "pidfd_open")
+_UNKNOWN = 1
+"""Exit code of a child whose fork server ended before it: nobody can say."""
+_PATIENCE = 15.0
+"""Seconds that a fork server, which has nothing else to do, may take to fork."""
+
+
+class Process(Protocol):
+    """A running process; what `subprocess.Popen` is too."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def stdin(self) -> IO[str] | None:
+        """A pipe to it."""
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        """A pipe from it."""
+
+    @property
+    def stderr(self) -> IO[str] | None:
+        """A pipe from it."""
+
+    def wait(self) -> int:
+        """Block until it has ended; its exit code, or minus the number of the signal that ended it."""
+
+    def send_signal(self, sig: int) -> None:
+        """Nothing happens if it has ended."""
+
+
+Start = Callable[[Sequence[str], Mapping[str, str] | None], Process]
+"""Starts a command in a process group of its own; environment None is ours. Raises OSError."""
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str] | None) -> Process:
+    """By executing the program."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+
+
+class _Forked:
+    """A child of the fork server."""
+
+    def __init__(self, pid: int, ending: int, ended: Future[int], streams: Sequence[IO[str]]) -> None:
+        """`ending` is its pidfd."""
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = streams
+        self._ending = ending
+        self._ended = ended
+        weakref.finalize(self, os.close, ending)
+
+    def wait(self) -> int:
+        ending = select.poll()
+        ending.register(self._ending, select.POLLIN)
+        ending.poll()
+        return self._ended.result()
+
+    def send_signal(self, sig: int) -> None:
+        # Whoever has its number by then, a pidfd never means another process.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._ending, sig)
+
+
+class ForkServer:
+    """A process that is forked instead of starting `program` again; while the `with` block lasts.
+
+    What it cannot do is started as usual: other programs, other environments than it was started with, which
+    libraries may have looked at when they were loaded, and everything once it has ended.
+    """
+
+    def __init__(
+        self, program: Sequence[str], server_arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        """The fork server is `program` with `server_arguments` and the number of its socket."""
+        self._program = tuple(program)
+        self._environment = dict(environment)
+        self._asking = threading.Lock()
+        self._replies: queue.SimpleQueue[tuple[dict[str, Any], list[int]] | None] = queue.SimpleQueue()
+        """None is the end."""
+        self._ended: dict[int, Future[int]] = {}
+        """Exit codes to come, by process id; the reader's alone."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._program, *server_arguments, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what keeps it from loading keeps others too, and these say so
+                env=self._environment,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self._reader = threading.Thread(target=self._read, name="fork server", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """That of the processes which are forked."""
+        return self._environment
+
+    def wait_until_loaded(self, timeout: float) -> None:
+        """Block until it can be forked at once. One that has ended by then, or takes longer, is not used."""
+        with self._asking:
+            self._reply(timeout)
+
+    def close(self) -> None:
+        """End it. Its children live on; idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._control.close()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Process:
+        """Fork where that is the same as executing. Raises OSError."""
+        size = len(self._program)
+        if tuple(command[:size]) == self._program and environment == self._environment:
+            with self._asking:
+                forked = self._fork(command[size:])
+            if forked is not None:
+                return forked
+        return start_process(command, environment)
+
+    def _fork(self, arguments: Sequence[str]) -> Process | None:
+        """None if that is not possible."""
+        pipes = [os.pipe(), os.pipe(), os.pipe()]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        try:
+            socket.send_fds(self._control, [json.dumps({"arguments": list(arguments)}).encode()], theirs)
+            reply = self._reply(_PATIENCE)
+        except OSError:  # it has ended
+            reply = None
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        if reply is None or "error" in reply[0]:
+            logger.warning("cannot fork: %s", "it has ended" if reply is None else reply[0]["error"])
+            for descriptor in ours:
+                os.close(descriptor)
+            return None
+        message, (ending,) = reply
+        streams = [os.fdopen(fd, mode, errors="replace") for fd, mode in zip(ours, "wrr", strict=True)]
+        return _Forked(message["pid"], ending, message["ended"], streams)
+
+    def _reply(self, timeout: float) -> tuple[dict[str, Any], list[int]] | None:
+        try:
+            reply = self._replies.get(timeout=timeout)
+        except queue.Empty:
+            self._process.kill()  # an answer that comes later would be taken for that of another request
+            reply = self._replies.get()
+        if reply is None:
+            self._replies.put(None)  # for whoever asks next
+        return reply
+
+    def _read(self) -> None:
+        """Deal out what it says, until it says no more."""
+        with contextlib.suppress(OSError):
+            while True:
+                packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET, 1)
+                if not packet:
+                    break
+                message: dict[str, Any] = json.loads(packet)
+                if "code" in message:
+                    self._ended.pop(message["pid"]).set_result(message["code"])
+                    continue
+                if descriptors:
+                    # Here, since the next packet may tell of its end.
+                    message["ended"] = self._ended[message["pid"]] = Future()
+                self._replies.put((message, descriptors))
+        self._replies.put(None)
+        for ended in self._ended.values():
+            ended.set_result(_UNKNOWN)

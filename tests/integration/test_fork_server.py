@@ -1,0 +1,226 @@
+"""Children of a fork server: real processes, no models. To a supervisor they are as executed ones are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ForkServer, Supervisor
+from paceline.supervisor import processes as processes_module
+from paceline.supervisor.announcement import split_address
+from paceline.supervisor.processes import CAN_FORK, Process
+
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="this system knows no pidfds")
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
+
+PROGRAM = """
+import json, os, socket, sys, threading
+from paceline.supervisor.forking import await_arguments
+
+server, *arguments = sys.argv[1:]
+if server == "busy":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if server == "broken":
+    sys.exit(1)
+if server in ("server", "busy"):
+    arguments = await_arguments(socket.socket(fileno=int(arguments[0])))
+    if arguments is None:
+        sys.exit()
+    server, *arguments = arguments
+
+print("parent", os.getppid(), file=sys.stderr, flush=True)
+if server == "exit":
+    sys.exit(int(arguments[0]))
+listener = socket.create_server(("127.0.0.1", int(arguments[-1])))
+address = "127.0.0.1:%d" % listener.getsockname()[1]
+print(json.dumps({"event": "ready", "role": "x", "address": address, "pid": os.getpid()}), flush=True)
+print("descriptors", len(os.listdir("/proc/self/fd")), "group", os.getpgid(0), file=sys.stderr, flush=True)
+sys.stdin.read()
+print("orphaned", file=sys.stderr, flush=True)
+"""
+
+
+class Log:
+    """A sink that tests can wait on."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, line: str) -> None:
+        with self._changed:
+            self.lines.append(line)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, start: str) -> list[str]:
+        """So many lines that begin like this."""
+
+        def found() -> list[str]:
+            return [line for line in self.lines if line.startswith(start)]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, HANG), self.lines
+            return found()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> tuple[str, ...]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return sys.executable, "-P", str(path)
+
+
+@pytest.fixture
+def server(program: Sequence[str]) -> Iterator[ForkServer]:
+    with serving(program) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def serving(program: Sequence[str], how: str = "server") -> Iterator[ForkServer]:
+    with ForkServer(program, (how,), ENVIRONMENT) as server:
+        server.wait_until_loaded(HANG)
+        yield server
+
+
+def spec(server: ForkServer, program: Sequence[str], role: str, *arguments: str) -> ChildSpec:
+    command = (*program, *(arguments or ("serve",)))
+    return ChildSpec(role=role, command=command, environment=ENVIRONMENT, start=server.start)
+
+
+def parent_of(process: Process) -> int:
+    assert process.stderr
+    return int(process.stderr.readline().split()[1])
+
+
+@contextlib.contextmanager
+def started(server: ForkServer, command: Sequence[str], **more: str) -> Iterator[Process]:
+    process = server.start([*command, "0"], {**ENVIRONMENT, **more})
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream
+            stream.close()
+
+
+def test_a_killed_child_comes_back_forked_and_on_the_same_port(
+    server: ForkServer, program: tuple[str, ...]
+) -> None:
+    log = Log()
+    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+        (before,) = supervisor.start([spec(server, program, "a")], HANG)
+        supervisor.signal("a", signal.SIGKILL)
+        after = supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
+        assert (after.address, after.pid != before.pid) == (before.address, True)
+        socket.create_connection(split_address(after.address), HANG).close()
+        assert log.wait_for(2, "[a] parent") == [f"[a] parent {server.pid}"] * 2
+
+
+def test_a_child_has_its_streams_its_group_and_nothing_of_its_siblings(
+    server: ForkServer, program: tuple[str, ...]
+) -> None:
+    log = Log()
+    with Supervisor(sink=log) as supervisor:
+        children = supervisor.start([spec(server, program, role) for role in "abc"], HANG)
+        for child in children:
+            # Three streams, the listener, and the descriptor that counts them.
+            (line,) = log.wait_for(1, f"[{child.role}] descriptors")
+            assert line == f"[{child.role}] descriptors 5 group {child.pid}"
+            assert Path(f"/proc/{child.pid}/comm").read_text() == "serve\n"
+
+
+def test_a_child_whose_parent_is_gone_notices(server: ForkServer, program: tuple[str, ...]) -> None:
+    """The pipe to one of them is in no other one, forked later."""
+    with started(server, [*program, "serve"]) as first, started(server, [*program, "serve"]) as second:
+        assert parent_of(first) == parent_of(second) == server.pid
+        assert first.stdin
+        first.stdin.close()
+        assert first.wait() == 0
+        assert not ended(second.pid, 0.0)
+
+
+def test_how_a_child_ended_is_told(server: ForkServer, program: tuple[str, ...]) -> None:
+    with started(server, [*program, "exit", "3"]) as process:
+        assert process.wait() == 3
+        process.send_signal(signal.SIGKILL)  # nobody's number any more
+    with started(server, [*program, "serve"]) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+    with pytest.raises(ChildFailedError) as failed, Supervisor(sink=Log()) as supervisor:
+        supervisor.start([spec(server, program, "a", "exit", "4")], HANG)
+    assert failed.value.exit_code == 4
+
+
+def test_what_would_not_be_the_same_is_executed(
+    server: ForkServer, program: tuple[str, ...], tmp_path: Path
+) -> None:
+    with started(server, [*program, "serve"], MORE="1") as process:
+        assert parent_of(process) == os.getpid()
+    other = tmp_path / "other.py"
+    other.write_text(PROGRAM)
+    with started(server, [*program[:-1], str(other), "serve"]) as process:
+        assert parent_of(process) == os.getpid()
+
+
+def test_a_child_outlives_its_fork_server(server: ForkServer, program: tuple[str, ...]) -> None:
+    log = Log()
+    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+        (before,) = supervisor.start([spec(server, program, "a")], HANG)
+        os.kill(server.pid, signal.SIGKILL)
+        assert ended(server.pid, HANG)
+        socket.create_connection(split_address(before.address), HANG).close()
+        supervisor.signal("a", signal.SIGKILL)
+        after = supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
+        assert after.address == before.address
+        assert log.wait_for(2, "[a] parent")[1] == f"[a] parent {os.getpid()}"
+
+
+@pytest.mark.parametrize("how", ["busy", "broken"])
+def test_a_server_that_cannot_be_forked_is_done_without(program: tuple[str, ...], how: str) -> None:
+    with serving(program, how) as server, started(server, [*program, "serve"]) as process:
+        assert parent_of(process) == os.getpid()
+
+
+def test_a_server_that_does_not_answer_is_ended(
+    server: ForkServer, program: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes_module, "_PATIENCE", 0.05)
+    os.kill(server.pid, signal.SIGSTOP)
+    with started(server, [*program, "serve"]) as process:
+        assert parent_of(process) == os.getpid()
+    assert ended(server.pid, HANG)
+
+
+def test_closing_ends_the_server_alone(program: tuple[str, ...]) -> None:
+    with serving(program) as server, started(server, [*program, "serve"]) as process:
+        server.close()
+        server.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(server.pid, 0)
+        assert not ended(process.pid, 0.0)
+
+
+def ended(pid: int, timeout: float) -> bool:
+    """Whether it has ended, or does so in time, whoever its parent is."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout)[0])
+    finally:
+        os.close(descriptor)
