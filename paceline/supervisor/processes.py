@@ -92,7 +92,10 @@ class _Forked:
         ending = select.poll()
         ending.register(self._ending, select.POLLIN)
         ending.poll()
-        return self._ended.result()
+        try:
+            return self._ended.result(_PATIENCE)
+        except TimeoutError:  # the fork server is stopped, and does not look after its children
+            return _UNKNOWN
 
     def send_signal(self, sig: int) -> None:
         # Whoever has its number by then, a pidfd never means another process.
