@@ -113,7 +113,9 @@ def fork_server(control: int) -> None:
     import draft_worker.main  # noqa: F401
     import target_worker.main  # noqa: F401
     from paceline.cli.app import main
+    from paceline.decoding.on_disk import prepare_to_load
 
+    prepare_to_load()
     arguments = await_arguments(socket.socket(fileno=control))
     if arguments is None:
         _leave()

@@ -38,6 +38,14 @@ def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return compiled
 
 
+def prepare_to_load() -> None:
+    """Do now what comes before the first compiled function is loaded, and takes longer than loading it.
+
+    numba then lists all that it could compile. Nothing that is kept is loaded.
+    """
+    njit(lambda x: x)(0)
+
+
 @functools.cache
 def _digest_of(module: str) -> str:
     """Of its sources; a module may have several such functions."""

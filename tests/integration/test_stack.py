@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from harness.forking import ENVIRONMENT, fork_server
 
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.cores import CAN_BIND
@@ -37,8 +39,14 @@ class Pair(Protocol):
 
 def config(pair: Pair, **more: Any) -> StackConfig:
     values = {"target_model": str(pair.target), "num_blocks": 64, "target_threads": 1}
+    values["environment"] = ENVIRONMENT
     draft = {"draft_model": str(pair.draft), "draft_threads": 1}
     return StackConfig(**{**values, **(draft if more.get("draft_model", pair.draft) else {}), **more})
+
+
+def another_stack(stack_config: StackConfig) -> AbstractContextManager[Stack]:
+    """The fixture's loads libraries itself, as `paceline serve` does."""
+    return serve_stack(stack_config, sink=discard, fork_server=fork_server())
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +147,12 @@ def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> No
 def test_a_port_in_use_ends_the_start_with_its_message(tiny_pair: Pair, stack: Stack) -> None:
     taken = int(stack.address.rpartition(":")[2])
     with pytest.raises(ChildFailedError, match=f"^coordinator: .*{taken}"):  # noqa: SIM117
-        with serve_stack(config(tiny_pair, draft_model=None, port=taken), sink=discard):
+        with another_stack(config(tiny_pair, draft_model=None, port=taken)):
             pytest.fail("it must not start")
 
 
 def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Stack) -> None:
-    with serve_stack(config(tiny_pair, draft_model=None), sink=discard) as plain:
+    with another_stack(config(tiny_pair, draft_model=None)) as plain:
         assert plain.roles == ("target", "coordinator")
         with Client(plain.address) as client, Client(stack.address) as speculative:
             result = client.generate("def", SAMPLING, speculation={"prompt_lookup": False})
@@ -265,7 +273,7 @@ def _threads(pid: int) -> dict[int, set[int]]:
 def test_one_thread_of_a_worker_is_bound_and_no_other(tiny_pair: Pair) -> None:
     usable = sorted(os.sched_getaffinity(0))
     target = {"cores": (usable[-1],)}
-    with serve_stack(config(tiny_pair, bind_cores=False, target=target), sink=discard) as stack:
+    with another_stack(config(tiny_pair, bind_cores=False, target=target)) as stack:
         with Client(stack.address) as client:
             assert len(client.generate("def", SAMPLING).token_ids) == 16
         main = stack.pid("target")
@@ -287,7 +295,7 @@ def test_what_carries_messages_is_bound_apart_from_what_computes(tiny_pair: Pair
         draft=messages,
         coordinator=messages,
     )
-    with serve_stack(stack_config, sink=discard) as stack:
+    with another_stack(stack_config) as stack:
         with Client(stack.address) as client:
             assert len(client.generate("def", SAMPLING).token_ids) == 16
         pids = {role: stack.pid(role) for role in ("target", "draft", "coordinator")}
