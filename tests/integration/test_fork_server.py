@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -203,6 +204,17 @@ def test_a_server_that_does_not_answer_is_ended(
     with started(server, [*program, "serve"]) as process:
         assert parent_of(process) == os.getpid()
     assert ended(server.pid, HANG)
+
+
+def test_the_server_ends_with_whoever_started_it(program: tuple[str, ...]) -> None:
+    code = (
+        "import os, sys; from paceline.supervisor import ForkServer; "
+        "server = ForkServer(sys.argv[1:], ('server',), os.environ); "
+        f"server.wait_until_loaded({HANG}); print(server.pid, flush=True); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, *program]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
+    assert ended(int(started.stdout), HANG)
 
 
 def test_closing_ends_the_server_alone(program: tuple[str, ...]) -> None:
