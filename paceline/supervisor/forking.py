@@ -36,7 +36,7 @@ def await_arguments(control: socket.socket) -> list[str] | None:
 
     And None here, once nobody holds the other end of `control`.
     """
-    # What is there now is garbage in no process: who never looks at it copies no page of it.
+    # A collector that looked at what is there now would write to it, and so copy it into every child.
     gc.collect()
     gc.freeze()
     return _ForkServer(control).serve()

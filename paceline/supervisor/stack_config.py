@@ -158,8 +158,11 @@ class StackConfig:
             needed, there = sum(map(self._threads_of, self.worker_roles)), len(usable_cores())
             if needed > there:
                 raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {there}")
-        for role in self.worker_roles:
-            self.worker_config(role)
+        workers = [self.worker_config(role) for role in self.worker_roles]
+        if self.fork_workers and not any(map(self.forks, workers)):
+            raise InvalidArgumentError(
+                "fork_workers", "is of workers that compute on the CPU, and none is sure to"
+            )
         self.coordinator_config(("127.0.0.1:1",), ())
 
     def _refuse_what_a_draft_would_need(self) -> None:

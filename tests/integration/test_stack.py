@@ -96,6 +96,14 @@ def test_forking_is_refused_where_it_is_not_possible(monkeypatch: pytest.MonkeyP
     assert refused.value.field == "fork_workers"
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
+def test_forking_is_refused_where_no_worker_is_to_be() -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        StackConfig(fork_workers=True, target_device="cuda", draft_device="cuda:1")
+    assert refused.value.field == "fork_workers"
+    assert StackConfig(fork_workers=True, target_device="cuda", draft_device="cpu").fork_workers
+
+
 def test_the_stack_generates(stack: Stack) -> None:
     with Client(stack.address) as client:
         # A service that chooses K itself begins to draft in its thirteenth round, or some rounds later.
