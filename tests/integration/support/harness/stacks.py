@@ -226,5 +226,6 @@ def own_worker(role: str, model: Path, log: Log | None = None, **changes: Any) -
     cls = TargetConfig if role == "target" else DraftConfig
     config = cls(model=str(model), exit_with_parent=True, **(values | changes))
     with Supervisor(sink=log or discard) as supervisor:
-        (status,) = supervisor.start([forked(process(role, f"{role}-worker", config))], 300.0)
+        worker = process(role, f"{role}-worker", config)
+        (status,) = supervisor.start([forked(worker) if config.device == "cpu" else worker], 300.0)
         yield status.address
