@@ -222,14 +222,21 @@ class BlockingStream:
         self._runner.run(self._stream.aclose())
 
 
+def _log(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """gRPC may hand any loop an event of one that is closed. What it raises then must keep nothing alive: its
+    traceback, which is in a cycle with this context, has the frames in which a stream is being read."""
+    LOG.error("%s", repr(context))
+    error = context.get("exception")
+    if error is not None:
+        error.__traceback__ = None
+
+
 class BlockingAsyncClient:
     """AsyncClient with Client's face, so that one test says what both must do."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self._runner = asyncio.Runner()
-        # As text: a traceback keeps whatever stream is being read, and gRPC may hand any loop an event of one
-        # that is closed.
-        self._runner.get_loop().set_exception_handler(lambda _, context: LOG.error("%s", repr(context)))
+        self._runner.get_loop().set_exception_handler(_log)
         self._client = AsyncClient(address, **options)
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
