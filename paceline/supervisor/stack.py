@@ -139,18 +139,23 @@ class Stack:
 
     def start(self, *processes: tuple[str, str, Config]) -> list[ChildStatus]:
         """The same for several at a time."""
-        specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
+        environment = _environment(self.config.environment)
+        specs = [
+            self._process(role, command, self._reached(config), environment)
+            for role, command, config in processes
+        ]
         return self.supervisor.start(specs, self.config.start_timeout)
 
-    def _process(self, role: str, command: str, config: Config) -> ChildSpec:
-        server = self._fork_server
-        forks = server is not None and isinstance(config, WorkerConfig) and self.config.forks(config)
+    def _process(self, role: str, command: str, config: Config, environment: Mapping[str, str]) -> ChildSpec:
+        start = start_process
+        if self._fork_server is not None and isinstance(config, WorkerConfig) and self.config.forks(config):
+            start = self._fork_server.start
         return ChildSpec(
             role=role,
             command=(*PROGRAM, command, *arguments(replace(config, port=0))),
             port=config.port,
-            environment=_environment(self.config.environment),
-            start=server.start if server is not None and forks else start_process,
+            environment=environment,
+            start=start,
         )
 
     def _reached(self, config: Config) -> Config:

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
+from harness.log import Log
 from harness.pair import write_byte_tokenizer
-from harness.stacks import Log, RunningStack, own_coordinator, own_worker
+from harness.stacks import RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG, until
 
 from paceline.client import Client, WorkerState

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 import httpx2
 import pytest
+from harness.ending import ended
 
 HANG = 280.0  # seconds after which a test has failed; nothing waits this long when all is well
 MARK = "xylophone quagmire"
@@ -51,19 +51,6 @@ def paceline(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 def models(pair: Pair) -> list[str]:
     return ["--target-model", str(pair.target), "--draft-model", str(pair.draft)]
-
-
-def ended(pids: list[int]) -> bool:
-    """True once all these processes, which are not our children, have ended."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            try:
-                if not select.select([descriptor], [], [], HANG)[0]:
-                    return False
-            finally:
-                os.close(descriptor)
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +187,7 @@ def test_sigterm_ends_serve_and_its_logs_are_json_lines_without_a_prompt(served:
     served.process.terminate()
     served.process.terminate()
     assert served.process.wait(HANG) == 0
-    assert ended(pids)
+    assert all(ended(pid, HANG) for pid in pids)
     logs = served.logs.read_text()
     lines = [json.loads(line) for line in logs.splitlines()]
     assert {"target", "draft", "coordinator"} <= {line["role"] for line in lines}
@@ -231,7 +218,7 @@ def test_the_demo_without_a_terminal(tiny_pair: Pair) -> None:
     for line in ("tokens per second", "acceptance rate", "accepted at position 1", "wire", "Theorem 3.8"):
         assert line in done.stdout
     assert "Both ways gave the same 24 tokens." in done.stdout
-    assert ended([int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)])
+    assert all(ended(int(pid), HANG) for pid in re.findall(r"pid (\d+)", done.stdout))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -253,4 +240,4 @@ def test_an_interrupt_ends_the_demo_and_all_it_started(tiny_pair: Pair, number: 
     assert "Traceback" not in errors
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", shown)]
     assert len(pids) == 3
-    assert ended(pids)
+    assert all(ended(pid, HANG) for pid in pids)

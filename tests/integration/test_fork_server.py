@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from harness.ending import ended
+from harness.forking import ENVIRONMENT as SAME_IN_EVERY_TEST
+from harness.log import Log
 
 from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ForkServer, Supervisor
 from paceline.supervisor import processes as processes_module
@@ -22,7 +23,7 @@ from paceline.supervisor.processes import CAN_FORK, Process
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="this system knows no pidfds")
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+ENVIRONMENT = {**os.environ, **SAME_IN_EVERY_TEST}
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 
 PROGRAM = """
@@ -50,29 +51,6 @@ print("descriptors", len(os.listdir("/proc/self/fd")), "group", os.getpgid(0), f
 sys.stdin.read()
 print("orphaned", file=sys.stderr, flush=True)
 """
-
-
-class Log:
-    """A sink that tests can wait on."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, line: str) -> None:
-        with self._changed:
-            self.lines.append(line)
-            self._changed.notify_all()
-
-    def wait_for(self, count: int, start: str) -> list[str]:
-        """So many lines that begin like this."""
-
-        def found() -> list[str]:
-            return [line for line in self.lines if line.startswith(start)]
-
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, HANG), self.lines
-            return found()
 
 
 @pytest.fixture
@@ -128,7 +106,7 @@ def test_a_killed_child_comes_back_forked_and_on_the_same_port(
         after = supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
         assert (after.address, after.pid != before.pid) == (before.address, True)
         socket.create_connection(split_address(after.address), HANG).close()
-        assert log.wait_for(2, "[a] parent") == [f"[a] parent {server.pid}"] * 2
+        assert log.wait_for("[a] parent", 2, HANG) == [f"[a] parent {server.pid}"] * 2
 
 
 def test_a_child_has_its_streams_its_group_and_nothing_of_its_siblings(
@@ -139,7 +117,7 @@ def test_a_child_has_its_streams_its_group_and_nothing_of_its_siblings(
         children = supervisor.start([spec(server, program, role) for role in "abc"], HANG)
         for child in children:
             # Three streams, the listener, and the descriptor that counts them.
-            (line,) = log.wait_for(1, f"[{child.role}] descriptors")
+            (line,) = log.wait_for(f"[{child.role}] descriptors", timeout=HANG)
             assert line == f"[{child.role}] descriptors 5 group {child.pid}"
             assert Path(f"/proc/{child.pid}/comm").read_text() == "serve\n"
 
@@ -187,7 +165,7 @@ def test_a_child_outlives_its_fork_server(server: ForkServer, program: tuple[str
         supervisor.signal("a", signal.SIGKILL)
         after = supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
         assert after.address == before.address
-        assert log.wait_for(2, "[a] parent")[1] == f"[a] parent {os.getpid()}"
+        assert log.wait_for("[a] parent", 2, HANG)[1] == f"[a] parent {os.getpid()}"
 
 
 @pytest.mark.parametrize("how", ["busy", "broken"])
@@ -224,15 +202,3 @@ def test_closing_ends_the_server_alone(program: tuple[str, ...]) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(server.pid, 0)
         assert not ended(process.pid, 0.0)
-
-
-def ended(pid: int, timeout: float) -> bool:
-    """Whether it has ended, or does so in time, whoever its parent is."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.stacks import Log, RunningStack, own_coordinator, own_worker, running_stack, sound_stack
+from harness.log import Log
+from harness.stacks import RunningStack, own_coordinator, own_worker, running_stack, sound_stack
 from harness.waiting import HANG, until
 
 from paceline.client import Client

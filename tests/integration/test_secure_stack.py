@@ -17,8 +17,9 @@ import grpc
 import openai
 import pytest
 from harness.certificates import Certificates, says_nothing
+from harness.log import Log
 from harness.pair import Pair
-from harness.stacks import Log, own_coordinator, stack_config
+from harness.stacks import own_coordinator, stack_config
 from harness.waiting import HANG, until
 
 from paceline.cli import main

@@ -38,8 +38,12 @@ class Pair(Protocol):
 
 
 def config(pair: Pair, **more: Any) -> StackConfig:
-    values = {"target_model": str(pair.target), "num_blocks": 64, "target_threads": 1}
-    values["environment"] = ENVIRONMENT
+    values = {
+        "target_model": str(pair.target),
+        "num_blocks": 64,
+        "target_threads": 1,
+        "environment": ENVIRONMENT,
+    }
     draft = {"draft_model": str(pair.draft), "draft_threads": 1}
     return StackConfig(**{**values, **(draft if more.get("draft_model", pair.draft) else {}), **more})
 

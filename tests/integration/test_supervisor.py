@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.ending import has_ended, watch_end
+from harness.log import Log
 
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
 from paceline.supervisor.announcement import announced_addresses, split_address
@@ -65,23 +64,6 @@ print("orphaned", file=sys.stderr, flush=True)
 """
 
 
-class Log:
-    """A sink that tests can wait on."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, line: str) -> None:
-        with self._changed:
-            self.lines.append(line)
-            self._changed.notify_all()
-
-    def wait_for(self, line: str) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: line in self.lines, HANG), self.lines
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "child.py"
@@ -98,20 +80,6 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
         return True
     return False
-
-
-@contextlib.contextmanager
-def watch_end(pid: int) -> Iterator[int]:
-    """A file descriptor that becomes readable when the process has ended, whoever its parent is."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def has_ended(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], HANG)[0])
 
 
 def test_children_start_together_and_report_their_addresses(script: Path) -> None:
@@ -265,7 +233,7 @@ def test_no_orphan_is_left_when_the_supervisor_ends(script: Path, number: signal
         ends = [stack.enter_context(watch_end(pid)) for pid in pids]
         process.send_signal(number)
         out, _ = process.communicate(timeout=HANG)
-        assert all(has_ended(end) for end in ends)
+        assert all(has_ended(end, HANG) for end in ends)
     assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     assert out == (b"" if number is signal.SIGKILL else b"interrupted\n")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
 from harness.forking import ENVIRONMENT, fork_server
+from harness.log import Log
 from harness.pair import Pair
 from harness.waiting import HANG, until
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
@@ -28,26 +27,10 @@ from paceline.supervisor import (
     discard,
     serve_stack,
 )
+from paceline.supervisor.stack import PROGRAM
 from paceline.v1 import generation_pb2_grpc
 
 T = TypeVar("T")
-
-
-@dataclass
-class Log:
-    """Every line of every process, in order."""
-
-    lines: list[str] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __call__(self, line: str) -> None:
-        with self._lock:
-            self.lines.append(line)
-
-    def find(self, text: str) -> list[str]:
-        """The lines that hold `text`."""
-        with self._lock:
-            return [line for line in self.lines if text in line]
 
 
 @dataclass
@@ -180,8 +163,7 @@ def together(calls: Sequence[Callable[[], T]], at_once: int = 16) -> list[T]:
 
 def process(role: str, command: str, config: WorkerConfig | CoordinatorConfig) -> ChildSpec:
     """One process of Paceline, as the supervisor starts it."""
-    prefix = (sys.executable, "-P", "-m", "paceline", command)
-    return ChildSpec(role=role, command=(*prefix, *arguments(config)), port=config.port)
+    return ChildSpec(role=role, command=(*PROGRAM, command, *arguments(config)), port=config.port)
 
 
 def forked(worker: ChildSpec) -> ChildSpec:
