@@ -62,13 +62,13 @@ def speculative(k: DraftTokens, mode: AcceptanceMode, *, lookahead: bool) -> Arm
 
 def fixed(config: BenchConfig) -> list[Arm]:
     """Every choice of a fixed K beside which the service's own is seen, plain decoding among them."""
-    mode, ahead = config.acceptance[0], config.drafts_ahead
-    return [plain(config), *(speculative(k, mode, lookahead=ahead) for k in config.k)]
+    return [plain(config), *(drafting(config, k, lookahead=config.drafts_ahead) for k in config.k)]
 
 
-def headline(config: BenchConfig, *, lookahead: bool = True) -> Arm:
-    """The speculative arm of the headline ratios."""
-    return speculative(config.k[0], config.acceptance[0], lookahead=lookahead)
+def drafting(config: BenchConfig, k: int, *, lookahead: bool = True) -> Arm:
+    """K draft tokens in every round, in the first acceptance mode; with `config.k[0]` the arm of the headline
+    ratios."""
+    return speculative(k, config.acceptance[0], lookahead=lookahead)
 
 
 def automatic(config: BenchConfig) -> Arm:
@@ -83,11 +83,15 @@ def served(config: BenchConfig) -> Arm:
 
 
 def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
-    """Paceline's arms. Acceptance modes other than the first are compared at one request only, plain
-    decoding with itself at more."""
-    modes = config.acceptance if concurrency == 1 else config.acceptance[:1]
-    compared = [speculative(config.k[0], m, lookahead=ahead) for m in modes for ahead in (False, True)]
-    again = [plain_again(config)] if concurrency > 1 else []
+    """Paceline's arms. Acceptance modes other than the first, and what lookahead is worth with a K other than
+    the first, are compared at one request only, plain decoding with itself at more."""
+    both = (False, True)
+    alone = concurrency == 1
+    modes = config.acceptance if alone else config.acceptance[:1]
+    compared = [speculative(config.k[0], mode, lookahead=ahead) for mode in modes for ahead in both]
+    if alone:
+        compared += [drafting(config, k, lookahead=ahead) for k in config.k[1:] for ahead in both]
+    again = [] if alone else [plain_again(config)]
     choosing = [automatic(config), served(config)]
     return list(dict.fromkeys([plain(config), *again, *compared, *fixed(config), *choosing]))
 

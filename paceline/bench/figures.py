@@ -32,6 +32,15 @@ RATIOS = (
     "served_over_generate",
     "served_over_prompt_lookup",
 )
+BY_K = (
+    "without_lookahead_over_plain",
+    "speculative_over_plain",
+    "lookahead_over_without",
+    "measured_over_theory",
+    "measured_over_theory_with_costs",
+)
+"""Ratios at one request that there is one of for every fixed K; with the first K they are among RATIOS, all
+but the first of them."""
 GENERATE = "transformers generate"
 ASSISTED = "transformers assisted generation"
 PROMPT_LOOKUP = "transformers prompt lookup"
@@ -62,7 +71,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What explains the ratios at one request and one temperature. None: not measured, or nothing drafted."""
+    """What explains the ratios of one K at one request and one temperature. None: not measured, or nothing
+    drafted."""
 
     k: int
     alpha: float | None
@@ -100,17 +110,22 @@ class Figures:
         return asdict(self)
 
 
-def figures(cells: Cells, config: BenchConfig, temperature: float, floor_seconds: float | None) -> Figures:
-    """The figures at one request; `floor_seconds` is the target's bandwidth floor."""
-    plain, without, ahead = (
-        cells.find(arm, temperature, 1)
-        for arm in (
-            arms.plain(config),
-            arms.headline(config, lookahead=False),
-            arms.headline(config, lookahead=True),
-        )
+def _compared(
+    cells: Cells, config: BenchConfig, temperature: float, k: int
+) -> tuple[Cell | None, Cell | None, Cell | None]:
+    """At one request: plain decoding, and K draft tokens without and with lookahead."""
+    return (
+        cells.find(arms.plain(config), temperature, 1),
+        cells.find(arms.drafting(config, k, lookahead=False), temperature, 1),
+        cells.find(arms.drafting(config, k, lookahead=True), temperature, 1),
     )
-    k = config.k[0]
+
+
+def figures(
+    cells: Cells, config: BenchConfig, temperature: float, k: int, floor_seconds: float | None
+) -> Figures:
+    """The figures of K at one request; `floor_seconds` is the target's bandwidth floor."""
+    plain, without, ahead = _compared(cells, config, temperature, k)
     step = plain.decoding.target_seconds_per_round if plain else None
     alpha = without.counts.alpha if without else None
     draft = without.decoding.draft_seconds_per_token if without else None
@@ -173,10 +188,27 @@ def _over(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else a / b
 
 
+def by_k(
+    cells: Cells, config: BenchConfig, temperature: float, theory_says: Figures
+) -> dict[str, Ratio | None]:
+    """The ratios of one K, `theory_says.k`, named as in BY_K; None where an arm was not measured."""
+    plain, without, ahead = _compared(cells, config, temperature, theory_says.k)
+    return {
+        "without_lookahead_over_plain": _between(without, plain),
+        "speculative_over_plain": _between(ahead, plain),
+        "lookahead_over_without": _between(ahead, without),
+        "measured_over_theory": _over_theory(ahead, plain, theory_says.predicted),
+        "measured_over_theory_with_costs": _over_theory(ahead, plain, theory_says.predicted_with_costs),
+    }
+
+
 def ratios(
     cells: Cells, config: BenchConfig, temperature: float, theory_says: Figures
 ) -> dict[str, Ratio | None]:
-    """The ratios at one temperature, named as in RATIOS; None where an arm was not measured."""
+    """The ratios at one temperature, named as in RATIOS; None where an arm was not measured.
+
+    `theory_says` is of the first K.
+    """
 
     def at_one(arm: Arm) -> Cell | None:
         return cells.find(arm, temperature, 1)
@@ -186,24 +218,19 @@ def ratios(
             cell = cells.find(arm, temperature, n)
             yield _between(cell, base_of(cell, cells, config) if cell else None)
 
-    plain = at_one(arms.plain(config))
-    without = at_one(arms.headline(config, lookahead=False))
-    ahead = at_one(arms.headline(config))
+    ahead = at_one(arms.drafting(config, config.k[0]))
     served = at_one(arms.served(config))
-    return {
-        "speculative_over_plain": _between(ahead, plain),
-        "lookahead_over_without": _between(ahead, without),
+    found = by_k(cells, config, temperature, theory_says) | {
         "over_generate": _between(ahead, _fastest(_named(cells, temperature, GENERATE))),
         "over_assisted_generation": _between(ahead, _fastest(_named(cells, temperature, ASSISTED))),
-        "measured_over_theory": _over_theory(ahead, plain, theory_says.predicted),
-        "measured_over_theory_with_costs": _over_theory(ahead, plain, theory_says.predicted_with_costs),
         "worst_over_plain": _worst(each_over_plain(arms.served(config))),
         "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
         "worst_plain_over_itself": _worst(each_over_plain(arms.plain_again(config))),
-        "served_over_plain": _between(served, plain),
+        "served_over_plain": _between(served, at_one(arms.plain(config))),
         "served_over_generate": _between(served, _fastest(_named(cells, temperature, GENERATE))),
         "served_over_prompt_lookup": _between(served, _fastest(_named(cells, temperature, PROMPT_LOOKUP))),
     }
+    return {name: found[name] for name in RATIOS}
 
 
 def base_of(cell: Cell, cells: Cells, config: BenchConfig) -> Cell | None:

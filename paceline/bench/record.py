@@ -40,13 +40,18 @@ class Record:
         """The least time of a target's decode step: all weights, read once."""
         return self.target.weight_bytes / self.read_bandwidth
 
-    def figures(self, temperature: float) -> Figures:
-        """At one request."""
-        return figures.figures(self.cells, self.config, temperature, self.floor_seconds)
+    def figures(self, temperature: float, k: int | None = None) -> Figures:
+        """At one request; of the first K unless told otherwise."""
+        k = self.config.k[0] if k is None else k
+        return figures.figures(self.cells, self.config, temperature, k, self.floor_seconds)
 
     def ratios(self, temperature: float) -> Mapping[str, Ratio | None]:
         """All of RATIOS at one temperature."""
         return figures.ratios(self.cells, self.config, temperature, self.figures(temperature))
+
+    def by_k(self, temperature: float, k: int) -> Mapping[str, Ratio | None]:
+        """All of BY_K for one K at one request."""
+        return figures.by_k(self.cells, self.config, temperature, self.figures(temperature, k))
 
     @property
     def headline(self) -> dict[str, float | None]:
@@ -88,6 +93,7 @@ class Record:
             "ratios": self.headline,
             "ratios_by_temperature": {f"{t:g}": to_plain(self.ratios(t)) for t in temperatures},
             "figures_by_temperature": {f"{t:g}": self.figures(t).to_dict() for t in temperatures},
+            "by_k_by_temperature": {f"{t:g}": self._each_k(t) for t in temperatures},
             "cells": [cell.to_dict() for cell in self.cells],
             "peers": [asdict(peer) for peer in self.peers],
             "machine": self.machine.to_dict()
@@ -97,6 +103,12 @@ class Record:
             "notes": self.notes,
             "seconds": self.seconds,
         }
+
+    def _each_k(self, temperature: float) -> list[dict[str, Any]]:
+        return [
+            {"ratios": to_plain(self.by_k(temperature, k)), "figures": self.figures(temperature, k).to_dict()}
+            for k in self.config.k
+        ]
 
     def write(self, file: Path) -> None:
         """As JSON. Raises OSError."""

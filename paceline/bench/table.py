@@ -10,7 +10,7 @@ from rich.table import Table
 from paceline.bench import arms
 from paceline.bench.cells import PARTS, Cell, ratio
 from paceline.bench.config import BenchConfig
-from paceline.bench.figures import RATIOS, Figures, Ratio, base_of
+from paceline.bench.figures import BY_K, RATIOS, Figures, Ratio, base_of
 from paceline.bench.record import Record
 
 _SHORT = {"coordinator": "coord"}
@@ -24,6 +24,10 @@ def print_record(record: Record, console: Console) -> None:
         for t in temperatures:
             console.print()
             console.print(one_request(record, t))
+        if len(record.config.k) > 1:
+            for t in temperatures:
+                console.print()
+                console.print(each_k(record, t))
     if len(record.config.concurrency) > 1:
         for t in temperatures:
             console.print()
@@ -100,6 +104,20 @@ def _round_columns(cell: Cell) -> Iterable[str]:
     yield _percent(counts.hit_rate)
     for seconds in cell.decoding.parts.values():
         yield f"{1000 * seconds:.2f}"
+
+
+def each_k(record: Record, temperature: float) -> Table:
+    """What each K makes of one request, and what lookahead adds to it."""
+    table = _table(
+        f"By K, one request, temperature {temperature:g}",
+        *(f"K = {k}" for k in record.config.k),
+    )
+    found = [record.by_k(temperature, k) for k in record.config.k]
+    for name in BY_K:
+        table.add_row(name, *(_ratio(ratios[name]) for ratios in found))
+    explained = [record.figures(temperature, k) for k in record.config.k]
+    table.add_row("hit rate of lookahead", *(_percent(figures.hit_rate) for figures in explained))
+    return table
 
 
 def concurrent(record: Record, temperature: float) -> Table:

@@ -124,9 +124,9 @@ def bench(
             sink=log_to_stderr if verbose else discard,
             progress=lambda text: status.update(text) if told.is_terminal else told.print(text),
         )
+    print_record(record, console)  # first: a file that cannot be written loses nothing then
     if json is not None:
         record.write(json)
-    print_record(record, console)
     if plots is not None:
         for file in write_plots(record, plots):
             console.print(f"wrote {file}")

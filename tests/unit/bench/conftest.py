@@ -21,6 +21,7 @@ PLAIN = 100.0
 SPEEDS = {
     "plain": 1.0,
     "speculative, coupled, K=4": 1.5,
+    "speculative, coupled, K=2": 1.25,
     "lookahead, coupled, K=4": 2.0,
     "lookahead, coupled, K=2": 1.6,
     "lookahead, coupled, K=auto": 1.9,
@@ -43,7 +44,7 @@ def rate(name: str, concurrency: int) -> float:
 
 
 def counts(arm: Arm, tokens: int, *, prompt_seconds: float) -> Counts:
-    """1 target step is 10 ms, 5 rows 15 ms; a draft token 1 ms, of which lookahead shows a quarter."""
+    """1 target step is 10 ms, K + 1 rows 15 ms; a proposal 4 ms, of which lookahead shows a quarter."""
     if arm.k == 0:
         return Counts(
             requests=1,
@@ -60,7 +61,7 @@ def counts(arm: Arm, tokens: int, *, prompt_seconds: float) -> Counts:
         completion_tokens=tokens,
         num_rounds=rounds,
         num_spec_steps=rounds,
-        num_draft_tokens=4 * rounds,
+        num_draft_tokens=(arm.k if isinstance(arm.k, int) else 4) * rounds,
         num_accepted_draft_tokens=rounds * 3 // 4,
         num_lookahead_hits=rounds * 3 // 4 if arm.lookahead else 0,
         num_rejected_draft_tokens=rounds // 4,
@@ -88,7 +89,9 @@ def all_cells(config: BenchConfig) -> list[Cell]:
     cells = []
     for n in config.concurrency:
         again = [arms.plain_again(config)] if n > 1 else []
-        ours = [*again, arms.plain(config), arms.headline(config, lookahead=False), *arms.fixed(config)[1:]]
+        behind = config.k if n == 1 else config.k[:1]
+        without = [arms.drafting(config, k, lookahead=False) for k in behind]
+        ours = [*again, arms.plain(config), *without, *arms.fixed(config)[1:]]
         for t in config.temperature:
             for arm in [*ours, arms.automatic(config), arms.served(config), *(peers if n == 1 else ())]:
                 cell = Cell(arm, t, n, client_cpu=[0.25])

@@ -10,8 +10,8 @@ import pytest
 from paceline.bench import FULL, QUICK
 from paceline.bench.arms import (
     automatic,
+    drafting,
     fixed,
-    headline,
     paceline_arms,
     plain,
     plain_again,
@@ -68,15 +68,13 @@ def test_options_override_the_preset() -> None:
     assert changed == replace(QUICK, k=(3, 5), repeats=7, peers=False)
 
 
-def test_every_mode_and_k_is_compared_at_one_request() -> None:
+def test_every_mode_and_k_is_compared_at_one_request_with_lookahead_and_without() -> None:
     arms = paceline_arms(FULL, 1)
     assert arms[0].k == 0
-    for mode in FULL.acceptance:
-        assert {arm.lookahead for arm in arms if arm.acceptance is mode and arm.k == FULL.k[0]} == {
-            True,
-            False,
-        }
-    assert {arm.k for arm in arms} >= {0, *FULL.k}
+    kinds = [(mode, FULL.k[0]) for mode in FULL.acceptance] + [(FULL.acceptance[0], k) for k in FULL.k]
+    for mode, k in kinds:
+        compared = [arm for arm in arms if (arm.acceptance, arm.k) == (mode, k)]
+        assert {arm.lookahead for arm in compared} == {True, False}
     assert len(set(arms)) == len(arms)
 
 
@@ -84,7 +82,7 @@ def test_under_load_one_mode_is_compared() -> None:
     arms = paceline_arms(FULL, 8)
     assert {arm.acceptance for arm in arms} == {FULL.acceptance[0]}
     assert {arm.k for arm in arms} >= {0, *FULL.k}
-    assert headline(FULL, lookahead=False) in arms
+    assert drafting(FULL, FULL.k[0], lookahead=False) in arms
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -121,5 +119,5 @@ def test_the_service_chooses_k_as_serve_would_run_it(
     assert served(config).lookahead is ahead
     assert [arm for arm in arms if arm.speculation.prompt_lookup] == [served(config)]
     assert {arm.lookahead for arm in fixed(config)[1:]} == {ahead}
-    assert {arm.lookahead for arm in arms if arm.k == headline(config).k} == {True, False}
+    assert {arm.lookahead for arm in arms if arm.k == config.k[0]} == {True, False}
     assert set(fixed(config)) < set(arms)

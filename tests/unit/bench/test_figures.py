@@ -8,7 +8,7 @@ import pytest
 
 from paceline.bench.cells import Cell
 from paceline.bench.config import BenchConfig
-from paceline.bench.figures import RATIOS, base_of
+from paceline.bench.figures import BY_K, RATIOS, base_of
 from paceline.bench.record import Record
 from paceline.decoding import theory
 
@@ -67,6 +67,27 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
             "served_over_prompt_lookup": 2.4 / 1.1,
         }
     )
+
+
+def test_every_k_has_ratios_of_its_own(record: Record) -> None:
+    found = record.by_k(0.0, 2)
+    assert tuple(found) == BY_K
+    values = {name: ratio.value for name, ratio in found.items() if ratio}
+    assert values == pytest.approx(
+        {
+            "without_lookahead_over_plain": 1.25,
+            "speculative_over_plain": 1.6,
+            "lookahead_over_without": 1.6 / 1.25,
+            # A proposal of two tokens takes as long as one of four: 2 ms a token over 10 of the target.
+            "measured_over_theory": 1.6 / theory.speedup(0.75, 0.2, 2),
+            "measured_over_theory_with_costs": 1.6 / (theory.expected_tokens(0.75, 2) * 11 / 20),
+        }
+    )
+
+
+def test_the_headline_is_of_the_first_k(record: Record) -> None:
+    first, headline = record.by_k(1.0, 4), record.ratios(1.0)
+    assert {name: first[name] for name in BY_K[1:]} == {name: headline[name] for name in BY_K[1:]}
 
 
 def test_the_faster_kind_of_assisted_generation_is_the_one_to_beat(record: Record) -> None:

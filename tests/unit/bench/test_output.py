@@ -39,6 +39,8 @@ def test_json_has_the_ratios_as_numbers_and_everything_else_beside_them(
     assert read["ratios_by_temperature"]["1"]["worst_over_plain"]["concurrency"] == 4
     assert set(read["figures_by_temperature"]) == {"0", "1"}
     assert read["figures_by_temperature"]["0"]["alpha"] == pytest.approx(0.75)
+    second = read["by_k_by_temperature"]["0"][1]
+    assert (second["figures"]["k"], second["ratios"]["speculative_over_plain"]["value"]) == (2, 1.6)
     assert read["settings"]["acceptance"] == ["coupled"]
     assert read["models"]["target"]["weight_bytes"] == 20_000_000
     assert read["machine"]["read_bandwidth"] == 10e9
@@ -58,12 +60,19 @@ def test_json_has_every_run_of_every_cell(record: Record) -> None:
 def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     text = shown(record)
     assert row(text, "lookahead, coupled, K=4")[:3] == ["150.0", "125-175", "2.00"]
-    assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]"] * 2
+    assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]", "1.60", "[1.60-1.60]"]
+    assert row(text, "served_over_plain") == ["2.40", "[2.40-2.40]"] * 2
     assert row(text, "worst_over_plain")[:4] == ["1.28", "[1.28-1.28]", "at", "4"]
+    assert row(text, "without_lookahead_over_plain") == ["1.50", "[1.50-1.50]", "1.25", "[1.25-1.25]"]
     assert row(text, "α: accepted of the draft tokens judged") == ["0.75", "0.75"]
     assert row(text, "step over floor") == ["5.00", "5.00"]
     assert row(text, "client's share of a core, at most") == ["25%"] * 3
     assert "CTranslate2: absent, pip install ctranslate2" in text
+
+
+def test_one_k_needs_no_table_by_k(record: Record) -> None:
+    assert "By K, one request, temperature 1" in shown(record)
+    assert "By K" not in shown(replace(record, config=replace(record.config, k=(4,))))
 
 
 def test_draft_and_target_on_one_gpu_are_labelled(record: Record) -> None:
