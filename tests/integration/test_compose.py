@@ -16,6 +16,7 @@ import yaml
 
 from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
+from paceline.rpc.server import DRAIN_SECONDS, FAREWELL_SECONDS
 from paceline.supervisor import ChildSpec, Supervisor, discard
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ def gpus(service: Service) -> list[str]:
 def settings(service: Service) -> dict[str, str]:
     """The `--name=value` options of a service's command."""
     return dict(word.removeprefix("--").split("=", 1) for word in service["command"][1:])
+
+
+def names(services: dict[str, Service], service: str) -> list[str]:
+    """What the others reach a service by."""
+    aliases: list[str] = services[service].get("networks", {}).get("default", {}).get("aliases", [])
+    return [service, *aliases]
 
 
 def test_there_are_three_services_and_their_variants_without_gpu() -> None:
@@ -131,11 +138,27 @@ def test_every_service_is_reached_under_the_name_the_coordinator_uses() -> None:
         for option in ("target", "draft"):
             host, port = wanted[option].split(":")
             worker = services[f"{option}-worker{suffix}"]
-            names = [option + "-worker" + suffix]
-            names += worker.get("networks", {}).get("default", {}).get("aliases", [])
-            assert host in names
+            assert host in names(services, f"{option}-worker{suffix}")
             assert settings(worker)["port"] == port
             assert settings(worker)["host"] == "0.0.0.0"
+
+
+def test_prometheus_finds_the_processes_of_both_kinds() -> None:
+    services = read_services()
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    scraped = {target for job in jobs for each in job["static_configs"] for target in each["targets"]}
+    for suffix in ("", "-cpu"):
+        there = set()
+        for role in ROLES:
+            options = settings(services[role + suffix])
+            port = options["http-port" if role == "coordinator" else "metrics-port"]
+            there |= {f"{name}:{port}" for name in names(services, role + suffix)}
+        assert scraped <= there
+
+
+def test_a_stopped_service_has_time_to_finish_what_runs() -> None:
+    for service in read_services().values():
+        assert float(service["stop_grace_period"].removesuffix("s")) >= DRAIN_SECONDS + FAREWELL_SECONDS
 
 
 def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cache() -> None:
@@ -150,6 +173,15 @@ def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cac
         name, folder = volume.split(":")
         assert name in compose["volumes"]
         assert f"install -d -o paceline -g paceline {folder}" in dockerfile
+
+
+def test_all_that_a_process_keeps_is_in_the_volume() -> None:
+    """Its user owns the cache folder: compiled code is kept there too, where the package's is read only."""
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    (folder,) = re.findall(r"install -d -o paceline -g paceline (\S+)", dockerfile)
+    assert folder == "/home/paceline/.cache"
+    for service in read_services().values():
+        assert service["volumes"] == [f"cache:{folder}"]
 
 
 def in_order(services: dict[str, Service]) -> list[str]:
