@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import fields
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,7 +17,14 @@ from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import UnavailableError
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
-from paceline.supervisor import Stack, StackConfig, log_to_stderr, serve_stack, sigterm_as_interrupt
+from paceline.supervisor import (
+    Stack,
+    StackConfig,
+    StackOptions,
+    log_to_stderr,
+    serve_stack,
+    sigterm_as_interrupt,
+)
 from paceline.supervisor.forking import await_arguments
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 
@@ -37,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 @options_from_fields
 def serve(
-    config: Annotated[StackConfig, Defaults({"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT})],
+    options: Annotated[StackOptions, Defaults({"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT})],
     device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
     dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
     threads: Annotated[
@@ -45,14 +52,12 @@ def serve(
     ] = 0,
 ) -> None:
     """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
+    config = _checked(options, device=device, dtype=dtype, threads=threads)
     if config.log_format == "json":
         configure_logging("supervisor", config.log_format)
     else:
         logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
-    if config.draft_model == "none":
-        config = replace(config, draft_model=None)
-    config = _with_what_is_of_both(config, device=device, dtype=dtype, threads=threads)
     try:
         with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:
             _announce(stack)
@@ -61,12 +66,20 @@ def serve(
         print("stopped", flush=True)
 
 
-def _with_what_is_of_both(config: StackConfig, **values: Any) -> StackConfig:
-    """These for each worker that leaves them open: `auto`, or 0 threads."""
-    ours = {f"{role}_{name}": value for role in config.worker_roles for name, value in values.items()}
-    return replace(
-        config, **{name: value for name, value in ours.items() if getattr(config, name) in ("auto", 0)}
-    )
+def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
+    """What is asked for, with `of_both` for each worker that leaves it open: `auto`, or 0 threads.
+
+    Raises InvalidArgumentError naming the field; nothing is refused before all of it is known.
+    """
+    values = {f.name: getattr(options, f.name) for f in fields(options)}
+    if options.draft_model == "none":
+        values["draft_model"] = None
+    roles = ("target", "draft") if values["draft_model"] else ("target",)
+    for role in roles:
+        for name, value in of_both.items():
+            if values[f"{role}_{name}"] in ("auto", 0):
+                values[f"{role}_{name}"] = value
+    return StackConfig(**values)
 
 
 def _announce(stack: Stack) -> None:

@@ -18,6 +18,7 @@ from paceline.supervisor.children import (
 from paceline.supervisor.processes import ForkServer
 from paceline.supervisor.stack import Stack, serve_stack
 from paceline.supervisor.stack_config import StackConfig
+from paceline.supervisor.stack_options import StackOptions
 
 __all__ = [
     "Backoff",
@@ -28,6 +29,7 @@ __all__ = [
     "Sink",
     "Stack",
     "StackConfig",
+    "StackOptions",
     "Supervisor",
     "arguments",
     "discard",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline import assets
 from paceline.core import limits
-from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.tls import Tls
@@ -139,7 +139,7 @@ class Stack:
 
     def start(self, *processes: tuple[str, str, Config]) -> list[ChildStatus]:
         """The same for several at a time."""
-        environment = _environment(self.config.environment)
+        environment = child_environment(self.config.environment)
         specs = [
             self._process(role, command, self._reached(config), environment)
             for role, command, config in processes
@@ -221,7 +221,7 @@ def _own_fork_server(config: StackConfig) -> Iterator[ForkServer | None]:
 
 def paceline_fork_server(environment: Mapping[str, str]) -> ForkServer:
     """Of workers; `environment` is that of a StackConfig."""
-    return ForkServer(PROGRAM, ("fork-server",), _environment(environment))
+    return ForkServer(PROGRAM, ("fork-server",), child_environment(environment))
 
 
 @contextlib.contextmanager
@@ -239,7 +239,8 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def child_environment(more: Mapping[str, str]) -> dict[str, str]:
     """Ours, without the variables that would override what children are told on their command line."""
-    settings = {variable(f.name) for cls in (WorkerConfig, CoordinatorConfig) for f in fields(cls)}
+    processes = (TargetConfig, DraftConfig, CoordinatorConfig)
+    settings = {variable(f.name) for cls in processes for f in fields(cls)}
     return {name: value for name, value in os.environ.items() if name not in settings} | dict(more)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import (
     HAS_LOCAL_SOCKETS,
     NO_LOCAL_SOCKETS,
@@ -18,8 +17,8 @@ from paceline.core.config import (
 )
 from paceline.core.cores import CAN_BIND, usable_cores
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode
 from paceline.supervisor.processes import CAN_FORK
+from paceline.supervisor.stack_options import StackOptions
 
 _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
 
@@ -27,6 +26,10 @@ _SHARED = (
     "block_size",
     "num_blocks",
     "max_model_len",
+    "max_batch_tokens",
+    "max_mixed_prefill_tokens",
+    "max_sequences",
+    "lease_seconds",
     "prefix_cache",
     "deterministic",
     "cuda_graphs",
@@ -36,8 +39,36 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
+_DRAFT_ONLY = ("quantization", "support_mass", "support_bound")
+"""Fields of DraftConfig."""
+_COORDINATOR = (
+    "model_name",
+    "host",
+    "port",
+    "http",
+    "http_port",
+    "chat_template",
+    "num_speculative_tokens",
+    "max_num_speculative_tokens",
+    "acceptance",
+    "prompt_lookup",
+    "draft_timeout",
+    "target_timeout",
+    "recovery_timeout",
+    "max_running",
+    "max_waiting",
+    "max_request_seconds",
+    "resume_seconds",
+    "unread_timeout",
+    "api_keys",
+    "log_format",
+    "otlp_traces_endpoint",
+    "otlp_traces_sampling_ratio",
+    "reflection",
+)
+"""Fields of CoordinatorConfig."""
 
-_OF_THE_DRAFT = ("draft", "lookahead_")
+_OF_THE_DRAFT = ("draft", "lookahead_", "quantization", "support_")
 """How names of StackConfig's fields begin that say nothing without a draft worker; all but its model's."""
 
 _FEW_SEQUENCES: Final = 1
@@ -46,97 +77,8 @@ _NVIDIA = Path("/dev/nvidia0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackConfig:
-    """One target, at most one draft and their coordinator on this machine.
-
-    Workers listen on 127.0.0.1, the coordinator on `host`. Port 0 takes a free one.
-    """
-
-    target_model: str = "embedded:target"
-    draft_model: str | None = "embedded:draft"
-    """`none` on the command line, None here: no draft worker; only what a text repeats is proposed."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    http: bool = True
-    """Serve the OpenAI-compatible HTTP face."""
-    http_port: int = 0
-    """Port of the HTTP face, on the same host; 0 takes a free one."""
-    chat_template: str = ""
-    """A file with a Jinja chat template; empty takes the tokenizer's own."""
-    target_port: int = 0
-    draft_port: int = 0
-    num_speculative_tokens: DraftTokens = AUTO
-    max_num_speculative_tokens: int = 8
-    """The most draft tokens of a round where K is `auto`."""
-    acceptance: AcceptanceMode = AcceptanceMode.COUPLED
-    prompt_lookup: bool = True
-    """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
-    target_device: str = "auto"
-    draft_device: str = "auto"
-    target_dtype: str = "auto"
-    draft_dtype: str = "auto"
-    target_threads: int = 0
-    """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
-    draft_threads: int = 0
-    bind_cores: bool | None = None
-    """Each model computes on cores of its own, and all else keeps off the target's. If not given, where a
-    draft that drafts ahead and its target have one core each, and there is no third."""
-    lookahead_branches: int | None = None
-    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
-    as many as a draft worker's default where each model has a core, else 0."""
-    lookahead_sequences: int | None = None
-    """Sequences up to which that is done. If not given, a draft worker's default where the models leave a
-    core to the rest, else 1."""
-    block_size: int = 16
-    num_blocks: int | None = None
-    max_model_len: int | None = None
-    deterministic: bool = False
-    """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
-    cuda_graphs: bool = True
-    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
-    served without."""
-    prefix_cache: bool = True
-    """Keep what ended requests computed, for those that begin with the same tokens."""
-    local_sockets: bool | None = None
-    """Frames between the processes go through Unix sockets, with less work than through gRPC. If not given,
-    where the system has them and there are no certificates."""
-    fork_workers: bool | None = None
-    """Workers that compute on the CPU are forked from a process that has loaded their libraries: they start,
-    and restart, in a third of the time. If not given, where the system can."""
-    trust_remote_code: bool = False
-    certificates: str = ""
-    """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
-    both ends."""
-    tls_certificate: str = ""
-    """PEM file with the certificate of the ports for clients; empty takes the folder's coordinator.pem."""
-    tls_key: str = ""
-    """PEM file with that certificate's private key."""
-    tls_ca: str = ""
-    """PEM file with the authority of the clients: who shows no certificate of it is refused."""
-    api_keys: str = ""
-    """File of API keys, as `paceline keys` writes it; none admits everybody."""
-    log_format: str = "text"
-    """Log lines of all processes as text or as json."""
-    otlp_traces_endpoint: str = ""
-    """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
-    otlp_traces_sampling_ratio: float = 1.0
-    """Share of the requests that are traced, of those that do not say so themselves."""
-    target_metrics_port: int | None = None
-    """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
-    draft_metrics_port: int | None = None
-    """The same for the draft."""
-    reflection: bool = False
-    """Describe the gRPC services of all processes to whoever asks (server reflection)."""
-    start_timeout: float = 900.0
-    """Seconds for all processes to become ready; a first download counts."""
-    target: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of the target's TargetConfig; they win over the ones above."""
-    draft: Mapping[str, Any] = field(default_factory=dict)
-    """The same for the draft's DraftConfig."""
-    coordinator: Mapping[str, Any] = field(default_factory=dict)
-    """The same for the coordinator's CoordinatorConfig."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to what the children inherit."""
+class StackConfig(StackOptions):
+    """The same, checked, and what each process is to be configured with."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
@@ -197,7 +139,8 @@ class StackConfig:
     @property
     def target_config(self) -> TargetConfig:
         """Of the target worker."""
-        values = {**self._shared_by("target"), "pre_verify": not self._share_a_core}
+        pre_verify = not self._share_a_core if self.pre_verify is None else self.pre_verify
+        values = {**self._shared_by("target"), "pre_verify": pre_verify}
         return _build(TargetConfig, {**values, **self.target, "exit_with_parent": True}, "target")
 
     @property
@@ -205,6 +148,7 @@ class StackConfig:
         """Of the draft worker."""
         ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
         values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
+        values |= {name: getattr(self, name) for name in _DRAFT_ONLY}
         return _build(DraftConfig, {**values, **self.draft, "exit_with_parent": True}, "draft")
 
     def _shared_by(self, role: str) -> dict[str, Any]:
@@ -219,6 +163,11 @@ class StackConfig:
         values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
         return values | self._certificate_of(role, "tls")
+
+    def _device_of(self, role: str) -> str:
+        own: Mapping[str, Any] = getattr(self, role)
+        device: str = own.get("device", getattr(self, f"{role}_device"))
+        return device
 
     def _threads_of(self, role: str) -> int:
         own: Mapping[str, Any] = getattr(self, role)
@@ -275,31 +224,14 @@ class StackConfig:
         The coordinator and the workers' own sockets need a core besides: with more than a few sequences
         drafting ahead takes the time it saves.
         """
-        on_cpu = {self.target_device, self.draft_device} <= {"auto", "cpu"} and not _NVIDIA.exists()
+        on_cpu = all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
         return on_cpu and len(usable_cores()) <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
-        values = {
-            "targets": targets,
-            "drafts": drafts,
-            "tokenizer": self.target_model,
-            "host": self.host,
-            "port": self.port,
-            "http": self.http,
-            "http_port": self.http_port,
-            "chat_template": self.chat_template,
-            "num_speculative_tokens": self.num_speculative_tokens,
-            "max_num_speculative_tokens": self.max_num_speculative_tokens,
-            "acceptance": self.acceptance,
-            "prompt_lookup": self.prompt_lookup,
-            "api_keys": self.api_keys,
-            "log_format": self.log_format,
-            "otlp_traces_endpoint": self.otlp_traces_endpoint,
-            "otlp_traces_sampling_ratio": self.otlp_traces_sampling_ratio,
-            "reflection": self.reflection,
-            "message_cores": self._message_cores,
-        }
+        values: dict[str, Any] = {name: getattr(self, name) for name in _COORDINATOR}
+        values |= {"targets": targets, "drafts": drafts, "tokenizer": self.target_model}
+        values["message_cores"] = self._message_cores
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):
             edge = self._certificate_of("coordinator", "tls")

@@ -1,0 +1,118 @@
+"""Every setting of a process can be asked of a stack, reaches that process, and is not overridden there."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
+from paceline.core.types import AcceptanceMode
+from paceline.supervisor import StackConfig, StackOptions
+from paceline.supervisor.arguments import variable
+from paceline.supervisor.stack import child_environment
+
+PROCESSES: dict[str, type[Any]] = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "coordinator": CoordinatorConfig,
+}
+SET_BY_THE_STACK = {
+    "targets",
+    "drafts",
+    "tokenizer",
+    "local_socket",
+    "cores",
+    "message_cores",
+    "worker_tls_certificate",
+    "worker_tls_key",
+    "worker_tls_ca",
+    "exit_with_parent",
+}
+FOR_MEASUREMENTS = {"least_pass_seconds"}
+CHOICES = {"log_format": "json", "quantization": "none", "otlp_traces_endpoint": "http://localhost:4317"}
+ELSEWHERE = {"tls_certificate", "tls_key", "tls_ca", "local_sockets", "host", "port"}
+"""Of two processes by the same name, or with a meaning of its own for a stack."""
+
+NAMES = {f.name for f in fields(StackOptions)}
+ASKED = [
+    (role, name)
+    for role, cls in PROCESSES.items()
+    for name in sorted({f.name for f in fields(cls)} & NAMES - ELSEWHERE)
+]
+
+
+def _of(config: StackConfig, role: str) -> Any:
+    if role == "coordinator":
+        return config.coordinator_config(("a:1",), ())
+    return config.worker_config(role)
+
+
+def _another(name: str, value: Any) -> Any:
+    """A valid value that is not this one."""
+    if name in CHOICES:
+        return CHOICES[name]
+    match value:
+        case bool():
+            return not value
+        case Enum():
+            return AcceptanceMode.BLOCK
+        case int():
+            return value - 1 if value > 1 else value + 1
+        case float():
+            return value / 2
+    return 7 if value in (None, "auto") else "other"
+
+
+@pytest.mark.parametrize(("role", "name"), ASKED)
+def test_what_is_asked_of_a_stack_reaches_the_process(role: str, name: str) -> None:
+    value = _another(name, getattr(_of(StackConfig(), role), name))
+    assert getattr(_of(StackConfig(**{name: value}), role), name) == value
+
+
+@pytest.mark.parametrize(("role", "name"), ASKED)
+def test_what_is_not_asked_is_the_process_s_default(role: str, name: str) -> None:
+    by_default = next(f.default for f in fields(PROCESSES[role]) if f.name == name)
+    if name.startswith("lookahead_") or name == "pre_verify":
+        assert getattr(StackConfig(), name) is None, "it depends on the cores that there are"
+    else:
+        assert getattr(_of(StackConfig(), role), name) == by_default
+
+
+@pytest.mark.parametrize("role", PROCESSES)
+def test_every_setting_of_a_process_is_one_of_the_stack(role: str) -> None:
+    settings = {f.name for f in fields(PROCESSES[role])} - SET_BY_THE_STACK - FOR_MEASUREMENTS
+    assert {name for name in settings if not {name, f"{role}_{name}"} & NAMES} == set()
+
+
+def test_no_variable_of_ours_reaches_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's command line says only what differs from its defaults, and a variable would change these."""
+    ours = {variable(f.name) for cls in PROCESSES.values() for f in fields(cls)}
+    for name in ours:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PACELINE_LOG_LEVEL", "DEBUG")
+    environment = child_environment({"PACELINE_PORT": "2"})
+    assert {name: environment[name] for name in ours & environment.keys()} == {"PACELINE_PORT": "2"}
+    assert environment["PACELINE_LOG_LEVEL"] == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "values", "sequences"),
+    [
+        (True, {}, 256),
+        (True, {"draft_device": "cpu"}, 256),
+        (True, {"target_device": "cpu", "draft_device": "cpu"}, 1),
+        (True, {"target": {"device": "cpu"}, "draft": {"device": "cpu"}}, 1),
+        (False, {}, 1),
+        (False, {"draft": {"device": "cuda"}}, 256),
+    ],
+)
+def test_models_share_two_cores_where_both_compute_on_them(
+    monkeypatch: pytest.MonkeyPatch, nvidia: bool, values: dict[str, Any], sequences: int
+) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
+    monkeypatch.setattr("paceline.supervisor.stack_config._NVIDIA", Path(__file__ if nvidia else "nowhere"))
+    assert StackConfig(**values).worker_config("draft").lookahead_sequences == sequences
