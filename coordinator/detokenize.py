@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 CONTEXT_TOKENS = 6
 """Tokens of the prompt a decoder needs to see, so that the first piece joins the prompt as text would."""
+LOOKED_AT = 64
+"""Last tokens of the prompt among which these are looked for: special tokens have no text."""
+UNFINISHED_TOKENS = 3
+"""Tokens an unfinished character can have: it has at most four bytes."""
+BROKEN_TOKENS = 16
+"""Tokens that can never become whole characters and are still held back, so that a step's cost is bounded."""
+CONTINUATIONS = frozenset(f"<0x{byte:02X}>" for byte in range(0x80, 0xC0))
+"""Tokens of one byte that begins no character."""
 REPLACEMENT = "\ufffd"
 """What bytes decode to that are no whole character, yet or ever."""
 
@@ -24,46 +32,88 @@ class Detokenizer(Protocol):
         """What was held back: bytes that will never become a whole character, shown as U+FFFD."""
 
 
+@lru_cache(maxsize=4)
+def special_tokens(tokenizer: Tokenizer) -> frozenset[str]:
+    """The tokens that decoding leaves out."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return frozenset(token.content for token in added if token.special)
+
+
 class StreamDetokenizer:
-    """Incremental decoding by the tokenizers library."""
+    """Incremental decoding: what tokens add to the text of those in front of them.
+
+    The pieces join to the library's decoding of all tokens, but where that takes back what was given out: of
+    byte tokens in a row that are not valid together it makes U+FFFD, one each. Characters in front of the
+    fault stay; a row that remains faulty for more than BROKEN_TOKENS is decoded afresh from there on.
+    """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._context = list(prompt[-CONTEXT_TOKENS:])
+        self._special = special_tokens(tokenizer)
+        self._context: list[int] = []
+        """The tokens given out last; they begin where a character does."""
+        self._before = ""
+        """Their text."""
         self._pending: list[int] = []
-        # A stream that starts inside a character would give the whole context out with its end.
-        whole = self._text(self._context)
-        while self._context and self._text(self._context).endswith(REPLACEMENT):
-            self._pending.insert(0, self._context.pop())
-        self._in_prompt = whole[len(self._text(self._context)) :]
-        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=True)
-        for token_id in self._pending:
-            self._stream.step(tokenizer, token_id)
+        """The tokens behind them, whose text ends inside a character."""
+        self._in_prompt = ""
+        """What the prompt shows of the pending tokens."""
+        for token_id in self._end(prompt):
+            self.push(token_id)
+        self._in_prompt = self._added(self._pending, self._text(self._context + self._pending))
 
     def push(self, token_id: int) -> str:
         """The text that is complete now."""
-        piece: str | None = self._stream.step(self._tokenizer, token_id)
-        self._pending.append(token_id)
-        if piece is None:
+        if not self._has_text(token_id):
             return ""
-        self._context = (self._context + self._pending)[-CONTEXT_TOKENS:]
-        self._pending = []
-        return self._without_prompt(piece)
+        self._pending.append(token_id)
+        count, whole = len(self._pending), self._text(self._context + self._pending)
+        if whole.endswith(REPLACEMENT):
+            count -= UNFINISHED_TOKENS
+            if count <= BROKEN_TOKENS:
+                return ""
+            whole = self._text(self._context + self._pending[:count])
+        return self._give(count, whole)
 
     def finish(self) -> str:
-        """Decode what the stream still waits to complete."""
-        if not self._pending:
-            return ""
-        before, whole = self._text(self._context), self._text(self._context + self._pending)
-        self._pending = []
-        return self._without_prompt(whole[len(before) :]) if whole.startswith(before) else ""
+        """The text of what is still pending."""
+        return self._give(len(self._pending), self._text(self._context + self._pending))
 
-    def _without_prompt(self, piece: str) -> str:
-        """The first piece begins with what the prompt ended in, unless a character became whole."""
+    def _give(self, count: int, whole: str) -> str:
+        """Turn the first pending tokens into context; `whole` is the text of both."""
+        given, self._pending = self._pending[:count], self._pending[count:]
+        piece = self._added(given, whole)
+        self._context, self._before = given, self._text(given)
+        # The prompt shows the beginning, unless a character became whole.
         shown, self._in_prompt = self._in_prompt, ""
         while not piece.startswith(shown):
             shown = shown[:-1]
         return piece[len(shown) :]
+
+    def _added(self, token_ids: Sequence[int], whole: str) -> str:
+        """What tokens behind the context add to its text; `whole` is the text of both."""
+        if whole.startswith(self._before):
+            return whole[len(self._before) :]
+        # They are bytes that make the context's own bytes invalid, which were given out as characters.
+        return self._text(token_ids)
+
+    def _end(self, prompt: Sequence[int]) -> list[int]:
+        """The last tokens of the prompt that have text, from the beginning of a character on."""
+        end: list[int] = []
+        for token_id in filter(self._has_text, reversed(prompt[-LOOKED_AT:])):
+            end.insert(0, token_id)
+            inside = self._tokenizer.id_to_token(token_id) in CONTINUATIONS
+            if len(end) >= CONTEXT_TOKENS + (UNFINISHED_TOKENS if inside else 0):
+                break
+        return end
+
+    def _has_text(self, token_id: int) -> bool:
+        """False for what decoding leaves out wherever it stands: special tokens, and ids that are no token.
+
+        Such a one as context would make a decoder strip the space of the next token.
+        """
+        token = self._tokenizer.id_to_token(token_id)
+        return token is not None and token not in self._special
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
