@@ -13,16 +13,17 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.channel import (
+    CHANNEL_OPTIONS,
+    CLOSED,
     ClientClosedError,
     call_metadata,
-    channel_options,
     checked_tls,
     translated,
 )
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
-from paceline.core.errors import PacelineError
+from paceline.core.errors import CancelledError, PacelineError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import open_aio_channel
 from paceline.v1 import generation_pb2
@@ -77,32 +78,35 @@ class AsyncGenerationStream:
                     message = await anext(self._messages, None)
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
-                if await self._resume(error):
-                    continue
-                await self.aclose()
-                self._assembler.fail(error)
-                break
+                await self._go_on_after(error)
+                continue
             self._over = message is None
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
 
-    async def _resume(self, error: PacelineError) -> bool:
+    async def _go_on_after(self, error: PacelineError) -> None:
+        """Ask for the rest, or raise what ended the stream; nothing, if that was after its last chunk."""
         pause = self._resuming.pause_after(error)
-        if pause is None:
-            return False
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), pause)
-        if self._over:
-            return False
-        self._call.cancel()
-        self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
-        self._messages = aiter(self._call)
-        return True
+        if pause is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), pause)
+            if not self._closed.is_set():
+                self._call.cancel()
+                self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+                self._messages = aiter(self._call)
+                return
+            error = CancelledError(CLOSED)
+        await self.aclose()
+        self._assembler.fail(error)
 
     async def aclose(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
         self._over = True
+        self._abort()
+
+    def _abort(self) -> None:
+        """The same from outside: whoever reads is told."""
         self._closed.set()
         self._leave()
 
@@ -159,7 +163,7 @@ class AsyncClient:
         if self._closed:
             raise ClientClosedError("this client is closed")
         if self._stub is None:
-            self._channel = open_aio_channel(self.address, channel_options(self.address), self._tls)
+            self._channel = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
             self._stub = GenerationServiceStub(self._channel)
             self._loop = asyncio.get_running_loop()
         return self._stub
@@ -270,7 +274,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""
         for stream in list(self._streams):
-            stream._leave()
+            stream._abort()
         if self._cancels:
             _, late = await asyncio.wait(self._cancels, timeout=CANCEL_SECONDS)
             for task in late:

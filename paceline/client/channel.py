@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -11,7 +11,7 @@ import grpc
 from paceline.core import limits
 from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from paceline.core.tls import Tls
-from paceline.rpc.credentials import check_files, is_loopback
+from paceline.rpc.credentials import check_files
 from paceline.rpc.status import from_rpc_error
 
 
@@ -27,17 +27,18 @@ RECONNECT_MILLISECONDS = 2_000
 """At most this long after a server is back, calls reach it again."""
 
 
-def channel_options(address: str) -> tuple[tuple[str, int], ...]:
-    """Bounds and liveness of the channel to `address`; loopback never goes through an HTTP proxy."""
-    options = (
-        ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
-    )
-    return (*options, ("grpc.enable_http_proxy", 0)) if is_loopback(address.rpartition(":")[0]) else options
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
+)
+"""Bounds and liveness of a client's channel."""
+
+
+CLOSED = "the call was closed while it ran"
 
 
 def checked_tls(tls: Tls | None) -> Tls | None:
@@ -76,4 +77,4 @@ def translated() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise CancelledError("the call was closed while it ran") from None
+        raise CancelledError(CLOSED) from None

@@ -12,11 +12,11 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.abandoning import Abandoning
-from paceline.client.channel import call_metadata, channel_options, checked_tls, translated
+from paceline.client.channel import CHANNEL_OPTIONS, CLOSED, call_metadata, checked_tls, translated
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
-from paceline.core.errors import PacelineError
+from paceline.core.errors import CancelledError, PacelineError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import open_channel
 from paceline.v1 import generation_pb2
@@ -74,27 +74,36 @@ class GenerationStream:
                     message = next(self._call, None)
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
-                if self._resume(error):
-                    continue
-                self.close()
-                self._assembler.fail(error)
-                break
+                self._go_on_after(error)
+                continue
             self._over = message is None
             if chunk is not None:
                 return chunk
         raise StopIteration
 
-    def _resume(self, error: PacelineError) -> bool:
+    def _go_on_after(self, error: PacelineError) -> None:
+        """Ask for the rest, or raise what ended the stream; nothing, if that was after its last chunk."""
         pause = self._resuming.pause_after(error)
-        if pause is None or self._closed.wait(pause):
-            return False
-        self._call.cancel()
-        self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
-        return True
+        if pause is not None:
+            if not self._closed.wait(pause):
+                self._call.cancel()
+                self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+                if not self._closed.is_set():
+                    return
+                # Closed while the call was made: what the server heard last may be that somebody is back.
+                self._call.cancel()
+                self._client._abandoning.now(self._resuming.request.request_id)
+            error = CancelledError(CLOSED)
+        self.close()
+        self._assembler.fail(error)
 
     def close(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
         self._over = True
+        self._abort()
+
+    def _abort(self) -> None:
+        """The same from outside: whoever reads is told."""
         self._closed.set()
         self._leave(self._client._abandoning.now)
 
@@ -121,7 +130,7 @@ class GenerationStream:
 class Client:
     """Talks to one coordinator. Threads may share it.
 
-    Every method raises an error of `paceline.errors`: InvalidArgumentError naming the field,
+    Every method raises an error of `paceline.core.errors`: InvalidArgumentError naming the field,
     DeadlineExceededError after `timeout` seconds (None: no deadline), UnavailableError without a server.
     """
 
@@ -142,7 +151,7 @@ class Client:
         self.address = requests.checked_address(address)
         self._metadata = metadata = call_metadata(api_key)
         self._backoff = Backoff(requests.checked_resumes(max_resumes))
-        self._channel = open_channel(self.address, channel_options(self.address), checked_tls(tls))
+        self._channel = open_channel(self.address, CHANNEL_OPTIONS, checked_tls(tls))
         self._stub = stub = GenerationServiceStub(self._channel)
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
         self._abandoning = Abandoning(
@@ -230,7 +239,7 @@ class Client:
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""
         for stream in list(self._streams):
-            stream._leave(self._abandoning.now)
+            stream._abort()
         self._abandoning.close(CANCEL_SECONDS)
         # A Ctrl-C that strikes while the first call is made can leave gRPC without the thread that ends its
         # calls. Closing then waits for them for ever.

@@ -64,22 +64,31 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def _options(options: Options, tls: Tls) -> Options:
-    return [*options, ("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else options
+def _options(address: str, options: Options, tls: Tls | None) -> Options:
+    """With what every channel of ours has. This machine is never reached through an HTTP proxy, which gRPC
+    would ask wherever the environment names one."""
+    more: list[tuple[str, Any]] = []
+    if is_loopback(address.rpartition(":")[0]):
+        more.append(("grpc.enable_http_proxy", 0))
+    if tls is not None and tls.server_name:
+        more.append(("grpc.ssl_target_name_override", tls.server_name))
+    return [*options, *more]
 
 
 def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channel:
     """A channel for threads; None is plain text. Raises InvalidArgumentError naming a file."""
+    options = _options(address, options, tls)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, channel_credentials(tls), options=_options(options, tls))
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 
 def open_aio_channel(address: str, options: Options, tls: Tls | None) -> grpc.aio.Channel:
     """A channel for asyncio; None is plain text. Raises InvalidArgumentError."""
+    options = _options(address, options, tls)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=_options(options, tls))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 def is_loopback(host: str) -> bool:

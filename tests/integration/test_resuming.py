@@ -14,7 +14,7 @@ from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
 from harness.waiting import HANG, until
 
 from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, sync_client
-from paceline.client.channel import channel_options
+from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.client.requests import generate_request
 from paceline.core.errors import (
     AlreadyExistsError,
@@ -402,7 +402,7 @@ def test_a_client_that_does_not_read_is_cut_and_goes_on_when_it_reads(
 ) -> None:
     """Its blocks are free meanwhile. With a small window, and messages that fill the buffers between."""
     narrow = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-    monkeypatch.setattr(sync_client, "channel_options", lambda address: (*channel_options(address), *narrow))
+    monkeypatch.setattr(sync_client, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *narrow))
     sampling = {**COUPLED, "max_tokens": 1500, "logprobs": 20}
     targets, drafts = ([stack.stack.address_of(role)] for role in ("target", "draft"))
     with (

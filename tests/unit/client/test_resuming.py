@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -16,6 +19,7 @@ from paceline.client.resuming import Backoff, Resuming
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
     AlreadyExistsError,
+    CancelledError,
     DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
@@ -70,7 +74,7 @@ def resuming(server: Any, connect: Callable[..., Any]) -> Any:
 
 
 def with_backoff(client: Any, backoff: Backoff) -> Any:
-    inner = client if isinstance(client, Client) else client._client
+    inner = client if isinstance(client, Client | AsyncClient) else client._client
     inner._backoff = backoff
     return client
 
@@ -167,6 +171,77 @@ def test_the_deadline_is_that_of_all_calls_together(
     server.script = script
     with pytest.raises(DeadlineExceededError):
         client.generate("x", timeout=0.5)
+
+
+# ---- closing while a stream waits to be asked for again ------------------------------------------------
+
+
+def in_an_hour(pausing: Callable[[], None]) -> Backoff:
+    """Says when the pause begins."""
+
+    def uniform() -> float:
+        pausing()
+        return 0.0
+
+    return Backoff(first=3600.0, longest=3600.0, uniform=uniform)
+
+
+@pytest.mark.parametrize("closed", ["stream", "client"])
+def test_closing_in_the_pause_ends_it_at_once(server: Any, messages: Any, closed: str) -> None:
+    Cutting(server, messages.good, 1)
+    paused = threading.Event()
+    client = with_backoff(Client(server.address), in_an_hour(paused.set))
+    stream = client.stream("x")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, stream)
+        assert paused.wait(WAIT)
+        {"stream": stream, "client": client}[closed].close()
+        with pytest.raises(CancelledError):
+            reading.result(WAIT)
+    client.close()
+
+
+@pytest.mark.parametrize("closed", ["stream", "client"])
+async def test_closing_an_async_one_in_the_pause_ends_it_at_once(
+    server: Any, messages: Any, closed: str
+) -> None:
+    Cutting(server, messages.good, 1)
+    paused = asyncio.Event()
+    client = with_backoff(AsyncClient(server.address), in_an_hour(paused.set))
+    stream = client.stream("x")
+
+    async def read() -> list[Any]:
+        return [chunk async for chunk in stream]
+
+    async with asyncio.timeout(WAIT):
+        reading = asyncio.create_task(read())
+        await paused.wait()
+        await {"stream": stream.aclose, "client": client.close}[closed]()
+        with pytest.raises(CancelledError):
+            await reading
+    await client.close()
+
+
+def test_a_stream_that_is_closed_while_it_is_asked_for_again_leaves_nothing(
+    server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Cutting(server, messages.good, 1)
+    client = with_backoff(Client(server.address), at_once())
+    made = client._generate
+
+    def close_meanwhile(request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
+        call = made(request, timeout)
+        if request.resume_from:
+            stream.close()
+        return call
+
+    monkeypatch.setattr(client, "_generate", close_meanwhile)
+    stream = client.stream("x")
+    with pytest.raises(CancelledError):
+        list(stream)
+    told = [server.cancelled.get(timeout=WAIT) for _ in range(2)]
+    assert told == [server.requests[0].request_id] * 2, "the second one after the call that it is about"
+    client.close()
 
 
 # ---- telling the server that nobody comes back ---------------------------------------------------------

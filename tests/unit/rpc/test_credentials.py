@@ -1,0 +1,70 @@
+"""Channels: what each of them has, whoever opens it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from paceline.core.tls import Tls
+from paceline.rpc.credentials import _options, open_aio_channel, open_channel
+
+SECONDS = 20.0
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:50", True),
+        ("[::1]:50", True),
+        ("localhost:50", True),
+        ("10.0.0.1:50", False),
+        ("paceline.example:50", False),
+        ("dns:///paceline.example:50", False),
+    ],
+)
+def test_loopback_never_goes_through_a_proxy(address: str, loopback: bool) -> None:
+    for tls in (None, Tls()):
+        assert (("grpc.enable_http_proxy", 0) in _options(address, (), tls)) == loopback
+
+
+def test_a_name_to_expect_and_what_was_asked_for_are_kept() -> None:
+    options = _options("127.0.0.1:50", (("grpc.keepalive_time_ms", 5),), Tls(server_name="other"))
+    assert {"grpc.keepalive_time_ms": 5, "grpc.ssl_target_name_override": "other"}.items() <= dict(
+        options
+    ).items()
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server on this machine, in an environment that names a proxy which lets nobody through."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("no_grpc_proxy", raising=False)
+        server = grpc.server(ThreadPoolExecutor(1))
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None).wait()
+
+
+def test_a_process_on_this_machine_is_reached_whatever_the_proxy(address: str) -> None:
+    with open_channel(address, (), None) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_so_it_is_from_an_event_loop(address: str) -> None:
+    async with open_aio_channel(address, (), None) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=SECONDS
+        )
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
