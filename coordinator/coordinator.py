@@ -14,7 +14,7 @@ from coordinator.dialects import DRAFT, TARGET, Dialect
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
 from coordinator.ledger import Commit
-from coordinator.links import Link, LinkObserver, LinkState
+from coordinator.links import Link, LinkObserver
 from coordinator.machines import Machines
 from coordinator.observer import Observer, RequestRecord
 from coordinator.record import Record, ending
@@ -74,7 +74,7 @@ class Coordinator:
         )
         self.requests = Requests(self.dispatcher, config.resume_seconds, clock)
         self._clock = clock
-        self._machines = Machines(config, vocabulary, clock)
+        self._machines = Machines(config, vocabulary)
         self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
@@ -115,11 +115,11 @@ class Coordinator:
         return any(link.ready for link in self.dispatcher.targets)
 
     def target_info(self) -> common_pb2.WorkerInfo:
-        """What the target is. Raises UnavailableError before one was ever there."""
-        for link in self.dispatcher.targets:
-            if link.known is not None and link.state is not LinkState.REFUSED:
-                return link.known
-        raise UnavailableError("no target worker is there yet")
+        """What the target is, or was. Raises UnavailableError before one was ever there."""
+        served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
+        if not served:
+            raise UnavailableError("no target worker is there yet")
+        return min(served, key=lambda each: each[0])[1]
 
     @property
     def model_name(self) -> str:
@@ -152,7 +152,7 @@ class Coordinator:
         beyond the client's `deadline` (of the clock). Raises PacelineError; InvalidArgumentError names the
         field.
         """
-        with self._reporting.observed(call, self._known_name()) as report, contextlib.ExitStack() as counted:
+        with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
             if call.resumption is None:
                 # Before anything is done for it: waiting and tokenising are work as well.
                 counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
@@ -170,8 +170,13 @@ class Coordinator:
                 self._reporting.taken_on(report, generation)
                 yield generation
 
-    def _known_name(self) -> str:
-        return self.model_name if self.serving else self.config.model_name
+    @property
+    def known_name(self) -> str:
+        """The same, and empty before a target was ever there and where nobody named the model."""
+        try:
+            return self.model_name
+        except UnavailableError:
+            return ""
 
     async def _taken_on(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo

@@ -1,8 +1,8 @@
 """The connection to one worker: found, checked, streamed to, lost, and found again.
 
 A link reconnects for as long as the coordinator lives. Commands queued in one turn of the event loop
-leave in one frame, at its end or when it is flushed. Frames go through gRPC, or through the worker's local
-socket where it offers one and the coordinator finds it.
+leave together, at its end or when it is flushed, in one frame if one holds them. Frames go through gRPC, or
+through the worker's local socket where it offers one and the coordinator finds it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from paceline.core.tls import Tls
 from paceline.rpc import local
 from paceline.rpc.auth import PeerRole
 from paceline.rpc.credentials import open_aio_channel
+from paceline.rpc.framing import framed
 from paceline.rpc.server import CHANNEL_OPTIONS
 from paceline.v1 import common_pb2
 
@@ -77,6 +78,9 @@ class Link:
         self.state = LinkState.CONNECTING
         self.reason = ""
         self.known: common_pb2.WorkerInfo | None = None
+        """What is there, as it last said, refused or not."""
+        self.admitted: common_pb2.WorkerInfo | None = None
+        """What served here last: it says what a request may ask for, also while nobody is there."""
         self.load = 0
         """Sequences assigned to this worker."""
         self.settled = asyncio.Event()
@@ -111,7 +115,8 @@ class Link:
         if self._outbox and isinstance(self._stream, local.LocalStream):
             commands, self._outbox = self._outbox, []
             self._pending.clear()
-            self._stream.send(self.dialect.request(commands).SerializeToString())
+            for frame in framed(commands, self.dialect.request):
+                self._stream.send(frame.SerializeToString())
 
     def hang_up(self) -> None:
         """Give the stream up: the worker does not answer. The link then starts over."""
@@ -128,10 +133,15 @@ class Link:
     async def run(self) -> None:
         """Keep the worker connected until cancelled."""
         while True:
-            # A fresh channel finds a restarted worker at once, without the old one's backoff.
-            async with open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls) as channel:
-                self._channel = channel
-                pause = await self._session(channel)
+            try:
+                # A fresh channel finds a restarted worker at once, without the old one's backoff.
+                opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
+            except PacelineError as error:
+                pause = self._refuse(error)  # certificates that are being renewed, perhaps
+            else:
+                async with opened as channel:
+                    self._channel = channel
+                    pause = await self._session(channel)
             await asyncio.sleep(pause)
 
     async def _session(self, channel: grpc.aio.Channel) -> float:
@@ -139,21 +149,31 @@ class Link:
         try:
             info = self.known = await self.dialect.info(channel, INFO_SECONDS)
             self._observer.admit(self, info)
+            self.admitted = info
             await self._converse(channel, info)
         except UnavailableError as error:
             # Nothing is wrong with the worker: what it must be compared with is not there yet.
             self._end(str(error))
         except PacelineError as error:
-            if self.state is not LinkState.REFUSED:
-                log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
-            self.state, self.reason = LinkState.REFUSED, str(error)
-            self.settled.set()
-            return REFUSED_RETRY_SECONDS
+            return self._refuse(error)
         except grpc.aio.AioRpcError as error:
             self._end(self._told(error.code()))
         except (grpc.aio.UsageError, DecodeError):
             self._end("the stream broke")
         return RETRY_SECONDS
+
+    def _refuse(self, error: PacelineError) -> float:
+        """The worker cannot be used as things stand. Returns seconds until it is asked again."""
+        was_ready = self.ready
+        if self.state is not LinkState.REFUSED:
+            log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
+        self.state, self.reason = LinkState.REFUSED, str(error)
+        self.settled.set()
+        if was_ready:
+            self._outbox.clear()
+            self._stream = None
+            self._observer.lost(self)
+        return REFUSED_RETRY_SECONDS
 
     def _told(self, code: grpc.StatusCode) -> str:
         name = code.name.lower()
@@ -218,6 +238,7 @@ class Link:
             if self._outbox:
                 commands, self._outbox = self._outbox, []
                 try:
-                    await stream.write(self.dialect.request(commands))
+                    for frame in framed(commands, self.dialect.request):
+                        await stream.write(frame)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     return  # the reader sees the same end, and tells

@@ -14,7 +14,6 @@ from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.round import RoundMachine
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.clock import Clock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SequenceParams, SpeculationParams
@@ -25,10 +24,9 @@ from paceline.v1 import common_pb2
 class Machines:
     """Makes them as the server and the request say; all of them learn from one pair."""
 
-    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary, clock: Clock) -> None:
+    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._vocabulary = vocabulary
-        self._clock = clock
         self._pair = Pair(config.max_num_speculative_tokens)
 
     def make(
@@ -72,7 +70,6 @@ class Machines:
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
             phase=Phase.DONE if ledger.ended else Phase.NEW,
-            deadline=self._clock() + config.recovery_timeout,
             prompt_lookup=self._looks_up(asked, k, params),
             policy=policy,
         )

@@ -14,6 +14,7 @@ from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.core.cores import bind_thread, check_cores
+from paceline.core.errors import InternalError
 from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
 from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
@@ -42,6 +43,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
     server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)
     work = asyncio.create_task(coordinator.run())
+    work.add_done_callback(lambda ended: None if ended.cancelled() else server.abandon())
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
@@ -62,6 +64,11 @@ async def _serve(config: CoordinatorConfig) -> None:
         announcing = asyncio.create_task(_announce(coordinator, server, http))
         await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
         announcing.cancel()
+        if server.abandoned:
+            # Without its links a coordinator can only be restarted: the exit code says that it failed.
+            if http is not None:
+                await http.stop(0)
+            raise InternalError("the links to the workers died") from work.exception()
     finally:
         work.cancel()
         if spans is not None:

@@ -78,8 +78,7 @@ class CoordinatorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, whether or not something happened yet."""
         coordinator = self._coordinator
-        name = coordinator.model_name if coordinator.serving else coordinator.config.model_name
-        make = Families({"model_name": name})
+        make = Families({"model_name": coordinator.known_name})
         yield from self._requests(make, coordinator.recorder)
         yield from self._times(make, coordinator.recorder)
         yield from self._speculation(make, coordinator.recorder)

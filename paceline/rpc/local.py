@@ -28,12 +28,15 @@ from google.protobuf.message import DecodeError, Message
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.rpc.framing import framed
 from paceline.rpc.worker import Dialect, Engine
 
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 """Until the next try, where a connection could not be accepted: out of files, for example."""
+MAX_UNSENT_BYTES = 8 * limits.MAX_MESSAGE_BYTES
+"""Kept for a side that takes nothing; beyond it the stream is over."""
 _LENGTH = 4
 _CHUNK = 1 << 16
 _BACKLOG = 16
@@ -74,7 +77,11 @@ class LocalStream:
             if sent == len(data):
                 return
             self._unsent += memoryview(data)[sent:]
-        if not waits:
+            stuck = len(self._unsent) > MAX_UNSENT_BYTES
+        if stuck:
+            error = UnavailableError("the other side takes nothing")
+            self._loop.call_soon_threadsafe(self.close, error)
+        elif not waits:
             self._loop.call_soon_threadsafe(self._await_room)
 
     async def write(self, message: Message) -> None:
@@ -82,8 +89,8 @@ class LocalStream:
         self.send(message.SerializeToString())
 
     def cancel(self) -> None:
-        """Give the stream up."""
-        self._cancelled = not self.ended.done()
+        """Give the stream up. May be repeated."""
+        self._cancelled = self._cancelled or not self.ended.done()
         self.close()
 
     def cancelled(self) -> bool:
@@ -248,7 +255,8 @@ class LocalServer:
 
         def route(events: Sequence[Any]) -> None:
             try:
-                stream.send(dialect.render(events).SerializeToString())
+                for frame in framed(events, dialect.render):
+                    stream.send(frame.SerializeToString())
             except Exception as error:
                 # The engine's thread serves other streams too.
                 loop.call_soon_threadsafe(stream.close, error)

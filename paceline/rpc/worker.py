@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from paceline.core.errors import InternalError, PacelineError, UnavailableError
+from paceline.rpc.framing import framed
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ async def serve_stream(
             if outbox:
                 events = outbox.copy()
                 outbox.clear()
-                yield dialect.render(events)
+                for frame in framed(events, dialect.render):
+                    yield frame
         if ended[0] is not None:
             await abort(context, ended[0])
     finally:

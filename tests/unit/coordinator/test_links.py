@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from coordinator import links
 from coordinator.dialects import TARGET
 from coordinator.links import Link, LinkObserver, LinkState
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence
 from paceline.rpc import frames
 from paceline.rpc.local import LocalStream
@@ -51,3 +55,58 @@ async def test_what_grpc_has_to_wait_for_stays_for_the_writer(link: Link) -> Non
     link.flush()
     assert link._outbox == [ONE]
     assert link._pending.is_set()
+
+
+async def test_what_one_frame_does_not_hold_leaves_in_several(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: all sequences of a target that was back were opened in one frame, however long they were."""
+    commands = [CloseSequence(f"sequence {i}", i) for i in range(7)]
+    monkeypatch.setattr(limits, "MAX_MESSAGE_BYTES", 2 * TARGET.request(commands[:1]).ByteSize())
+    beside = link._stream = Beside()
+    for command in commands:
+        link.send(command)
+    link.flush()
+    assert [command for frame in beside.commands for command in frame] == commands
+    assert max(map(len, beside.commands)) <= 2
+
+
+async def test_a_certificate_that_cannot_be_read_refuses_the_worker_and_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: while it was renewed, a link that reconnected ended all others, and the process lived on."""
+    seen: list[LinkState] = []
+    tried = asyncio.Event()
+
+    def unreadable(*_: Any) -> Any:
+        seen.append(link.state)
+        if len(seen) == 3:
+            tried.set()
+        raise InvalidArgumentError("tls_key", "cannot be read")
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(links, "open_aio_channel", unreadable)
+    monkeypatch.setattr(links, "REFUSED_RETRY_SECONDS", 0.0)
+    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing))
+    running = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    assert not running.done()
+    running.cancel()
+    assert seen == [LinkState.CONNECTING, LinkState.REFUSED, LinkState.REFUSED]
+    assert "tls_key" in link.reason
+    assert link.settled.is_set()
+
+
+async def test_a_worker_that_is_refused_while_it_serves_is_lost() -> None:
+    lost: list[Link] = []
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, lost.append, nothing))
+    link.state = LinkState.READY
+    link._refuse(InvalidArgumentError("frame", "is too long"))
+    assert (link.state, lost) == (LinkState.REFUSED, [link])

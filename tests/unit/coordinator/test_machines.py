@@ -6,7 +6,6 @@ import pytest
 
 from coordinator.machines import Machines
 from paceline.core.checks import AUTO, DraftTokens
-from paceline.core.clock import monotonic
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams
 
@@ -21,7 +20,7 @@ def looks_up(
 ) -> bool:
     config = CoordinatorConfig(targets=("t:1",), tokenizer="t", prompt_lookup=server)
     params = SequenceParams(SamplingParams(temperature=temperature, seed=1), mode, 1)
-    machines = Machines(config, None, monotonic)  # type: ignore[arg-type]
+    machines = Machines(config, None)  # type: ignore[arg-type]
     return machines._looks_up(SpeculationParams(prompt_lookup=asked), k, params)
 
 

@@ -61,6 +61,10 @@ class ScriptedCoordinator:
         default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
     )
 
+    @property
+    def known_name(self) -> str:
+        return self.model_name
+
     def target_info(self) -> Any:
         return SimpleNamespace(max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size)
 

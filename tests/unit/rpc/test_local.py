@@ -123,6 +123,24 @@ async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
         assert data == expected
 
 
+async def test_a_side_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped still has its socket: what is sent to it is not kept for ever."""
+    monkeypatch.setattr("paceline.rpc.local.MAX_UNSENT_BYTES", 1_000_000)
+    with Ends() as ends:
+        for _ in range(20):
+            ends.stream.send(frame_of(200_000))
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(UnavailableError, match="takes nothing"):
+                await ends.stream.ended
+
+
+async def test_giving_up_twice_is_giving_up() -> None:
+    with Ends() as ends:
+        ends.stream.cancel()
+        ends.stream.cancel()
+        assert ends.stream.cancelled()
+
+
 async def test_frames_go_both_ways_at_once() -> None:
     a, b = socket.socketpair(socket.AF_UNIX)
     got: dict[str, list[bytes]] = {"a": [], "b": []}
