@@ -1,7 +1,7 @@
 """The asyncio shell around the round machines: it carries actions out and brings events back.
 
-Which sequence talks to which worker, who waits for blocks, and whose deadline has passed is decided
-here; what a sequence does about it is decided in round.py.
+Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for blocks
+in blocks.py; what a sequence does about it is decided in round.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from coordinator.blocks import Blocks
 from coordinator.events import (
     Action,
     Emit,
@@ -45,8 +46,6 @@ SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
 STUCK_SHARE = 0.5
 """A target that gave no verdict at all for this share of the time for one hangs."""
-GRACE_SECONDS = 1.0
-"""How long a sequence that lacks blocks goes on trying although no other one holds any."""
 
 
 class Dispatcher:
@@ -74,7 +73,7 @@ class Dispatcher:
         self._unread_timeout = unread_timeout
         self._sequences: dict[str, Running] = {}
         self._queue: deque[Running] = deque()
-        self._blocked: list[Running] = []
+        self._blocks = Blocks(self._sequences, self._handle)
         self._submitted = 0
         self._heard: dict[Link, float] = {}
         """When a worker last gave a verdict."""
@@ -88,7 +87,7 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Sequences that wait for a place or for blocks."""
-        return len(self._queue) + len(self._waiting_for_blocks())
+        return len(self._queue) + len(self._blocks.waiting)
 
     # ---- for the faces -----------------------------------------------------------------------------
 
@@ -198,10 +197,7 @@ class Dispatcher:
             if isinstance(event, SequenceFailed):
                 event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
             self._handle(running, event)
-            if running.was_blocked and isinstance(event, RoundVerdict):
-                # It got its blocks, so the next one may try.
-                running.was_blocked, running.alone_since = False, None
-                self._unblock_one()
+            if isinstance(event, RoundVerdict) and self._blocks.granted(running):
                 self._admit()
 
     async def sweep(self) -> None:
@@ -216,26 +212,21 @@ class Dispatcher:
                 behind = running.behind_since
                 if behind is not None and now - behind >= self._unread_timeout:
                     self._cut(running)
-            if self._waiting_for_blocks():
-                self._take_blocks_of_paused()
-                if not self._somebody_holds_blocks():
-                    self._unblock_one()
+            self.num_preemptions += self._blocks.sweep()
             self._admit()
 
     # ---- within ------------------------------------------------------------------------------------
 
     def _may_admit(self) -> bool:
         """Not past one that waits for blocks: a new sequence would only have to give them up again."""
-        return self.running < self._max_running and not self._waiting_for_blocks()
-
-    def _waiting_for_blocks(self) -> list[Running]:
-        return [running for running in self._blocked if running.machine.phase is Phase.WAITING]
+        return self.running < self._max_running and not self._blocks.waiting
 
     def _admit(self) -> None:
         while self._queue and self._may_admit():
             running = self._queue.popleft()
             if not running.ended:
                 running.admitted, running.admitted_at = True, self._clock()
+                self._handle(running, Signal.ADMITTED)
                 self._assign(running)
 
     def _assign(self, running: Running) -> None:
@@ -282,7 +273,9 @@ class Dispatcher:
                     running.parts.put_nowait(error)
                 case WaitForBlocks(error, preempted):
                     self.num_preemptions += preempted
-                    self._block(running, error)
+                    tell_all(self._observers, lambda observer: observer.blocks_awaited())
+                    if not self._blocks.refused(running, self._clock()):
+                        self._carry_out(running, running.machine.give_up(error))
                 case TargetHangs():
                     self._late(running)
         record, running.machine.committed = running.machine.committed, None
@@ -342,57 +335,18 @@ class Dispatcher:
         why = "the client does not read; the request may be resumed"
         self._carry_out(running, running.machine.give_up(UnavailableError(why, last_index)))
 
-    def _block(self, running: Running, error: ResourceExhaustedError) -> None:
-        """Out of blocks: wait for another sequence to end. With no other one they would never come."""
-        running.was_blocked = True
-        tell_all(self._observers, lambda observer: observer.blocks_awaited())
-        now = self._clock()
-        if self._somebody_holds_blocks():
-            running.alone_since = None
-            self._wait_for_blocks(running)
-        elif running.alone_since is None:
-            # Those it competed with gave theirs back since: the oldest may fit now that nobody has any.
-            running.alone_since = now
-            self._wait_for_blocks(running)
-            self._unblock_one()
-        elif now - running.alone_since < GRACE_SECONDS:
-            # A worker may not have learned yet that a stream, and all that it held, is over.
-            self._wait_for_blocks(running)
-        else:
-            self._carry_out(running, running.machine.give_up(error))
-
-    def _wait_for_blocks(self, running: Running) -> None:
-        if running not in self._blocked:
-            self._blocked.append(running)
-
-    def _somebody_holds_blocks(self) -> bool:
-        return any(running.machine.holds_target for running in self._sequences.values())
-
-    def _unblock_one(self) -> None:
-        """The oldest tries again; it may have what younger ones hold."""
-        self._blocked = self._waiting_for_blocks()
-        if self._blocked:
-            oldest = min(self._blocked, key=lambda running: running.order)
-            self._blocked.remove(oldest)
-            self._handle(oldest, Signal.BLOCKS_FREED)
-
-    def _take_blocks_of_paused(self) -> None:
-        """A client that does not read must not keep the others waiting."""
-        for running in list(self._sequences.values()):
-            if running.machine.phase is Phase.PAUSED and running.machine.holds_target:
-                self.num_preemptions += 1
-                self._handle(running, Signal.BLOCKS_WANTED)
-
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:
             return
-        for link in filter(None, (running.target, running.draft)):
+        target = running.target
+        for link in filter(None, (target, running.draft)):
             link.load -= 1
         running.target = running.draft = None
         if not running.admitted:
             self._queue.remove(running)
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
-        self._unblock_one()
+        if target is not None:
+            self._blocks.wake_oldest(target)
         self._admit()
 
 

@@ -78,6 +78,7 @@ Action = ToTarget | ToDraft | Emit | Fail | WaitForBlocks | TargetHangs
 class Signal(enum.Enum):
     """Events without content."""
 
+    ADMITTED = "it has a place among those that run"
     DRAFT_READY = "a draft worker is there"
     DRAFT_LOST = "the draft worker is gone"
     TARGET_READY = "a target worker is there"

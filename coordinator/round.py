@@ -111,6 +111,9 @@ class RoundMachine(Planner):
     def _note(self, signal: Signal, now: float) -> None:
         """Signals that change what is believed and ask for nothing."""
         match signal:
+            case Signal.ADMITTED:
+                if self.phase is Phase.NEW:
+                    self.deadline = now + self.deadlines.recovery  # the time in the queue is not of it
             case Signal.TARGET_LOST:
                 self._target.lose()
                 if self.phase in (Phase.VERIFYING, Phase.WAITING):

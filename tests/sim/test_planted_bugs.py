@@ -12,7 +12,7 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from coordinator.dispatcher import Dispatcher
+from coordinator.blocks import Blocks
 from coordinator.events import Action, Emit, Fail
 from coordinator.ledger import Commit, Ledger
 from coordinator.peer import Peer
@@ -399,15 +399,15 @@ def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.Mon
 def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two run out of blocks at once and are both closed: the second was failed, as nobody held any."""
 
-    def block(self: Dispatcher, running: Running, error: ResourceExhaustedError) -> None:
+    def refused(self: Blocks, running: Running, _now: float) -> bool:
         running.was_blocked = True
         others = (r for r in self._sequences.values() if r is not running and r.admitted)
-        if any(r.machine.holds_target for r in others):
+        waits = any(r.machine.holds_target for r in others)
+        if waits:
             self._blocked.append(running)
-        else:
-            self._carry_out(running, running.machine.give_up(error))
+        return waits
 
-    monkeypatch.setattr(Dispatcher, "_block", block)
+    monkeypatch.setattr(Blocks, "refused", refused)
     assert "invariant 6" in simulation_catches(range(290, 360))
 
 

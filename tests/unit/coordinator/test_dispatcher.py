@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import coordinator.dispatcher as dispatcher_module
+from coordinator.blocks import GRACE_SECONDS
 from coordinator.dispatcher import Dispatcher
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Ledger
@@ -389,7 +390,7 @@ def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
     running = service.submit()
     service.fail(running)
     assert running.machine.phase is Phase.VERIFYING, "what held the blocks may have gone by now"
-    service.clock.now = dispatcher_module.GRACE_SECONDS
+    service.clock.now = GRACE_SECONDS
     service.fail(running)
     assert parts(running) == [FULL]
     assert service.it.failed == 1
@@ -438,9 +439,46 @@ def test_two_that_do_not_fit_alone_both_end() -> None:
         for running in (first, second):
             if running.machine.phase is Phase.VERIFYING:
                 service.fail(running)
-        service.clock.now += dispatcher_module.GRACE_SECONDS / 2
+        service.clock.now += GRACE_SECONDS / 2
         service.sweep()
     assert parts(first) == parts(second) == [FULL]
+
+
+def test_what_waits_for_one_target_does_not_keep_those_of_another_waiting() -> None:
+    """Once: blocks that were free on the second target woke the oldest of all, which waited for the first."""
+    service = Service(targets=2)
+    holds, other, waits, starves = (service.submit() for _ in range(4))
+    assert [r.target is service.targets[i % 2] for i, r in enumerate((holds, other, waits, starves))] == [
+        True
+    ] * 4
+    service.fail(waits)
+    service.fail(starves)
+    assert service.it.waiting == 2
+    service.it.cancel(other)
+    assert (waits.machine.phase, starves.machine.phase) == (Phase.WAITING, Phase.VERIFYING)
+    service.fail(starves)
+    assert starves.machine.phase is Phase.VERIFYING, "nobody holds any there"
+    service.it.cancel(holds)
+    assert waits.machine.phase is Phase.VERIFYING
+
+
+def test_the_time_in_the_queue_is_no_time_without_a_target() -> None:
+    """Once: a target that died failed, in one sweep, all that had waited longer than it may be away."""
+    service = Service(max_running=1)
+    first, second = service.submit(), service.submit()
+    service.clock.now = 500.0
+    service.lose(service.targets[0])
+    service.it.cancel(first)
+    assert second.admitted
+    service.sweep()
+    assert second.machine.phase is Phase.NEW
+    service.clock.now = 599.0
+    service.sweep()
+    assert second.machine.phase is Phase.NEW
+    service.clock.now = 600.0
+    service.sweep()
+    (error,) = parts(second)
+    assert isinstance(error, UnavailableError)
 
 
 def test_a_blocked_sequence_can_be_cancelled() -> None:

@@ -1,0 +1,93 @@
+"""Who waits for cache blocks of a target worker, and who tries again when some are free.
+
+A worker has its own blocks: those that wait for one are woken by what happens there, oldest first, and
+wait on while somebody holds blocks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from coordinator.events import Event, Phase, Signal
+from coordinator.links import Link
+from coordinator.running import Running
+
+GRACE_SECONDS = 1.0
+"""How long a sequence that lacks blocks goes on trying although no other one holds any."""
+
+
+class Blocks:
+    """Of all sequences of a coordinator."""
+
+    def __init__(self, sequences: Mapping[str, Running], tell: Callable[[Running, Event], None]) -> None:
+        """`sequences` is the caller's own, by id; `tell` gives a signal to one of them."""
+        self._sequences = sequences
+        self._tell = tell
+        self._blocked: list[Running] = []
+
+    @property
+    def waiting(self) -> list[Running]:
+        """Sequences that wait for blocks, whatever has become of them since they were refused."""
+        return [running for running in self._blocked if running.machine.phase is Phase.WAITING]
+
+    def refused(self, running: Running, now: float) -> bool:
+        """A worker had none for it. True if it waits for another one to give some back; with no other one
+        they would never come."""
+        running.was_blocked = True
+        if self._held_on(running.target):
+            running.alone_since = None
+            self._wait(running)
+            return True
+        if running.alone_since is None:
+            # Those it competed with gave theirs back since: the oldest may fit now that nobody has any.
+            running.alone_since = now
+            self._wait(running)
+            self.wake_oldest(running.target)
+            return True
+        # A worker may not have learned yet that a stream, and all that it held, is over.
+        grace = now - running.alone_since < GRACE_SECONDS
+        if grace:
+            self._wait(running)
+        return grace
+
+    def granted(self, running: Running) -> bool:
+        """It has a verdict: True where it had lacked blocks, so that the next one may try."""
+        if not running.was_blocked:
+            return False
+        running.was_blocked, running.alone_since = False, None
+        self.wake_oldest(running.target)
+        return True
+
+    def wake_oldest(self, link: Link | None) -> None:
+        """Of those that wait for this worker the oldest tries again; it may have what younger ones hold."""
+        self._blocked = self.waiting
+        here = [running for running in self._blocked if running.target is link]
+        if here:
+            oldest = min(here, key=lambda running: running.order)
+            self._blocked.remove(oldest)
+            self._tell(oldest, Signal.BLOCKS_FREED)
+
+    def sweep(self) -> int:
+        """Wake those that nobody else would. Returns how many sequences lost theirs to them.
+
+        A client that does not read must not keep the others waiting.
+        """
+        taken = 0
+        for link in {running.target for running in self.waiting}:
+            paused = [r for r in self._on(link) if r.machine.phase is Phase.PAUSED and r.machine.holds_target]
+            for running in paused:
+                taken += 1
+                self._tell(running, Signal.BLOCKS_WANTED)
+            if not self._held_on(link):
+                self.wake_oldest(link)
+        return taken
+
+    def _on(self, link: Link | None) -> list[Running]:
+        return [running for running in self._sequences.values() if running.target is link]
+
+    def _held_on(self, link: Link | None) -> bool:
+        return any(running.machine.holds_target for running in self._on(link))
+
+    def _wait(self, running: Running) -> None:
+        if running not in self._blocked:
+            self._blocked.append(running)
