@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,17 @@ import grpc
 from coordinator import calls
 from coordinator.recorder import Recorder
 from paceline.core.clock import Clock, monotonic
+from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."
 """Health checks and reflection are no calls of clients."""
+METHODS = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for service in generation_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
+UNKNOWN = "unknown"
+"""How calls of other methods are counted."""
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -36,9 +45,13 @@ class CallObserver(grpc.aio.ServerInterceptor):
         """Put an observer around the method."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or handler.request_streaming or not method.startswith(PACKAGE):
+        if handler is None or not method.startswith(PACKAGE):
             return handler
-        name = method.removeprefix("/")
+        # What a client makes up is no name of a metric.
+        name = method.removeprefix("/") if method in METHODS else UNKNOWN
+        if handler.request_streaming:
+            # No method of ours takes a stream: such a handler is one that refuses, whatever was called.
+            return grpc.stream_stream_rpc_method_handler(self._single(name, _refused(handler.stream_stream)))
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
                 self._streaming(name, handler.unary_stream),
@@ -85,6 +98,20 @@ class CallObserver(grpc.aio.ServerInterceptor):
             finally:
                 self._recorder.grpc_calls[method, code] += 1
                 call.finish(code, self._clock())
+
+
+def _refused(behaviour: Any) -> Any:
+    """A handler that sends nothing, as a coroutine: it may be one, or a generator."""
+
+    async def refuse(requests: Any, context: Context) -> None:
+        ending = behaviour(requests, context)
+        if inspect.isawaitable(ending):
+            await ending
+        else:
+            async for _ in ending:
+                pass
+
+    return refuse
 
 
 def _code_of(context: Context) -> str:

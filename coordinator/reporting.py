@@ -53,7 +53,8 @@ class Reporting:
         """It was accepted, and its sequences run or wait."""
         request.generation = generation
         for running in generation.choices:
-            running.arrived_at = request.began
+            # Of one that is resumed the first call was the earlier one.
+            running.arrived_at = min(running.arrived_at, request.began)
         if (of := calls.current.get()) is not None:
             of.name(request.request_id)
 

@@ -44,7 +44,7 @@ class Request:
     """Whoever reads it now; None while it is held."""
     held_until: float = 0.0
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is counted and timed for as long as it is here."""
+    """What is counted and timed until all of its choices have ended, or it is gone."""
 
     @property
     def ended(self) -> bool:
@@ -98,6 +98,8 @@ class Requests:
         before = self._requests.get(request.key)
         if before is not None and (before.reader is not None or not before.ended):
             raise AlreadyExistsError("request_id", "is running already")
+        if before is not None:
+            self.end(before)
         self._requests[request.key] = request
         request.reader = object()
 
@@ -138,6 +140,7 @@ class Requests:
             self.end(request)
         elif self._requests.get(request.key) is request:
             request.reader, request.held_until = None, until
+            self._settle(request)
             for oldest in self.held[: -limits.MAX_HELD_REQUESTS]:
                 self.end(oldest)
 
@@ -169,8 +172,15 @@ class Requests:
         """End those whose time is over."""
         now = self._clock()
         for request in self.held:
+            self._settle(request)
             if now >= request.held_until:
                 self.end(request)
+
+    @staticmethod
+    def _settle(request: Request) -> None:
+        """One that has ended is held as a ledger alone: its sequences run no more, and do not count."""
+        if request.ended:
+            request.counted.close()
 
     async def sweep(self) -> None:
         """Do so for ever."""

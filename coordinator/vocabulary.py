@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -45,11 +46,12 @@ class Vocabulary:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids as transformers gives them, by default with the tokenizer's own special tokens."""
         if len(text) > LONG_TEXT:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Of a batch, for only then the library lets other threads go on meanwhile.
+            encode = partial(self.tokenizer.encode_batch, [text], add_special_tokens=add_special_tokens)
+            (encoding,) = await asyncio.to_thread(encode)
+        else:
+            encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

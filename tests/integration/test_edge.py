@@ -21,6 +21,7 @@ from harness.waiting import HANG, until
 from coordinator.access import ANYBODY, Gate, Principal, principal
 from coordinator.coordinator import Coordinator
 from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
+from coordinator.grpc_calls import UNKNOWN, CallObserver
 from coordinator.http.app import make_app
 from coordinator.http.server import HttpServer
 from coordinator.service import GenerationService
@@ -89,7 +90,8 @@ def serve(vocabulary: Vocabulary) -> Serve:
         callers: list[Principal] = []
         real = coordinator.detokenize
         coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
-        server = Server("coordinator", "127.0.0.1", 0, interceptors=[KeyInterceptor(coordinator.gate)])
+        interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(coordinator.gate)]
+        server = Server("coordinator", "127.0.0.1", 0, interceptors=interceptors)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationService(coordinator, server), server.grpc
         )
@@ -175,6 +177,30 @@ def test_a_key_that_no_header_can_carry(bad: Any) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         AsyncClient("127.0.0.1:1", api_key=bad)
     assert failure.value.field == "api_key"
+
+
+async def test_refused_calls_are_counted_and_told_of(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Under the names of our methods only: what a client makes up is no label of a metric."""
+    caplog.set_level("INFO")
+    mine, made_up = "/paceline.v1.GenerationService/ListModels", "/paceline.v1.GenerationService/Mine"
+    known = mine.removeprefix("/")
+    async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        for method in (mine, made_up):
+            for metadata in ((), (("authorization", f"Bearer {TOKEN}"),)):
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await channel.unary_unary(method)(b"", metadata=metadata, timeout=HANG)
+        counted = faces.coordinator.recorder.grpc_calls
+        async with asyncio.timeout(HANG):
+            while sum(counted.values()) < 4:  # noqa: ASYNC110 - what is waited for tells nobody
+                await asyncio.sleep(0)
+        assert counted == {
+            (known, "UNAUTHENTICATED"): 1,
+            (known, "UNAVAILABLE"): 1,  # no target is there
+            (UNKNOWN, "UNAUTHENTICATED"): 1,
+            (UNKNOWN, "UNIMPLEMENTED"): 1,
+        }
+    ended = [record for record in caplog.records if record.getMessage() == "call ended"]
+    assert len(ended) == 4
 
 
 async def test_the_principal_is_known_where_requests_begin(serve: Serve) -> None:

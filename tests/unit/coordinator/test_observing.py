@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -131,7 +132,9 @@ def of() -> Iterator[Call]:
 
 
 def generation(*, ended: bool) -> Any:
-    running = SimpleNamespace(arrived_at=None, machine=SimpleNamespace(ledger=SimpleNamespace(ended=ended)))
+    running = SimpleNamespace(
+        arrived_at=math.inf, machine=SimpleNamespace(ledger=SimpleNamespace(ended=ended))
+    )
     return SimpleNamespace(choices=[running], machines=[running.machine])
 
 
@@ -174,6 +177,19 @@ def test_a_requests_end_is_told_however_it_came(
     ]
     assert [request.request_id for request in of.requests] == ["r"]
     assert of.context == {"request_id": "r"}
+
+
+def test_one_that_is_resumed_came_when_it_came(of: Call) -> None:
+    """Once: it came again, after its first token, and its times were negative."""
+    it = service()
+    running = it.submit()
+    reporting = Reporting((), it.clock)
+    generation: Any = SimpleNamespace(choices=[running])
+    for moment in (0.0, 8.0):
+        it.clock.advance(moment)
+        with reporting.observed(None, "m") as request:  # type: ignore[arg-type]
+            reporting.taken_on(request, generation)
+        assert running.arrived_at == 0.0
 
 
 def test_a_call_keeps_its_first_name(of: Call) -> None:

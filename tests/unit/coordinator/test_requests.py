@@ -166,6 +166,33 @@ def test_what_was_sent_may_be_asked_for_again_until_the_name_is_used_again() -> 
     assert other.reader is not None
 
 
+def test_what_has_ended_is_held_and_counts_no_more() -> None:
+    service = Service()
+    whole, lost = service.begin("whole"), service.begin("lost")
+    counted = {"whole", "lost"}
+    for request in (whole, lost):
+        request.counted.callback(counted.discard, request.call.request_id)
+    commit(whole.choices[0], *range(20))
+    service.it.leave(whole, whole.reader or object(), lost=False, deadline=FOR_EVER)
+    service.lose(lost)
+    assert service.it.held == [whole, lost]
+    assert counted == {"lost"}, "it runs still"
+    commit(lost.choices[0], *range(20))
+    service.it.expire()
+    assert service.it.held == [whole, lost]
+    assert counted == set()
+
+
+def test_a_name_that_is_used_again_ends_what_had_it() -> None:
+    service = Service()
+    request = service.begin()
+    commit(request.choices[0], *range(20))
+    service.it.leave(request, request.reader or object(), lost=False, deadline=FOR_EVER)
+    service.it.ended.clear()
+    service.begin()
+    assert service.it.ended.is_set()
+
+
 def test_what_has_ended_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HELD_REQUESTS", 1)
     service = Service()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -60,3 +64,17 @@ def test_the_text_of_a_token_alone(vocabulary: Vocabulary) -> None:
         assert vocabulary.token_text(ids["Ġok"]) == " ok"
         assert vocabulary.token_text(ids["<end>"]) == "<end>"
         assert vocabulary.token_text(ids["Ã"]) == "\ufffd"
+
+
+async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
+    """In a thread alone it would keep the interpreter to itself."""
+    text = "ok bad " * 200_000
+    encoding = asyncio.create_task(vocabulary.encode(text))
+    moments = [time.perf_counter()]
+    while not encoding.done():
+        await asyncio.sleep(0)
+        moments.append(time.perf_counter())
+    longest = max(after - before for before, after in itertools.pairwise(moments))
+    assert longest < (moments[-1] - moments[0]) / 2
+    short = await vocabulary.encode("ok bad")
+    assert (await encoding)[: len(short)] == short
