@@ -19,7 +19,7 @@ from draft_worker.chaining import can_chain, chain_of
 from draft_worker.chooser import Chooser, drawn_by
 from draft_worker.drafting import Drafting, Round
 from draft_worker.lookahead import Lookahead
-from draft_worker.propose import NoiseTape
+from draft_worker.propose import Drawn, NoiseTape
 from draft_worker.runner import Runner
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import DraftConfig
@@ -40,7 +40,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import Proposal
 from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, run_pass
+from paceline.engine.passes import Job, run_pass, together_or_alone
 from paceline.engine.session import Disposition, question_of
 from paceline.engine.structured import grammar_for
 from paceline.grammar import Grammars
@@ -230,12 +230,19 @@ class Drafter:
         assert result.logits is not None
         rounds = [by_id[job.sequence_id] for job in result.finished]
         begun = self._clock()
-        drawn = self._chooser.draw([r.drafting for r in rounds], result.logits)
+        drawn = together_or_alone(
+            rounds,
+            result.logits,
+            [1] * len(rounds),
+            lambda some, rows: self._chooser.draw([r.drafting for r in some], rows),
+            "drawing",
+        )
         spent = self._clock() - begun
         for r, token in zip(rounds, drawn, strict=True):
             r.job.compute += spent
-            if token is None:
-                events.append(self._fail(r.job, InternalError("the draft model's logits are not numbers")))
+            if not isinstance(token, Drawn):
+                error = token or InternalError("the draft model's logits are not numbers")
+                events.append(self._fail(r.job, error))
                 continue
             r.drafting.drawn.append(token)
             if r.drafting.complete:

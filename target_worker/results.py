@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import InternalError, PacelineError
 from paceline.core.messages import PromptLogprobs
+from paceline.core.types import TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
-from paceline.engine.passes import Job, PassResult, Scored
+from paceline.engine.passes import Job, PassResult, Scored, broken_rows
+from paceline.engine.structured import restricted
+from target_worker.decide import Case, judge, logprobs_of
 from target_worker.rounds import Round
+
+Judgement = tuple[tuple[int, int], tuple[TokenLogprobs, ...]]
+"""(accepted draft tokens, next token), and what is reported of them."""
 
 
 def reads(jobs: Sequence[Job]) -> bool:
@@ -19,20 +25,18 @@ def reads(jobs: Sequence[Job]) -> bool:
     return any(job.remaining > job.rows for job in jobs)
 
 
-def without(spoiled: set[str], result: PassResult) -> tuple[Sequence[Job], Tensor]:
-    """The finished jobs but for those that have failed already, and their logits."""
+def in_progress(result: PassResult, rounds: Mapping[str, Round]) -> tuple[list[Round], Tensor]:
+    """The rounds of the finished jobs, but for those that have failed meanwhile, and their jobs' logits."""
     assert result.logits is not None
-    if not spoiled:
-        return result.finished, result.logits
-    kept_jobs: list[Job] = []
+    kept: list[Round] = []
     kept_rows: list[int] = []
     row = 0
     for job in result.finished:
-        if job.sequence_id not in spoiled:
-            kept_jobs.append(job)
+        if job.sequence_id in rounds:
+            kept.append(rounds[job.sequence_id])
             kept_rows.extend(range(row, row + job.rows))
         row += job.rows
-    return kept_jobs, result.logits[kept_rows]
+    return kept, result.logits if len(kept_rows) == row else result.logits[kept_rows]
 
 
 def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
@@ -55,14 +59,42 @@ def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def judgements(
+    rounds: Sequence[Round], logits: Tensor, eos_token_ids: Sequence[int]
+) -> list[Judgement | PacelineError]:
+    """What each round's rows make of it, [sum of the rounds' rows, V]; an error if they are no numbers."""
+    cases = [
+        Case(
+            r.job.held.session.params if r.restriction is None else r.restriction.params,
+            r.job.held.session.tokens,
+            r.command.proposal,
+        )
+        for r in rounds
+    ]
+    allowed = restricted(logits, [r.restriction for r in rounds], [case.rows for case in cases])
+    return reported(cases, logits, judge(cases, logits, allowed, eos_token_ids))
+
+
+def reported(
+    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
+) -> list[Judgement | PacelineError]:
+    """Verdicts with the log-probabilities that are asked for; arguments as for `logprobs_of`."""
+    return [
+        not_numbers() if verdict is None else (verdict, told)
+        for verdict, told in zip(verdicts, logprobs_of(cases, logits, verdicts), strict=True)
+    ]
+
+
 def prompt_logprobs(part: Scored, round_number: int) -> PromptLogprobs:
-    """Report the prompt's tokens that this part's rows foretell."""
+    """Report the prompt's tokens that this part's rows foretell. Raises InternalError for no numbers."""
+    if any(broken_rows(part.logits)):
+        raise not_numbers()
     session, count = part.job.held.session, len(part.logits)
     start = part.offset + 1
     wanted = session.params.sampling.prompt_logprobs or 0
     tokens = session.tokens[start : start + count]
-    reported = reported_logprobs(part.logits, tokens, [wanted] * count)
-    return PromptLogprobs(session.sequence_id, session.epoch, round_number, start, tuple(reported))
+    told = reported_logprobs(part.logits, tokens, [wanted] * count)
+    return PromptLogprobs(session.sequence_id, session.epoch, round_number, start, tuple(told))
 
 
 def not_numbers() -> InternalError:

@@ -31,23 +31,33 @@ from paceline.core.messages import (
 from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
+from paceline.engine.passes import Job, PassResult, own_error, run_pass, together_or_alone
 from paceline.engine.session import Disposition, question_of
-from paceline.engine.structured import grammar_for, restricted, restriction
+from paceline.engine.structured import grammar_for, restriction
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
 from paceline.telemetry.tracing import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
-from target_worker.decide import Case, judge, logprobs_of
+from target_worker.decide import Case
 from target_worker.gathering import Gathering
 from target_worker.preverify import FirstRows
-from target_worker.results import not_numbers, prompt_logprobs, reads, with_first_rows, without
+from target_worker.results import (
+    Judgement,
+    in_progress,
+    judgements,
+    prompt_logprobs,
+    reads,
+    reported,
+    with_first_rows,
+)
 from target_worker.rounds import NOTHING, FirstRow, Round, after, following_late, is_scored, place
 from target_worker.runner import Runner
 
 MAX_OVERHEARD = 4096
 """Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
+JUDGING = "judging"
+"""What comes after a pass, by its name in the log and in errors."""
 
 
 class Verifier:
@@ -179,7 +189,10 @@ class Verifier:
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # what drafting takes is less by that
-        return self._answer([r], [row.verdict], logprobs_of([case], row.logits, [row.verdict]), 0.0)
+        judged = together_or_alone(
+            [r], row.logits, [1], lambda _, logits: reported([case], logits, [row.verdict]), JUDGING
+        )
+        return self._answer([r], judged, 0.0)
 
     def _foresee(self, command: VerifyAhead) -> None:
         """Keep the next round for the outcomes told, until the verdict is out."""
@@ -251,80 +264,65 @@ class Verifier:
             passes=self.observer.passes["rounds"],
         )
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
-        spoiled: set[str] = set()
         for part in result.scored:
-            if any(broken_rows(part.logits)):
-                spoiled.add(part.job.sequence_id)
-                events.append(self._fail(part.job, not_numbers()))
-            else:
+            try:
                 events.append(prompt_logprobs(part, self._rounds[part.job.sequence_id].command.round))
+            except Exception as error:
+                events.append(self._fail(part.job, own_error(error, JUDGING, part.job.sequence_id)))
         if result.finished:
-            events.extend(self._restrict(result.finished, spoiled))
-            events.extend(self._judge(result, spoiled))
+            events.extend(self._restrict(result.finished))
+            events.extend(self._judge(result))
             if not reading:
                 self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
         return events
 
-    def _restrict(self, finished: Sequence[Job], spoiled: set[str]) -> list[TargetEvent]:
-        """Settle what the rows of each may be; one whose grammar gives up fails and is `spoiled`."""
+    def _restrict(self, finished: Sequence[Job]) -> list[TargetEvent]:
+        """Settle what the rows of each may be; one whose grammar gives up fails."""
         events: list[TargetEvent] = []
         for job in finished:
+            r = self._rounds.get(job.sequence_id)
             state, session = job.held.grammar, job.held.session
-            if state is None or job.sequence_id in spoiled:
+            if state is None or r is None:
                 continue
-            r = self._rounds[job.sequence_id]
             drafts = r.command.proposal.token_ids
             try:
                 r.restriction = restriction(
                     state, session.params, session.tokens, drafts, self._eos_token_ids
                 )
-            except PacelineError as error:
-                spoiled.add(job.sequence_id)
-                events.append(self._fail(job, error))
+            except Exception as error:
+                events.append(self._fail(job, own_error(error, JUDGING, job.sequence_id)))
         return events
 
-    def _judge(self, result: PassResult, spoiled: set[str]) -> list[TargetEvent]:
-        assert result.logits is not None
+    def _judge(self, result: PassResult) -> list[TargetEvent]:
         begun = self._clock()
-        finished, logits = without(spoiled, result)
-        if not finished:
+        rounds, logits = in_progress(result, self._rounds)
+        if not rounds:
             return []
-        rounds = [self._rounds[job.sequence_id] for job in finished]
-        logits = with_first_rows(rounds, logits)
-        restrictions = [r.restriction for r in rounds]
-        cases = [
-            Case(
-                r.job.held.session.params if r.restriction is None else r.restriction.params,
-                r.job.held.session.tokens,
-                r.command.proposal,
-            )
-            for r in rounds
-        ]
-        allowed = restricted(logits, restrictions, [case.rows for case in cases])
-        verdicts = judge(cases, logits, allowed, self._eos_token_ids)
-        logprobs = logprobs_of(cases, logits, verdicts)
-        return self._answer(rounds, verdicts, logprobs, self._clock() - begun)
+        judged = together_or_alone(
+            rounds,
+            with_first_rows(rounds, logits),
+            [r.rows for r in rounds],
+            lambda some, rows: judgements(some, rows, self._eos_token_ids),
+            JUDGING,
+        )
+        return self._answer(rounds, judged, self._clock() - begun)
 
     def _answer(
-        self,
-        rounds: Sequence[Round],
-        verdicts: Sequence[tuple[int, int] | None],
-        logprobs: Sequence[tuple[TokenLogprobs, ...]],
-        spent: float,
+        self, rounds: Sequence[Round], judged: Sequence[Judgement | PacelineError], spent: float
     ) -> list[TargetEvent]:
         """Settle what was judged, and begin what follows it by itself."""
         self._listen()
         now = self._clock()
         events: list[TargetEvent] = []
-        for r, judged, reported in zip(rounds, verdicts, logprobs, strict=True):
+        for r, judgement in zip(rounds, judged, strict=True):
             r.job.compute += spent
-            if judged is None:
-                events.append(self._fail(r.job, not_numbers()))
+            if isinstance(judgement, PacelineError):
+                events.append(self._fail(r.job, judgement))
                 continue
             del self._rounds[r.command.sequence_id]
             self._first_rows.judged(r.command.sequence_id, drafted=r.rows > 1)
-            num_accepted, next_token = judged
-            verdict = self._settle(r, num_accepted, next_token, reported)
+            (num_accepted, next_token), told = judgement
+            verdict = self._settle(r, num_accepted, next_token, told)
             following = r.following((num_accepted, next_token), self._eos_token_ids)
             if following is not None:
                 self._begin(following, now)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.decoding.choosing import best_rows
-from paceline.decoding.noise import CoupledNoise, gumbel
+from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
 
 Noise = Sequence[CoupledNoise | None]
 """Where the noise of each row is found; None for a row that takes its highest score."""
@@ -61,11 +61,13 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
     where = [(row, n.seed, n.first) for row, n in enumerate(noise) if n is not None]
     if not where:
         return scores
-    rows, seeds, positions = zip(*where, strict=True)
-    made = gumbel(seeds, positions, scores.shape[1], scores.device)
-    if len(where) == len(noise):
-        return scores + made
-    return scores.double().index_add(0, torch.tensor(rows, device=scores.device), made)
+    sums, vocab_size = scores.to(torch.float64, copy=True), scores.shape[1]
+    at_once = max(1, MAX_NOISE // vocab_size)
+    for first in range(0, len(where), at_once):
+        rows, seeds, positions = zip(*where[first : first + at_once], strict=True)
+        made = gumbel(seeds, positions, vocab_size, scores.device)
+        sums.index_add_(0, torch.tensor(rows, device=scores.device), made)
+    return sums
 
 
 def _best_on_host(

@@ -27,6 +27,8 @@ from paceline.decoding.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_unifor
 
 _LOW: Final = 0xFFFFFFFF
 _SCALE: Final = 2.0**-52
+MAX_NOISE: Final = 2**24
+"""Numbers that a device may make at once: each takes a hundred bytes while it is made."""
 
 
 class Purpose(enum.IntEnum):

@@ -67,7 +67,8 @@ class RowContext:
             row_params: of the batch; sequence s has len(drafts[s]) + 1 rows.
             num_generated: generated tokens in each sequence's ledger.
             drafts: each sequence's draft tokens.
-            counts: `ledger_counts` of each sequence; needed for those in `row_params.needs_counts`.
+            counts: `ledger_counts` of each sequence, all on one device, which may be another than the rows';
+                needed for those in `row_params.needs_counts`.
             parents: for trees, each node's parent or -1; an empty entry (or none at all) is a chain.
             ledgers: each sequence's tokens; needed for those in `row_params.bad_words`.
         """
@@ -84,9 +85,11 @@ class RowContext:
             return cls(torch.from_numpy(generated), None, completes)
         device = penalties.rows.device
         bases = [_present(counts[i]) for i in penalties.sequences]
-        sizes = torch.tensor([row_params.num_rows[i] for i in penalties.sequences], device=device)
-        grown = torch.stack(bases).repeat_interleave(sizes, dim=0)
-        starts = np.cumsum([0] + [row_params.num_rows[i] for i in penalties.sequences])
+        sizes = [row_params.num_rows[i] for i in penalties.sequences]
+        repeats = torch.tensor(sizes, device=device)
+        # Told how many rows that makes, nobody has to wait for the device to find out.
+        grown = torch.stack(bases).to(device).repeat_interleave(repeats, dim=0, output_size=sum(sizes))
+        starts = np.cumsum([0, *sizes])
         rows = np.concatenate(
             [start + shapes[i].row for start, i in zip(starts[:-1], penalties.sequences, strict=True)]
         )

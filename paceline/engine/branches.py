@@ -74,6 +74,9 @@ def _group(
         key_positions[own] = range(branch.kept, branch.length + 1)
     device = cache.device
     slots = np.array(of.trunk.slots(0, shared) + of.slots[: of.used], dtype=np.int64)
+    # What nobody sees may hold no numbers, and 0 times none is none.
+    unseen = hidden.all(axis=0)
+    slots[unseen] = slots[unseen.argmin()]
     return AttentionGroup(
         num_sequences=1,
         num_rows=len(branches),

@@ -13,6 +13,7 @@ from paceline import assets
 from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.captured import CudaGraphs
+from paceline.engine.device import make_current
 from paceline.engine.loading import LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
 
@@ -45,12 +46,16 @@ def choose_device(name: str) -> torch.device:
 
 
 def build(config: WorkerConfig) -> Built:
-    """Load the model and make its cache. Raises InvalidArgumentError naming the field."""
+    """Load the model and make its cache; the calling thread then works on their device.
+
+    Raises InvalidArgumentError naming the field.
+    """
     if threads := config.threads or len(config.cores):
         torch.set_num_threads(threads)
     # Nobody looks at a hub or at telemetry while a request waits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     device = choose_device(config.device)
+    make_current(device)
     loaded = load_model(
         assets.resolve(config.model),
         device=device,

@@ -23,7 +23,7 @@ class PagedCache:
     """Entries of every layer, [num_blocks * block_size, width], and the pool of blocks.
 
     An entry is the keys of all heads, then their values: one write and one gather for both. Memory is not
-    cleared: only slots that a table has committed (or writes in this pass) are ever read.
+    cleared: attention reads only slots that hold an entry of a table or a branch, or get one in this pass.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
 from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
-from paceline.engine.captured import Recorder
+from paceline.engine.captured import PATIENCE, Recorder
 from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
 from paceline.engine.rounding import round_products
@@ -44,6 +44,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     eos_token_ids: frozenset[int]
+    """All below `vocab_size`; possibly none."""
     vocab_size: int
     """Token ids the tokenizer knows: [0, vocab_size). The model's output may be wider (padding)."""
     max_model_len: int
@@ -92,11 +93,13 @@ def load_model(
         model = model.float()
     model = prepare(model.to(device))
     vocabulary = _vocabulary(name, tokenizer)
+    vocab_size = min(max(vocabulary.values()) + 1, output_width(model))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids(model),
-        vocab_size=min(max(vocabulary.values()) + 1, output_width(model)),
+        # What no text can contain ends none.
+        eos_token_ids=frozenset(i for i in eos_token_ids(model) if 0 <= i < vocab_size),
+        vocab_size=vocab_size,
         max_model_len=max_length_of(model.config),
         fingerprint=vocabulary_fingerprint(vocabulary),
     )
@@ -233,10 +236,11 @@ def _error_on_paged_cache(
     runner = ModelRunner(model, cache, model.device, short=short, recorder=recorder)
     table = runner.new_table()
     ours = torch.empty(0)
-    # What comes again is recorded.
-    for _ in range(1 if recorder is None else 3):
+    # What comes again is recorded, here with other tokens: a replay that did nothing would tell their logits.
+    recorded = [] if recorder is None else [[0] * len(tokens)] * (1 + PATIENCE)
+    for fed in (*recorded, tokens):
         table.truncate_to(0)
-        chunks = [chunk for chunk in (tokens[:-3], tokens[-3:]) if chunk]
+        chunks = [chunk for chunk in (fed[:-3], fed[-3:]) if chunk]
         ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])
     if runner.captured is not None and not runner.captured.usable:
         return "cannot be made"

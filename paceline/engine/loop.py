@@ -17,6 +17,7 @@ from paceline.core import slices
 from paceline.core.clock import Clock, monotonic
 from paceline.core.cores import bind_thread
 from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.engine import device
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,14 @@ class EngineThread(Generic[Command, Event]):
         clock: Clock = monotonic,
         cores: Collection[int] = (),
     ) -> None:
-        """`cores`: those that it may run on; any if there are none."""
+        """It works on the device of the thread that makes it.
+
+        `cores`: those that it may run on; any if there are none.
+        """
         self._engine = engine
         self._clock = clock
         self._cores = cores
+        self._device = device.current()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._routes: dict[str, Route] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -112,6 +117,7 @@ class EngineThread(Generic[Command, Event]):
         try:
             slices.restore()  # it computes; the thread that started it carries messages
             bind_thread(self._cores)
+            device.make_current(self._device)  # threads begin on the first one
             while self._drain():
                 if self._engine.has_work:
                     self._send(self._engine.step())

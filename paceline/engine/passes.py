@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -93,6 +93,18 @@ class Job:
         """Queue and compute time up to now."""
         started = self.arrived if self.started is None else self.started
         return Timings(started - self.arrived, self.compute, self.rows_in_pass, self.sequences_in_pass)
+
+
+class HasJob(Protocol):
+    """A round of a worker."""
+
+    @property
+    def job(self) -> Job:
+        """Its feed."""
+
+
+RoundT = TypeVar("RoundT", bound=HasJob)
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +245,52 @@ def _forward_one_by_one(
         try:
             part = _forward([(job, chunk)], runner, result)
         except Exception as error:
-            log.exception("the pass of one sequence failed", extra=fields(sequence_id=job.sequence_id))
-            known = error if isinstance(error, PacelineError) else InternalError("the model failed")
-            result.failed.append((job, known))
+            result.failed.append((job, own_error(error, "the model", job.sequence_id)))
         else:
             done.append((job, chunk))
             if chunk.final:
                 logits.append(part)
     return done, torch.cat(logits) if logits else None
+
+
+def together_or_alone(
+    rounds: Sequence[RoundT],
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    decide: Callable[[Sequence[RoundT], torch.Tensor], Sequence[Told]],
+    what: str,
+) -> list[Told | PacelineError]:
+    """What `decide` says of each round; of each by itself where it fails for all of them together.
+
+    Args:
+        rounds: those that share `logits`.
+        logits: [sum of `rows`, vocabulary], each round's in order.
+        rows: of each round.
+        decide: says one thing of each of some rounds, from their logits; it may be asked again.
+        what: its name in the log and in errors.
+
+    Returns:
+        What it says, or the error of a round for which it fails alone.
+    """
+    try:
+        return [*decide(rounds, logits)]
+    except Exception:
+        log.exception("%s failed for %d sequences together; going on one by one", what, len(rounds))
+    told: list[Told | PacelineError] = []
+    for r, own in zip(rounds, torch.split(logits, list(rows)), strict=True):
+        try:
+            told.extend(decide([r], own))
+        except Exception as error:
+            told.append(own_error(error, what, r.job.sequence_id))
+    return told
+
+
+def own_error(error: Exception, what: str, sequence_id: str) -> PacelineError:
+    """What one sequence's failure is told as; what nobody raised on purpose is for the log alone."""
+    if isinstance(error, PacelineError):
+        return error
+    log.error("%s failed for one sequence", what, exc_info=error, extra=fields(sequence_id=sequence_id))
+    return InternalError(f"{what} failed")
 
 
 def broken_rows(logits: torch.Tensor) -> list[bool]:

@@ -95,7 +95,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(wanted)
         return GrammarState(
-            prototype.deep_copy(),
+            prototype,
             wanted.field,
             self._vocabulary_size,
             self._tokenizer.vocab_size,

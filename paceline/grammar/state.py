@@ -1,8 +1,8 @@
 """Where one sequence stands in its grammar, and what may come next.
 
 The state is derived from the tokens it is asked about: it is moved to where they lead, back and forth, so it
-cannot disagree with a ledger, and nobody has to roll it back when a proposal is rejected. Branches of
-one sequence share it in the same way.
+cannot disagree with a ledger, and nobody has to roll it back when a proposal is rejected, or leads where the
+grammar gives up. Branches of one sequence share it in the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _STUCK = "leaves no token that may come next"
 class GrammarState:
     """One sequence's place in its grammar. Not thread-safe."""
 
-    matcher: LLMatcher
+    prototype: LLMatcher
+    """At the beginning of a text; it stays there."""
     field_name: str
     """What errors name."""
     vocabulary_size: int
@@ -41,12 +42,17 @@ class GrammarState:
     """The end-of-sequence tokens below V: allowed exactly where the text is complete."""
     clock: Callable[[], float] = time.thread_time
     """Processor time of the calling thread, in seconds."""
-    _path: list[int] = field(default_factory=list)
+    _matcher: LLMatcher = field(init=False)
+    _path: list[int] = field(init=False)
     """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
     _bits: npt.NDArray[np.int32] = field(init=False)
 
     def __post_init__(self) -> None:
         self._bits = np.zeros((1, -(-self.known_ids // 32)), dtype=np.int32)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._matcher, self._path = self.prototype.deep_copy(), []
 
     def masks(self, generated: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
         """What may come after the generated tokens, and after each draft token that follows them.
@@ -96,14 +102,14 @@ class GrammarState:
         return next(i for i in range(bound) if self._path[i] != tokens[i])
 
     def _roll_back(self, count: int) -> None:
-        self.matcher.rollback(count)
+        self._matcher.rollback(count)
         del self._path[-count:]
 
     def _take(self, token_id: int) -> bool:
         """Move on by one token; False, and no move, for one that cannot be: forbidden, or an end."""
         if token_id in self.ends:
             return False
-        if self.matcher.try_consume_tokens([token_id]) == 1:
+        if self._matcher.try_consume_tokens([token_id]) == 1:
             self._path.append(token_id)
             return True
         self._refuse_if_broken()
@@ -111,17 +117,19 @@ class GrammarState:
 
     def _fill(self, row: Mask) -> None:
         """What may come where the matcher stands."""
-        fill_next_token_bitmask(self.matcher, self._bits)
+        fill_next_token_bitmask(self._matcher, self._bits)
         self._refuse_if_broken()
         row[:] = np.unpackbits(self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little")
-        row[list(self.ends)] = self.matcher.is_accepting()
+        row[list(self.ends)] = self._matcher.is_accepting()
         if not row.any():
             raise InvalidArgumentError(self.field_name, _STUCK)
 
     def _refuse_if_broken(self) -> None:
         """The library gives a grammar up that meets its limits, or that can never be completed."""
-        if self.matcher.is_error():
-            reason = reason_of(self.matcher.get_error())
+        if self._matcher.is_error():
+            reason = reason_of(self._matcher.get_error())
+            # An error stays, but the next tokens asked about may lead elsewhere.
+            self._start_over()
             raise InvalidArgumentError(self.field_name, _STUCK if reason in _DEAD_ENDS else reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
 from paceline.engine.captured import PATIENCE, CudaGraphs
 from paceline.engine.chains import ChainInput
+from paceline.engine.device import make_current
 from paceline.engine.lean import LeanForward
 from paceline.engine.loading import load_model
 from paceline.engine.runner import ModelRunner
@@ -23,11 +25,15 @@ from paceline.kv import Branching
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def cuda() -> torch.device:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device("cuda")
+@pytest.fixture(scope="module", params=[0, 1], ids=["first device", "second device"])
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The current device, which is not always the one that threads begin on."""
+    if request.param >= torch.cuda.device_count():
+        pytest.skip("no such CUDA device")
+    made_current = torch.device("cuda", request.param)
+    make_current(made_current)
+    yield made_current
+    make_current(torch.device("cuda", 0))
 
 
 @pytest.fixture(params=[False, True], ids=["modules", "short"])

@@ -14,6 +14,7 @@ from typing import Final
 
 from torch import Tensor
 
+from paceline.decoding.noise import MAX_NOISE
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
@@ -30,8 +31,6 @@ PATIENCE: Final = 1
 """How often a bucket is left to the caller before it is recorded."""
 MAX_RECORDED: Final = 128
 """Recordings kept; the one used longest ago goes."""
-MAX_NOISE: Final = 2**24
-"""Numbers of noise that one chain may make at once: each takes a hundred bytes while it is made."""
 
 
 @dataclass(frozen=True, slots=True)

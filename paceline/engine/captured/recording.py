@@ -21,7 +21,7 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """Records on one device. All graphs share their memory, since no two of them run at a time.
+    """Records on one device, the current one. All graphs share their memory, since no two run at a time.
 
     What one graph returned is overwritten by the next replay of any of them.
     """

@@ -21,7 +21,7 @@ _MASK: Final = 2**64 - 1
 
 
 class Slate:
-    """Everything a step reads, in one transfer.
+    """Everything a step reads, in one transfer to the cache's device, which is the current one.
 
     Padding repeats: rows of a sequence its last one, sequences the last of them. A repeated row writes the
     entry that its original writes, so padding changes nothing in the cache; its logits are not returned.

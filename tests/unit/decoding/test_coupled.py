@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from paceline.decoding import choosing, coupled
 from paceline.decoding.coupled import Noise, add_coupled_noise, coupled_choice, ranked
-from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
+from paceline.decoding.noise import CoupledNoise, Purpose, gumbel, uniforms
 from paceline.decoding.theory import coupled_acceptance
 
 
@@ -75,6 +77,31 @@ def test_tensors_give_the_same_sums() -> None:
         assert [token for token, _ in row] == tokens.tolist()
         assert [value for _, value in row] == pytest.approx(values.tolist(), rel=1e-12)
     assert add_coupled_noise(scores, [None] * 30) is scores
+
+
+@pytest.mark.parametrize("noisy", [1, 2, 4], ids=["all rows", "every second", "some"])
+def test_noise_is_made_for_no_more_rows_at_once_than_is_allowed(
+    noisy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same bits as for all of them; a row is the least."""
+    scores = torch.randn(30, 211, generator=torch.Generator().manual_seed(5)) * 3
+    scores[:, 7] = -torch.inf
+    noise = [CoupledNoise(9, position) if position % noisy == 0 else None for position in range(30)]
+    whole = scores.double()
+    whole[::noisy] += gumbel([9] * len(range(0, 30, noisy)), range(0, 30, noisy), 211)
+    made: list[int] = []
+
+    def counted(seeds: Sequence[int], *rest: Any) -> torch.Tensor:
+        made.append(len(seeds))
+        return gumbel(seeds, *rest)
+
+    monkeypatch.setattr(coupled, "gumbel", counted)
+    for most, rows in ((4 * 211 + 5, 4), (210, 1), (2**24, 30)):
+        monkeypatch.setattr(coupled, "MAX_NOISE", most)
+        made.clear()
+        assert torch.equal(add_coupled_noise(scores, noise), whole)
+        assert max(made) <= rows
+        assert sum(made) == len(range(0, 30, noisy))
 
 
 def test_a_device_ranks_the_same_tokens_the_lowest_id_first_among_equals() -> None:

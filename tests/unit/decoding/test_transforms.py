@@ -105,6 +105,18 @@ def test_a_trees_rows_see_the_path_to_their_node() -> None:
     assert torch.equal(context.counts, torch.stack(expected))
 
 
+def test_counts_made_on_the_host_are_put_where_the_rows_are() -> None:
+    """On a device whose tensors hold nothing: to mix devices fails, and so does to look at a number."""
+    meta = torch.device("meta")
+    params = [SamplingParams(repetition_penalty=1.2, min_tokens=3, stop_token_ids=(5,)), SamplingParams()]
+    row_params = RowParams.build([*params, params[0]], [3, 1, 2], meta)
+    counts = ledger_counts([1, 1, 2], 2, V)
+    context = RowContext.build(row_params, [1, 0, 1], [[6, 7], [], [8]], [counts, None, counts])
+    assert context.counts is not None
+    assert (context.counts.device, context.counts.shape) == (meta, (5, 2, V))
+    assert scores_of(logits(6).to(meta), row_params, context).shape == (6, V)
+
+
 def test_contexts_that_do_not_fit_are_refused() -> None:
     row_params = RowParams.build([SamplingParams(presence_penalty=1.0)], [3])
     with pytest.raises(ValueError, match="one row more"):

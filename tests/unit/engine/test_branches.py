@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from paceline.core.errors import ResourceExhaustedError
+from paceline.engine.attention import inspect_attention
 from paceline.engine.branches import BranchInput
+from paceline.engine.cache import PagedCache
 from paceline.engine.loading import make_runner
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
@@ -81,6 +83,22 @@ def test_each_branch_sees_its_own_ancestors_only(
             for tree, picks in zip(trees, chosen, strict=True)
             for index in picks
         ]
+        assert_close(logits, torch.stack(rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_places_that_nobody_has_written_are_not_read(models: Models, reference: Reference, kind: str) -> None:
+    """They hold no numbers, and 0 times that is none either."""
+    cache = PagedCache(inspect_attention(models(kind)), num_blocks=64, block_size=4)
+    for entries in cache.entries:
+        entries.fill_(torch.nan)
+    tree, rng = Tree(ModelRunner(models(kind), cache), tokens_of(14)), random.Random(6)
+    for kept in (14, 11):
+        tree.open(kept)
+        tree.branches[-1][0].reserve(3)
+    for chosen in ([1], [0, 1], [0]):
+        logits = tree.runner.forward_branches(tree.inputs(rng, chosen))
+        rows = [reference(kind, tree.branches[index][1])[-1] for index in chosen]
         assert_close(logits, torch.stack(rows))
 
 

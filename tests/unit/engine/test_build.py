@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
 from paceline.core.config import DraftConfig, TargetConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError
 from paceline.engine.build import _bytes_read, build
 from paceline.engine.loading import random_model
 
@@ -44,3 +46,21 @@ def test_an_embedding_is_read_if_it_is_the_head(tied: bool) -> None:
     model = random_model(LlamaConfig(**shape, num_attention_heads=4, tie_word_embeddings=tied))
     parameters = sum(p.numel() for p in model.parameters())
     assert _bytes_read(model) == 4 * (parameters - (0 if tied else 97 * 64))
+
+
+@pytest.mark.parametrize(("name", "made_current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+def test_the_device_is_the_current_one_before_anything_is_put_there(
+    name: str, made_current: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs and events are of the current device, whatever device their tensors are on."""
+    calls: list[str] = []
+
+    def load_model(*_: Any, **__: Any) -> Any:
+        raise InvalidArgumentError("model", "is not loaded")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    with pytest.raises(InvalidArgumentError, match="is not loaded"):
+        build(TargetConfig(model="embedded:target", device=name))
+    assert calls == made_current

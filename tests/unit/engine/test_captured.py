@@ -330,10 +330,15 @@ def test_recordings_are_compared_before_they_serve(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Right ones are kept, with those of short sequences made at once; wrong ones are not."""
+    """Right ones are kept, with those of short sequences made at once; wrong ones are not, nor are those that
+    return what was there when they were recorded."""
 
     def spoilt(step: Step) -> Step:
         return lambda: step() + 0.5
+
+    def stuck(step: Step) -> Step:
+        recorded = step()
+        return lambda: recorded
 
     def model() -> Any:
         return loading.random_model(models("llama").config, seed=1)
@@ -348,9 +353,11 @@ def test_recordings_are_compared_before_they_serve(
         assert kept.captured.num_recorded == 2
         assert kept.cache.pool.used_blocks == 0
         assert not caplog.text
-        none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=spoilt)
-        assert none.captured is None
-        assert "are not recorded: a recorded one gives other logits" in caplog.text
+        for wrong in (spoilt, stuck):
+            none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=wrong)
+            assert none.captured is None
+            assert "are not recorded: a recorded one gives other logits" in caplog.text
+            caplog.clear()
     finally:
         torch.set_num_threads(threads)
 

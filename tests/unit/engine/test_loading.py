@@ -58,6 +58,15 @@ def test_eos_falls_back_to_the_config(tmp_path: Path) -> None:
     assert load_model(tmp_path).eos_token_ids == {5}
 
 
+@pytest.mark.parametrize(("ids", "kept"), [([5, 8], {5}), ([-1, 12], set())])
+def test_ends_that_the_tokenizer_does_not_know_end_nothing(
+    tmp_path: Path, ids: list[int], kept: set[int]
+) -> None:
+    """The output is 16 wide, the vocabulary 8."""
+    save(tmp_path, generation_eos=ids)
+    assert load_model(tmp_path).eos_token_ids == kept
+
+
 def test_the_fingerprint_is_that_of_tokenizer_json(tmp_path: Path) -> None:
     save(tmp_path)
     loaded = load_model(tmp_path)

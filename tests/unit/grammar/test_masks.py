@@ -158,6 +158,19 @@ def test_where_no_token_can_go_on_the_field_is_named() -> None:
         state.masks([TOKENS.index("a")])
 
 
+def test_a_draft_that_leads_to_a_dead_end_spoils_no_later_answer() -> None:
+    """After "b" only a letter may come that no token has. The text may still go on otherwise."""
+    wanted = StructuredOutputs(regex="c(ab|bx)")
+    state, c, b = grammars().start(wanted), TOKENS.index("c"), TOKENS.index("b")
+    for generated, drafts in (([c], [b]), ([], [c, b])):
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError, match="leaves no token"):
+                state.masks(generated, drafts)
+        fresh = grammars().start(wanted)
+        for own in ([], [c], [c, TOKENS.index("a")]):
+            assert state.masks(own).tolist() == fresh.masks(own).tolist()
+
+
 def test_masks_that_take_too_long_end_the_sequence() -> None:
     times = iter([0.0, 5.0])
     state = grammars(clock=lambda: next(times)).start(StructuredOutputs(regex="a*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,16 @@ from target_worker import decide as deciding
 from target_worker.decide import Case, _deliberate, _densely, _sparsely, judge
 
 VOCAB = 50
+EVERYTHING: dict[str, Any] = {
+    "repetition_penalty": 1.2,
+    "logit_bias": {1: 2.0},
+    "min_tokens": 3,
+    "allowed_token_ids": range(40),
+    "min_p": 0.1,
+    "top_k": 5,
+    "top_p": 0.9,
+}
+"""Of each kind of a transform one."""
 
 
 def case(rng: np.random.Generator, k: int, mode: AcceptanceMode, points: bool) -> Case:
@@ -159,11 +170,17 @@ def test_a_choice_that_a_rounding_decides_is_the_same_at_once() -> None:
             assert judge([Case(params, [0], Proposal())], logits, allowed) == [(0, chosen)]
 
 
-def test_nothing_is_read_of_a_device_before_the_end() -> None:
+@pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["nothing", "everything"])
+def test_nothing_is_read_of_a_device_before_the_end(asked: dict[str, Any]) -> None:
     """On a device whose tensors hold nothing, looking at one is an error."""
-    cases = rounds(np.random.default_rng(3))
+    bad_words = ((1, 2), (3,)) if asked else ()
+    cases = []
+    for made in rounds(np.random.default_rng(3)):
+        sampling = dataclasses.replace(made.params.sampling, **asked)
+        params = dataclasses.replace(made.params, sampling=sampling, bad_words_token_ids=bad_words)
+        cases.append(dataclasses.replace(made, params=params))
     logits = torch.empty(sum(c.rows for c in cases), VOCAB, device="meta")
-    reading = _deliberate(cases, logits, ())
+    reading = _deliberate(cases, logits, (0,))
     assert reading.numbers.device.type == "meta"
     with pytest.raises(NotImplementedError, match="no data"):
         judge(cases, logits, logits)

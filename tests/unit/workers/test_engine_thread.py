@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
@@ -148,6 +149,24 @@ def test_everything_runs_on_the_engine_thread() -> None:
     case.finish()
     assert len(case.engine.threads) == 1
     assert threading.get_ident() not in case.engine.threads
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_the_thread_works_on_the_device_of_the_thread_that_made_it(
+    in_use: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread has a current device of its own, and begins with the first one."""
+    current: dict[int, str] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: current.update({threading.get_ident(): str(device)})
+    )
+    case = Case()
+    case.submit(Stream(), Work("a"))
+    case.step()
+    case.finish()
+    assert current == ({case.engine.threads.pop(): "cuda:1"} if in_use else {})
 
 
 def test_a_command_that_did_not_parse_goes_straight_back_to_its_stream() -> None:

@@ -23,6 +23,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
+from paceline.core.structured import StructuredOutputs
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.decoding.acceptance import accept_block, accept_rejection
 from paceline.decoding.coupled import Noise, ranked
@@ -338,6 +339,49 @@ def test_a_grammar_that_gives_up_ends_its_sequence_and_no_other(monkeypatch: pyt
     assert isinstance(verdict, RoundVerdict)
     assert verdict.sequence_id == "free"
     assert not pair.target.has_work
+
+
+def test_a_grammar_that_breaks_ends_its_sequence_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the draft too, where it costs speed only."""
+    pair = Pair(sampling_of(LANGUAGES["regex"]))
+    params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, N)
+
+    def breaks(self: GrammarState, *_: Any) -> Mask:
+        raise IndexError("of a token")
+
+    monkeypatch.setattr(GrammarState, "masks", breaks)
+    for worker in (pair.target, pair.draft):
+        worker.handle(OpenSequence("free", 1, PROMPT, params), 0.0)
+        for name in ("s", "free"):
+            if worker is pair.target:
+                worker.handle(VerifyRound(name, 1, 1, N, PROMPT, Proposal((1, 1))), 0.0)
+            else:
+                worker.handle(DraftRound(name, 1, 1, N, PROMPT, 2), 0.0)
+        events = []
+        while worker.has_work:
+            events += worker.step()
+        failed, answer = events
+        assert isinstance(failed, SequenceFailed)
+        assert isinstance(failed.error, InternalError)
+        assert (failed.sequence_id, answer.sequence_id) == ("s", "free")
+        assert "token" not in failed.error.message
+        assert isinstance(answer, RoundVerdict | DraftProposal)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_proposal_that_leads_to_a_dead_end_can_be_left_out(k: int) -> None:
+    """The coordinator asks again without it; once that failed as well, as did all after it."""
+    wanted = StructuredOutputs(regex="(ab|bx)")
+    a, b = TOKENS.index("a"), TOKENS.index("b")
+    pair = Pair(SamplingParams(temperature=0, structured_outputs=wanted, seed=1, logit_bias={a: 50.0}))
+    command = VerifyRound("s", 1, 1, N, PROMPT, Proposal((b, b)[:k]))
+    pair.target.handle(command, 0.0)
+    (failed,) = pair.target.step()
+    assert isinstance(failed, SequenceFailed)
+    assert isinstance(failed.error, InvalidArgumentError)
+    pair.round = 1
+    pair.judge(Proposal())
+    assert pair.run(0) == [a, b, END]
 
 
 def test_nobody_pays_who_has_no_grammar() -> None:

@@ -1,0 +1,133 @@
+"""What fails when a pass is over, in judging or drawing, is one sequence's failure and no other's.
+
+Once it ended the engine thread, and every sequence of the worker with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from draft_worker.propose import Step, propose
+from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
+from paceline.core.messages import DraftProposal, RoundVerdict, SequenceFailed
+from paceline.core.types import SamplingParams
+from paceline.decoding.logprobs import reported_logprobs
+from target_worker import results
+from target_worker.decide import Case, judge
+from tests.unit.workers import test_drafter, test_reports, test_verifier
+from tests.unit.workers.test_verifier import PROMPT, right
+
+BAD = (5, 5, 1)
+OTHERS = {"first": PROMPT, "last": PROMPT}
+ERRORS = [RuntimeError("5 5 is what the text says"), InvalidArgumentError("logit_bias", "is odd")]
+
+
+def check_told(event: Any, error: Exception, log: str) -> None:
+    """Errors that were raised on purpose as they are; of others no text but in the log."""
+    assert isinstance(event, SequenceFailed)
+    assert event.sequence_id == "bad"
+    if isinstance(error, PacelineError):
+        assert event.error is error
+    else:
+        assert isinstance(event.error, InternalError)
+        assert str(error) not in event.error.message
+        assert str(error) in log
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_round_that_cannot_be_judged(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(cases: Sequence[Case], *rest: Any) -> Any:
+        if any(tuple(case.ledger) == BAD for case in cases):
+            raise error
+        return judge(cases, *rest)
+
+    worker, best = test_verifier.Worker(), right(3)
+    for name, tokens in (OTHERS | {"bad": BAD}).items():
+        worker.open(name, tokens)
+        worker.ask(best[:2], name)
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "judge", broken)
+        events = {event.sequence_id: event for event in worker.run()}
+    check_told(events.pop("bad"), error, caplog.text)
+    assert {name: event.verdict.token_ids for name, event in events.items()} == dict.fromkeys(OTHERS, best)
+    assert len(worker.runner.passes) == 1
+    assert worker.length("bad") == len(BAD) - 1
+    assert worker.ask(best[:2], "bad") == [], "the same round may be asked again"
+    (event,) = worker.run()
+    assert isinstance(event, RoundVerdict)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_token_that_cannot_be_drawn(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(steps: Sequence[Step], *rest: Any) -> Any:
+        if any(tuple(ledger) == BAD and drafts for _, ledger, drafts, _ in steps):
+            raise error
+        return propose(steps, *rest)
+
+    worker, best = test_drafter.Worker(), test_drafter.best(3)
+    for name, tokens in (OTHERS | {"bad": BAD}).items():
+        worker.open(name, tokens)
+        worker.ask(3, name)
+    with monkeypatch.context() as patched:
+        patched.setattr("draft_worker.chooser.propose", broken)
+        events = {event.sequence_id: event for event in worker.run()}
+    check_told(events.pop("bad"), error, caplog.text)
+    drafted = {name: event.proposal.token_ids for name, event in events.items()}
+    assert drafted == dict.fromkeys(OTHERS, best)
+    assert worker.cached("bad") == [*BAD[:-1]]
+    assert worker.ask(3, "bad") == [], "the same round may be asked again"
+    (event,) = worker.run()
+    assert isinstance(event, DraftProposal)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_prompt_that_cannot_be_reported(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> Any:
+        if 2 in counts:
+            raise error
+        return reported_logprobs(logits, tokens, counts)
+
+    worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:12]
+    monkeypatch.setattr(results, "reported_logprobs", broken)
+    for name, count in (("bad", 2), ("well", 1)):
+        worker.open(name, prompt, prompt_logprobs=count)
+        worker.ask(name, len(prompt))
+    events = worker.run()
+    (failed,) = [event for event in events if event.sequence_id == "bad"]
+    check_told(failed, error, caplog.text)
+    others = [event for event in events if event is not failed]
+    (verdict,) = test_reports.check_prompt(others, "well", prompt, 1)
+    assert isinstance(verdict, RoundVerdict)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_first_row_that_cannot_be_reported(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was computed before its round began, which then is judged as it is taken up."""
+
+    def broken(*_: Any) -> Any:
+        raise error
+
+    worker = test_verifier.Worker()
+    worker.runner.can_stop = True
+    worker.open("bad", sampling=SamplingParams(temperature=0, seed=1, logprobs=1))
+    worker.ask((), "bad")
+    worker.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "logprobs_of", broken)
+        (failed,) = worker.ask((), "bad", number=2, base=len(PROMPT) + 1)
+    check_told(failed, error, caplog.text)
+    assert worker.ask((), "bad", number=2, base=len(PROMPT) + 1) == [], "the same round may be asked again"
+    (event,) = worker.it.step()
+    assert event.verdict.token_ids == right(2)[1:]
