@@ -66,9 +66,10 @@ async def _serve(config: CoordinatorConfig) -> None:
         announcing.cancel()
         if server.abandoned:
             # Without its links a coordinator can only be restarted: the exit code says that it failed.
+            log.error("the links to the workers died", exc_info=work.exception())
             if http is not None:
                 await http.stop(0)
-            raise InternalError("the links to the workers died") from work.exception()
+            raise InternalError("the links to the workers died")
     finally:
         work.cancel()
         if spans is not None:

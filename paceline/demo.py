@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,15 +154,20 @@ class TokenTexts:
         from tokenizers import Tokenizer
         from tokenizers.decoders import DecodeStream
 
+        self._begin: Callable[[], Any] = partial(DecodeStream, skip_special_tokens=True)
         file = Path(assets.resolve(model)) / "tokenizer.json"
         self._tokenizer: Any = (
             Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(model)
         )
-        self._stream: Any = DecodeStream(skip_special_tokens=True)
+        self._stream = self._begin()
 
     def text_of(self, token_id: int) -> str:
         """The text of the next token; empty while a character is incomplete."""
-        return self._stream.step(self._tokenizer, token_id) or ""
+        try:
+            return self._stream.step(self._tokenizer, token_id) or ""
+        except Exception:  # the library's own, for bytes behind which no character can come any more
+            self._stream = self._begin()
+            return str(self._tokenizer.decode([token_id]))
 
 
 async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:

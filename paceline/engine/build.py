@@ -42,6 +42,8 @@ def choose_device(name: str) -> torch.device:
         raise InvalidArgumentError("device", f"{name!r} is no device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgumentError("device", "no CUDA device is available to this process")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidArgumentError("device", f"{name}: there are {torch.cuda.device_count()} CUDA devices")
     return device
 
 

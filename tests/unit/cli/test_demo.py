@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer, decoders, models
 
 from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
 from paceline.core.types import AcceptanceMode, TokenOrigin
@@ -97,6 +98,16 @@ def test_a_character_of_several_tokens_appears_whole(model: Path) -> None:
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
     assert pieces.count("") == len(text.encode()) - len(text)
+
+
+def test_bytes_that_are_no_character_do_not_end_the_demo(tmp_path: Path) -> None:
+    vocabulary = {token: i for i, token in enumerate(["a", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = TokenTexts(str(tmp_path))
+    given = [*(f"<0x{byte:02X}>" for byte in "日".encode()), "<0xE6>", "a", "a"]
+    assert "".join(texts.text_of(vocabulary[token]) for token in given) == "日aa"
 
 
 class FakeStream:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from paceline.core.config import DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.build import _bytes_read, build
+from paceline.engine.build import _bytes_read, build, choose_device
 from paceline.engine.loading import random_model
 
 
@@ -59,8 +59,21 @@ def test_the_device_is_the_current_one_before_anything_is_put_there(
         raise InvalidArgumentError("model", "is not loaded")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
     monkeypatch.setattr("paceline.engine.build.load_model", load_model)
     with pytest.raises(InvalidArgumentError, match="is not loaded"):
         build(TargetConfig(model="embedded:target", device=name))
     assert calls == made_current
+
+
+@pytest.mark.parametrize(("name", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False)])
+def test_a_device_that_is_not_there_is_named(name: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    if there:
+        assert choose_device(name) == torch.device(name)
+        return
+    with pytest.raises(InvalidArgumentError, match="there are 2 CUDA devices") as refused:
+        choose_device(name)
+    assert refused.value.field == "device"
