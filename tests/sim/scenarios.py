@@ -135,6 +135,7 @@ def crowded_world(seed: int) -> World:
         seed,
         target=TARGET,
         draft=DRAFT,
+        num_targets=2 if seed % 4 == 3 else 1,
         num_drafts=num_drafts,
         # One sequence of full length has 10 blocks; all together want some hundred.
         target_blocks=rng.choice((10, 14, 25)),
