@@ -27,8 +27,7 @@ ROW = re.compile(r"^\| `(paceline:\w+)` \| (\w+) \| (.*)\|$", re.MULTILINE)
 class Everything:
     """As much of a coordinator as its collector asks for, with something in every family."""
 
-    model_name = "m"
-    serving = True
+    known_name = "m"
 
     def __init__(self) -> None:
         class Config:
