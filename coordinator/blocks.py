@@ -73,7 +73,7 @@ class Blocks:
         A client that does not read must not keep the others waiting.
         """
         taken = 0
-        for link in {running.target for running in self.waiting}:
+        for link in dict.fromkeys(running.target for running in self.waiting):
             paused = [r for r in self._on(link) if r.machine.phase is Phase.PAUSED and r.machine.holds_target]
             for running in paused:
                 taken += 1

@@ -127,6 +127,14 @@ class Coordinator:
         return self.config.model_name or self.target_info().model
 
     @property
+    def known_name(self) -> str:
+        """`model_name`; empty where nobody gave it one and no target was ever there."""
+        try:
+            return self.model_name
+        except UnavailableError:
+            return ""
+
+    @property
     def accepting(self) -> bool:
         """True while a new request would be served."""
         return self.serving and not self._draining
@@ -169,14 +177,6 @@ class Coordinator:
             async with self._reading(request, call, info, deadline) as generation:
                 self._reporting.taken_on(report, generation)
                 yield generation
-
-    @property
-    def known_name(self) -> str:
-        """The same, and empty before a target was ever there and where nobody named the model."""
-        try:
-            return self.model_name
-        except UnavailableError:
-            return ""
 
     async def _taken_on(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo

@@ -53,7 +53,7 @@ class StreamDetokenizer:
         self._context: list[int] = []
         """The tokens given out last; they begin where a character does."""
         self._before = ""
-        """Their text."""
+        """Their text, as far as it was given out."""
         self._pending: list[int] = []
         """The tokens behind them, whose text ends inside a character."""
         self._in_prompt = ""
@@ -72,18 +72,25 @@ class StreamDetokenizer:
             count -= UNFINISHED_TOKENS
             if count <= BROKEN_TOKENS:
                 return ""
+            # Somewhere there has to be a cut. What it leaves unfinished may still become a character.
             whole = self._text(self._context + self._pending[:count])
+            return self._give(count, whole, unfinished=whole.endswith(REPLACEMENT))
         return self._give(count, whole)
 
     def finish(self) -> str:
         """The text of what is still pending."""
         return self._give(len(self._pending), self._text(self._context + self._pending))
 
-    def _give(self, count: int, whole: str) -> str:
-        """Turn the first pending tokens into context; `whole` is the text of both."""
+    def _give(self, count: int, whole: str, *, unfinished: bool = False) -> str:
+        """Turn the first pending tokens into context; `whole` is the text of both.
+
+        A last character that is `unfinished` is not given out.
+        """
         given, self._pending = self._pending[:count], self._pending[count:]
         piece = self._added(given, whole)
         self._context, self._before = given, self._text(given)
+        if unfinished:
+            piece, self._before = piece.removesuffix(REPLACEMENT), self._before.removesuffix(REPLACEMENT)
         # The prompt shows the beginning, unless a character became whole.
         shown, self._in_prompt = self._in_prompt, ""
         while not piece.startswith(shown):

@@ -44,7 +44,7 @@ class Request:
     """Whoever reads it now; None while it is held."""
     held_until: float = 0.0
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is counted and timed until all of its choices have ended, or it is gone."""
+    """What is counted and timed for as long as it is here, or as a held one's sequences run."""
 
     @property
     def ended(self) -> bool:
@@ -178,8 +178,8 @@ class Requests:
 
     @staticmethod
     def _settle(request: Request) -> None:
-        """One that has ended is held as a ledger alone: its sequences run no more, and do not count."""
-        if request.ended:
+        """One whose sequences run no more is held as a ledger alone, and does not count."""
+        if all(running.ended or running.machine.ledger.ended for running in request.choices):
             request.counted.close()
 
     async def sweep(self) -> None:

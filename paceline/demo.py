@@ -160,14 +160,20 @@ class TokenTexts:
             Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(model)
         )
         self._stream = self._begin()
+        self._held: list[int] = []
+        """Tokens without text so far."""
 
     def text_of(self, token_id: int) -> str:
         """The text of the next token; empty while a character is incomplete."""
+        self._held.append(token_id)
         try:
-            return self._stream.step(self._tokenizer, token_id) or ""
+            text = self._stream.step(self._tokenizer, token_id)
         except Exception:  # the library's own, for bytes behind which no character can come any more
             self._stream = self._begin()
-            return str(self._tokenizer.decode([token_id]))
+            text = self._tokenizer.decode(self._held)
+        if text:
+            self._held.clear()
+        return text or ""
 
 
 async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:

@@ -11,6 +11,16 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def ensure_alive() -> None:
+    """Raise what the calling thread's device raises if it can compute no more.
+
+    A CUDA device that met an illegal access, for example, fails every call from then on: a worker with such a
+    one can only be restarted, and its sequences are opened again elsewhere, or when it is back.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 def current() -> torch.device:
     """The calling thread's device; the CPU where CUDA is not in use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

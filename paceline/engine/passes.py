@@ -18,6 +18,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
 from paceline.core.types import Timings
 from paceline.engine.batch import SequenceInput
+from paceline.engine.device import ensure_alive
 from paceline.engine.holdings import Held, Holdings
 from paceline.engine.planner import Chunk, Feed, plan_pass
 from paceline.engine.room import Need, make_room
@@ -239,6 +240,7 @@ def _forward_one_by_one(
     """One sequence's failure must end that sequence and no other: find out whose it is."""
     done: list[tuple[Job, Chunk]] = []
     logits: list[torch.Tensor] = []
+    failed = False
     for job, chunk in chunks:
         # A pass that failed half-way may have committed nothing: only whole passes count.
         job.held.cut_to(len(job.held.session.cached))
@@ -246,10 +248,13 @@ def _forward_one_by_one(
             part = _forward([(job, chunk)], runner, result)
         except Exception as error:
             result.failed.append((job, own_error(error, "the model", job.sequence_id)))
+            failed = True
         else:
             done.append((job, chunk))
             if chunk.final:
                 logits.append(part)
+    if failed:
+        ensure_alive()
     return done, torch.cat(logits) if logits else None
 
 
@@ -271,17 +276,24 @@ def together_or_alone(
 
     Returns:
         What it says, or the error of a round for which it fails alone.
+
+    Raises what a device raises that can compute no more.
     """
-    try:
-        return [*decide(rounds, logits)]
-    except Exception:
-        log.exception("%s failed for %d sequences together; going on one by one", what, len(rounds))
+    if len(rounds) > 1:
+        try:
+            return [*decide(rounds, logits)]
+        except Exception:
+            log.exception("%s failed for %d sequences together; going on one by one", what, len(rounds))
     told: list[Told | PacelineError] = []
+    failed = False
     for r, own in zip(rounds, torch.split(logits, list(rows)), strict=True):
         try:
             told.extend(decide([r], own))
         except Exception as error:
             told.append(own_error(error, what, r.job.sequence_id))
+            failed = True
+    if failed:
+        ensure_alive()
     return told
 
 

@@ -46,6 +46,9 @@ class GrammarState:
     _path: list[int] = field(init=False)
     """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
     _bits: npt.NDArray[np.int32] = field(init=False)
+    _dead_end: list[int] | None = None
+    """Tokens behind which the library gave up last, and why: going there again takes the whole text."""
+    _reason: str = ""
 
     def __post_init__(self) -> None:
         self._bits = np.zeros((1, -(-self.known_ids // 32)), dtype=np.int32)
@@ -71,6 +74,8 @@ class GrammarState:
             InvalidArgumentError: the grammar met its limits, or leaves no token.
             InternalError: the generated tokens do not keep to the grammar.
         """
+        if (end := self._dead_end) is not None and [*generated, *drafts][: len(end)] == end:
+            raise InvalidArgumentError(self.field_name, self._reason)
         begun = self.clock()
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
         if self._go_to(generated):
@@ -112,7 +117,7 @@ class GrammarState:
         if self._matcher.try_consume_tokens([token_id]) == 1:
             self._path.append(token_id)
             return True
-        self._refuse_if_broken()
+        self._refuse_if_broken(token_id)
         return False
 
     def _fill(self, row: Mask) -> None:
@@ -124,13 +129,15 @@ class GrammarState:
         if not row.any():
             raise InvalidArgumentError(self.field_name, _STUCK)
 
-    def _refuse_if_broken(self) -> None:
-        """The library gives a grammar up that meets its limits, or that can never be completed."""
+    def _refuse_if_broken(self, *taken: int) -> None:
+        """The library gives a grammar up that meets its limits, or that can never be completed; it may do so
+        while it takes a token."""
         if self._matcher.is_error():
             reason = reason_of(self._matcher.get_error())
+            self._reason, self._dead_end = _STUCK if reason in _DEAD_ENDS else reason, [*self._path, *taken]
             # An error stays, but the next tokens asked about may lead elsewhere.
             self._start_over()
-            raise InvalidArgumentError(self.field_name, _STUCK if reason in _DEAD_ENDS else reason)
+            raise InvalidArgumentError(self.field_name, self._reason)
 
 
 def reason_of(message: str) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from paceline.core import limits
+from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.rpc.framing import framed
 from paceline.rpc.worker import Dialect, Engine
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 1.0
 """Until the next try, where a connection could not be accepted: out of files, for example."""
 MAX_UNSENT_BYTES = 8 * limits.MAX_MESSAGE_BYTES
-"""Kept for a side that takes nothing; beyond it the stream is over."""
+"""Kept for a side that takes nothing for STUCK_SECONDS; beyond it the stream is over."""
+STUCK_SECONDS = 5.0
 _LENGTH = 4
 _CHUNK = 1 << 16
 _BACKLOG = 16
@@ -48,7 +50,9 @@ class LocalStream:
     Has what its users need of a gRPC call besides: `write`, `cancel` and `cancelled`.
     """
 
-    def __init__(self, connection: socket.socket, received: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, received: Callable[[bytes], None], clock: Clock = monotonic
+    ) -> None:
         """`received` takes every frame, on the event loop; what it raises ends the stream."""
         connection.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -60,6 +64,9 @@ class LocalStream:
         """Of a frame whose rest has not come."""
         self._lock = threading.Lock()
         self._unsent = bytearray()
+        self._clock = clock
+        self._took_at = 0.0
+        """When the other side last took some of it; there is a writer for when it has room."""
         self._closed = self._cancelled = False
         self._loop.add_reader(connection, self._read)
 
@@ -77,7 +84,9 @@ class LocalStream:
             if sent == len(data):
                 return
             self._unsent += memoryview(data)[sent:]
-            stuck = len(self._unsent) > MAX_UNSENT_BYTES
+            now = self._clock()
+            self._took_at = self._took_at if waits else now
+            stuck = len(self._unsent) > MAX_UNSENT_BYTES and now - self._took_at > STUCK_SECONDS
         if stuck:
             error = UnavailableError("the other side takes nothing")
             self._loop.call_soon_threadsafe(self.close, error)
@@ -131,6 +140,7 @@ class LocalStream:
     def _send_rest(self) -> None:
         with self._lock:
             del self._unsent[: self._sent(self._unsent)]
+            self._took_at = self._clock()
             if not self._unsent:
                 self._loop.remove_writer(self._connection)
 

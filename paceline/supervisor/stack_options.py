@@ -20,7 +20,7 @@ class StackOptions:
 
     target_model: str = "embedded:target"
     draft_model: str | None = "embedded:draft"
-    """`none` on the command line, None here: no draft worker; only what a text repeats is proposed."""
+    """`none` (None from Python): no draft worker; only what a text repeats is proposed."""
     host: str = "127.0.0.1"
     port: int = 0
     model_name: str = ""

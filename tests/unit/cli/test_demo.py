@@ -107,7 +107,7 @@ def test_bytes_that_are_no_character_do_not_end_the_demo(tmp_path: Path) -> None
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     texts = TokenTexts(str(tmp_path))
     given = [*(f"<0x{byte:02X}>" for byte in "日".encode()), "<0xE6>", "a", "a"]
-    assert "".join(texts.text_of(vocabulary[token]) for token in given) == "日aa"
+    assert "".join(texts.text_of(vocabulary[token]) for token in given) == "日\ufffdaa"
 
 
 class FakeStream:

@@ -156,6 +156,17 @@ def test_bytes_that_are_rarely_characters(generated: list[str]) -> None:
     assert "".join(streamed(byte_level(), [], generated)) == decoded(byte_level(), generated)
 
 
+@pytest.mark.parametrize("times", range(1, 60))
+def test_tokens_that_all_end_one_character_and_begin_the_next_lose_none(times: int) -> None:
+    first, second, third = visible("日")
+    tokens = [first, second, *[third + first, second] * times, third]
+    text = "日" * (times + 1)
+    assert decoded(byte_level(), tokens) == text
+    pieces = streamed(byte_level(), [], tokens)
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= BROKEN_TOKENS
+
+
 @pytest.mark.parametrize("tokenizer", [byte_fallback, metaspace, word_piece])
 @SETTINGS
 @given(st.data())

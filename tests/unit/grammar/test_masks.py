@@ -171,6 +171,24 @@ def test_a_draft_that_leads_to_a_dead_end_spoils_no_later_answer() -> None:
             assert state.masks(own).tolist() == fresh.masks(own).tolist()
 
 
+def test_a_dead_end_is_not_walked_into_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time would take the whole text: a draft asks at every step, and at every branch."""
+    state = grammars().start(StructuredOutputs(regex="c(ab|bx)"))
+    tokens = [TOKENS.index(letter) for letter in "cb"]
+    with pytest.raises(InvalidArgumentError, match="leaves no token"):
+        state.masks(tokens[:1], tokens[1:])
+
+    def walk(*_: object) -> bool:
+        pytest.fail("it was followed again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GrammarState, "_go_to", walk)
+        for generated, drafts in ((tokens[:1], tokens[1:]), (tokens, []), (tokens, tokens)):
+            with pytest.raises(InvalidArgumentError, match="leaves no token"):
+                state.masks(generated, drafts)
+    assert state.masks(tokens[:1]).any()
+
+
 def test_masks_that_take_too_long_end_the_sequence() -> None:
     times = iter([0.0, 5.0])
     state = grammars(clock=lambda: next(times)).start(StructuredOutputs(regex="a*"))

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from paceline.core import limits
+from paceline.core.clock import Clock, ManualClock, monotonic
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
 from paceline.rpc import frames
-from paceline.rpc.local import PAUSE_SECONDS, LocalServer, LocalStream, connect
+from paceline.rpc.local import PAUSE_SECONDS, STUCK_SECONDS, LocalServer, LocalStream, connect
 from paceline.rpc.worker import Dialect
 from paceline.v1 import target_pb2
 
@@ -47,10 +48,10 @@ def names(folder: Path) -> list[str]:
 class Ends:
     """A stream, and the other end of its socket as it is."""
 
-    def __init__(self, received: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, received: Callable[[bytes], None] | None = None, clock: Clock = monotonic) -> None:
         mine, self.other = socket.socketpair(socket.AF_UNIX)
         self.frames: list[bytes] = []
-        self.stream = LocalStream(mine, received or self.frames.append)
+        self.stream = LocalStream(mine, received or self.frames.append, clock)
 
     def __enter__(self) -> Ends:
         return self
@@ -126,9 +127,14 @@ async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
 async def test_a_side_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is stopped still has its socket: what is sent to it is not kept for ever."""
     monkeypatch.setattr("paceline.rpc.local.MAX_UNSENT_BYTES", 1_000_000)
-    with Ends() as ends:
+    clock = ManualClock()
+    with Ends(clock=clock) as ends:
         for _ in range(20):
             ends.stream.send(frame_of(200_000))
+        await asyncio.sleep(0)
+        assert not ends.stream.ended.done(), "it may not have had the time to take any"
+        clock.advance(STUCK_SECONDS + 1)
+        ends.stream.send(frame_of(1))
         async with asyncio.timeout(SECONDS):
             with pytest.raises(UnavailableError, match="takes nothing"):
                 await ends.stream.ended

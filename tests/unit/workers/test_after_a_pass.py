@@ -63,6 +63,22 @@ def test_a_round_that_cannot_be_judged(
     assert isinstance(event, RoundVerdict)
 
 
+def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in judging that a GPU is first waited for, and so that its faults are first seen."""
+
+    def dead(*_: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    worker, best = test_verifier.Worker(), right(3)
+    for name in ("one", "two"):
+        worker.open(name, PROMPT)
+        worker.ask(best[:2], name)
+    monkeypatch.setattr(results, "judge", dead)
+    monkeypatch.setattr("paceline.engine.passes.ensure_alive", dead)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        worker.run()
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_token_that_cannot_be_drawn(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

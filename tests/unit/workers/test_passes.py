@@ -126,6 +126,19 @@ def test_one_sequences_failure_in_a_batch_is_its_own() -> None:
     assert [len(j.held.session.cached) for j in jobs] == [2, 0, 2]
 
 
+def test_a_device_that_can_compute_no_more_ends_more_than_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is restarted; else it would fail every request there is, and call itself well."""
+
+    def dead() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    runner = ToyRunner(MODEL)
+    runner.crash_on = crash_on(7, RuntimeError("broken kernel"))  # type: ignore[assignment]
+    monkeypatch.setattr("paceline.engine.passes.ensure_alive", dead)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run([job(runner, "a", [1, 2], 2), job(runner, "b", [7, 7], 2)], runner, 40, ManualClock())
+
+
 def test_a_known_error_of_one_sequence_is_passed_on() -> None:
     runner = ToyRunner(MODEL)
     known = InvalidArgumentError("token_ids", "too long")
