@@ -135,8 +135,8 @@ def concurrent(record: Record, temperature: float) -> Table:
                 arm.name,
                 *(_rate_over(cell, record) if cell else "" for cell in cells),
             )
-    busiest = [max(cell.client_cpu for cell in _cells(record, temperature, n)) for n in levels]
-    table.add_row("client's share of a core, at most", *(f"{max(shares):.0%}" for shares in busiest))
+    shares = [[share for cell in _cells(record, temperature, n) for share in cell.client_cpu] for n in levels]
+    table.add_row("client's share of a core, at most", *(f"{max(each):.0%}" for each in shares))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -22,7 +23,8 @@ def read_keys(file: Path) -> KeyRing:
 
 
 def write_keys(file: Path, ring: KeyRing) -> None:
-    """In one step, so that a server never reads half a file. Readable and writable by its owner only."""
+    """In one step, so that a server never reads half a file. Readable and writable by its owner only, who is
+    the one before where there was a file and we may say so."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     new = Path(name)
     try:
@@ -30,6 +32,11 @@ def write_keys(file: Path, ring: KeyRing) -> None:
             stream.write(render(ring))
             stream.flush()
             os.fsync(stream.fileno())
+            if file.exists():
+                # A server that runs as somebody else must still be able to read what root has changed.
+                before = file.stat()
+                with contextlib.suppress(PermissionError):
+                    os.fchown(stream.fileno(), before.st_uid, before.st_gid)
         new.replace(file)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ def all_cells(config: BenchConfig) -> list[Cell]:
         ours = [*again, arms.plain(config), *without, *arms.fixed(config)[1:]]
         for t in config.temperature:
             for arm in [*ours, arms.automatic(config), arms.served(config), *(peers if n == 1 else ())]:
-                cell = Cell(arm, t, n, client_cpu=[0.25])
+                cell = Cell(arm, t, n, client_cpu=[0.3, 0.31] if arm.k == 0 else [0.25, 0.9])
                 for repeat, slowness in enumerate((1, 2)):
                     cell.rates[repeat, 0] = rate(arm.name, n) / slowness
                     if n == 1 and not arm.is_peer:

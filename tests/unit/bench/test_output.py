@@ -66,7 +66,7 @@ def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     assert row(text, "without_lookahead_over_plain") == ["1.50", "[1.50-1.50]", "1.25", "[1.25-1.25]"]
     assert row(text, "α: accepted of the draft tokens judged") == ["0.75", "0.75"]
     assert row(text, "step over floor") == ["5.00", "5.00"]
-    assert row(text, "client's share of a core, at most") == ["25%"] * 3
+    assert row(text, "client's share of a core, at most") == ["90%"] * 3
     assert "CTranslate2: absent, pip install ctranslate2" in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_a_file_holds_hashes_and_no_keys(tmp_path: Path) -> None:
     write_keys(file, KeyRing([BOB]))
     assert read_keys(file).keys == (BOB,)
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_root_changes_stays_its_owners(tmp_path: Path) -> None:
+    """A server that runs as somebody else could not read it, and would go on with keys that were removed."""
+    file = tmp_path / "keys.json"
+    write_keys(file, KeyRing([ALICE, BOB]))
+    os.chown(file, 12345, 12346)
+    write_keys(file, KeyRing([BOB]))
+    after = file.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode & 0o777) == (12345, 12346, 0o600)
 
 
 def test_unset_limits_are_not_written() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from google.protobuf.descriptor_pool import Default
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTO = ROOT / "proto"
+_GRPC = re.compile(r"GRPC_GENERATED_VERSION = '([\d.]+)'")
+_PROTOBUF = re.compile(r"ValidateProtobufRuntimeVersion\(\s*_runtime_version\.Domain\.PUBLIC,\s*([\d,\s]+),")
 NAMES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.rglob("*.proto"))
 
 
@@ -32,6 +35,20 @@ def all_enums(file: descriptor_pb2.FileDescriptorProto) -> list[descriptor_pb2.E
         found += message.enum_type
         messages += message.nested_type
     return found
+
+
+def test_what_is_installed_may_be_as_old_as_the_stubs_allow_and_no_older() -> None:
+    """They refuse older libraries when they are imported, which an installation must rule out."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [needed["dependencies"], *needed["optional-dependencies"].values()]
+    bounds = dict(
+        each.split(">=") for group in groups for each in group if each.startswith(("grpc", "protobuf"))
+    )
+    stubs = ROOT / "paceline/v1"
+    (grpc,) = {found for file in stubs.glob("*_grpc.py") for found in _GRPC.findall(file.read_text())}
+    (protobuf,) = {found for file in stubs.glob("*_pb2.py") for found in _PROTOBUF.findall(file.read_text())}
+    assert bounds.pop("protobuf") == ".".join(part.strip() for part in protobuf.split(",")[:3])
+    assert set(bounds.values()) == {grpc}
 
 
 each_file = pytest.mark.parametrize("name", NAMES)
