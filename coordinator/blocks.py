@@ -1,7 +1,7 @@
 """Who waits for cache blocks of a target worker, and who tries again when some are free.
 
 A worker has its own blocks: those that wait for one are woken by what happens there, oldest first, and
-wait on while somebody holds blocks there.
+wait on while somebody holds blocks there. Where that is another coordinator's, they ask again and again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from coordinator.events import Event, Phase, Signal
 from coordinator.links import Link
 from coordinator.running import Running
+from paceline.core.errors import ResourceExhaustedError
 
 GRACE_SECONDS = 1.0
 """How long a sequence that lacks blocks goes on trying although no other one holds any."""
@@ -30,11 +31,11 @@ class Blocks:
         """Sequences that wait for blocks, whatever has become of them since they were refused."""
         return [running for running in self._blocked if running.machine.phase is Phase.WAITING]
 
-    def refused(self, running: Running, now: float) -> bool:
+    def refused(self, running: Running, error: ResourceExhaustedError, now: float) -> bool:
         """A worker had none for it. True if it waits for another one to give some back; with no other one
-        they would never come."""
+        they would never come. Of the sequences of other coordinators only the worker knows."""
         running.was_blocked = True
-        if self._held_on(running.target):
+        if self._held_on(running.target) or error.retry_after is not None:
             running.alone_since = None
             self._wait(running)
             return True
@@ -78,7 +79,7 @@ class Blocks:
             for running in paused:
                 taken += 1
                 self._tell(running, Signal.BLOCKS_WANTED)
-            if not self._held_on(link):
+            if paused or not self._held_on(link):
                 self.wake_oldest(link)
         return taken
 

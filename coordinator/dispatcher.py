@@ -274,7 +274,7 @@ class Dispatcher:
                 case WaitForBlocks(error, preempted):
                     self.num_preemptions += preempted
                     tell_all(self._observers, lambda observer: observer.blocks_awaited())
-                    if not self._blocks.refused(running, self._clock()):
+                    if not self._blocks.refused(running, error, self._clock()):
                         self._carry_out(running, running.machine.give_up(error))
                 case TargetHangs():
                     self._late(running)
@@ -327,6 +327,7 @@ class Dispatcher:
         log.warning("the target worker at %s is late for one sequence", link.address)
         running.target = None
         link.load -= 1
+        self._blocks.wake_oldest(link)
         self._assign(running)
 
     def _cut(self, running: Running) -> None:

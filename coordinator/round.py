@@ -347,6 +347,7 @@ class RoundMachine(Planner):
         there. One that refused the opening never had it.
         """
         self.phase, self.deadline = Phase.WAITING, None
+        self._target.attempts = 0
         closing = self._close_target() if refused_round == 0 else []
         preempted, self._target.computed = self._target.computed, False
         return [*closing, WaitForBlocks(error, preempted)]

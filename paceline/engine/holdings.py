@@ -17,6 +17,9 @@ from paceline.kv.table import BlockTable
 
 Answer = TypeVar("Answer")
 
+RETRY_SECONDS = 1.0
+"""Told with a refusal for want of room that others have, whosever they are: they will give it back."""
+
 
 @dataclass(slots=True)
 class Held(Generic[Answer]):
@@ -111,7 +114,8 @@ class Holdings(Generic[Answer]):
                 return
             self.drop(command.sequence_id)
         if len(self._held) >= self.max_sequences:
-            raise ResourceExhaustedError(f"this worker holds {self.max_sequences} sequences already")
+            message = f"this worker holds {self.max_sequences} sequences already"
+            raise ResourceExhaustedError(message, RETRY_SECONDS)
         session: Session[Answer] = Session(
             command.sequence_id, command.epoch, command.params, list(command.token_ids)
         )

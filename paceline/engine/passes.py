@@ -19,7 +19,7 @@ from paceline.core.errors import InternalError, PacelineError, ResourceExhausted
 from paceline.core.types import Timings
 from paceline.engine.batch import SequenceInput
 from paceline.engine.device import ensure_alive
-from paceline.engine.holdings import Held, Holdings
+from paceline.engine.holdings import RETRY_SECONDS, Held, Holdings
 from paceline.engine.planner import Chunk, Feed, plan_pass
 from paceline.engine.room import Need, make_room
 from paceline.kv.table import BlockTable
@@ -191,9 +191,12 @@ def _with_room(
     if not preempted:
         return chunks
     holdings.num_preemptions += len(preempted - beginning)
-    error = ResourceExhaustedError("the cache has no free blocks beside those of older sequences")
+    left = [(job, chunk) for job, chunk in chunks if id(job.held) not in preempted]
+    others = bool(left) or any(held.table.blocks for held in holdings if id(held) not in preempted)
+    message = "the cache has no free blocks beside those of older sequences"
+    error = ResourceExhaustedError(message, RETRY_SECONDS if others else None)
     result.failed += [(job, error) for job in jobs if id(job.held) in preempted]
-    return [(job, chunk) for job, chunk in chunks if id(job.held) not in preempted]
+    return left
 
 
 def _count_lookup(job: Job, holdings: Holdings[Any]) -> None:

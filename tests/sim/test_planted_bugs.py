@@ -399,7 +399,7 @@ def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.Mon
 def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two run out of blocks at once and are both closed: the second was failed, as nobody held any."""
 
-    def refused(self: Blocks, running: Running, _now: float) -> bool:
+    def refused(self: Blocks, running: Running, _error: ResourceExhaustedError, _now: float) -> bool:
         running.was_blocked = True
         others = (r for r in self._sequences.values() if r is not running and r.admitted)
         waits = any(r.machine.holds_target for r in others)

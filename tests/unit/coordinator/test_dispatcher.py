@@ -410,6 +410,21 @@ def test_blocks_that_a_worker_still_holds_for_a_stream_that_is_over_are_waited_f
     assert running.alone_since is None
 
 
+def test_blocks_of_another_coordinator_are_waited_for() -> None:
+    """Once: a request that fitted was failed after a second, for nobody of our own held any."""
+    service = Service()
+    running = service.submit()
+    theirs = ResourceExhaustedError("no blocks", retry_after=1.0)
+    for _ in range(5):
+        service.fail(running, error=theirs)
+        assert (running.machine.phase, running.alone_since) == (Phase.WAITING, None)
+        service.clock.now += GRACE_SECONDS
+        service.sweep()
+        assert running.machine.phase is Phase.VERIFYING
+    service.answer(running, 5)
+    assert len(parts(running)) == 1
+
+
 def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> None:
     """Once: both were closed, and the second was failed for want of anybody who still held blocks."""
     service = Service()
@@ -550,6 +565,31 @@ def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.Mo
     while slow.machine.phase is Phase.PAUSED:
         read(service, slow)
     assert types(service.targets[0])[-2:] == [OpenSequence, VerifyRound]
+
+
+def test_they_go_to_it_whoever_else_holds_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: they were given back, and it waited for a third one to end."""
+    monkeypatch.setattr(limits, "MAX_UNREAD_TOKENS", 1)
+    service = Service()
+    slow, _busy, waits = (service.submit() for _ in range(3))
+    for token in (5, 6, 7, 8):
+        service.answer(slow, token)
+    service.fail(waits)
+    service.sweep()
+    assert waits.machine.phase is Phase.VERIFYING
+
+
+def test_a_sequence_that_moves_leaves_its_blocks_to_one_that_waits() -> None:
+    service = Service(targets=2)
+    late, _, waits, _, third = (service.submit() for _ in range(5))
+    assert late.target is waits.target is third.target is service.targets[0]
+    service.fail(waits)
+    service.clock.now = 9.5
+    service.answer(third, 5)
+    assert waits.machine.phase is Phase.WAITING
+    service.clock.now = 10.0
+    service.sweep()
+    assert waits.machine.phase is Phase.VERIFYING
 
 
 def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:

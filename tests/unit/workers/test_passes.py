@@ -13,7 +13,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError, ResourceEx
 from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
-from paceline.engine.holdings import Held, Holdings
+from paceline.engine.holdings import RETRY_SECONDS, Held, Holdings
 from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
 from paceline.engine.session import Session
 from tests.sim.toys import ToyModel, ToyRunner
@@ -88,6 +88,7 @@ def test_only_sequences_whose_rows_find_no_blocks_fail() -> None:
     ((failed, error),) = result.failed
     assert failed.sequence_id == "b"
     assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after == RETRY_SECONDS, "others hold some"
 
 
 def test_capacity_counts_the_room_left_in_a_sequences_last_block() -> None:
@@ -104,6 +105,9 @@ def test_a_pass_without_any_room_reports_and_runs_nothing() -> None:
     runner = ToyRunner(MODEL, num_blocks=1, block_size=1)
     result = run([job(runner, "a", [1, 2], 1)], runner, 40, ManualClock())
     assert (len(result.failed), result.finished, result.logits, runner.passes) == (1, [], None, [])
+    error = result.failed[0][1]
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after is None, "there is nobody whose end would help"
 
 
 def crash_on(token: int, error: Exception) -> object:
