@@ -160,8 +160,10 @@ def make_runner(
         _round(model, quantization, served=covered and compiles(model, layers, any_threads=deterministic))
     expected = _logits_of_transformers(model)
     if covered:
-        short = compiled_forward(model, layers, longest, any_threads=deterministic)
-        short = short or LeanForward(model, longest)
+        # What it is compared on may be longer than what it serves.
+        positions = max(longest, len(_tokens_to_compare(model)))
+        short = compiled_forward(model, layers, positions, any_threads=deterministic)
+        short = short or LeanForward(model, positions)
         error = _error_on_paged_cache(model, layers, short, expected)
         if error is None:
             short.pack()

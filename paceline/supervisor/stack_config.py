@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -82,8 +83,8 @@ class StackConfig(StackOptions):
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
-        if self.start_timeout <= 0:
-            raise InvalidArgumentError("start_timeout", "must be positive")
+        if not 0 < self.start_timeout <= threading.TIMEOUT_MAX:
+            raise InvalidArgumentError("start_timeout", "must be positive, and a time that one can wait for")
         if not self.draft_model:
             self._refuse_what_a_draft_would_need()
         if self.local_sockets and self.certificates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -192,7 +193,7 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
         ("lease_seconds", {"target": {"lease_seconds": 0}}),
         ("draft.wrong", {"draft": {"wrong": 1}}),
         ("coordinator.wrong", {"coordinator": {"wrong": 1}}),
-        ("start_timeout", {"start_timeout": 0}),
+        *(("start_timeout", {"start_timeout": value}) for value in (0, -1.0, math.nan, math.inf, 1e300)),
         ("local_sockets", {"local_sockets": True, "certificates": "folder"}),
     ],
 )

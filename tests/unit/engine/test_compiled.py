@@ -219,6 +219,19 @@ def test_a_broken_weight_is_noticed(place: str) -> None:
     assert torch.isnan(logits).any()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("longest", [2, 4, 7])
+def test_what_serves_few_tokens_is_compared_on_more(
+    threads: int, longest: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: its tables of positions were too short for that, and what lay behind them was read."""
+    torch.set_num_threads(threads)
+    runner = make_runner(model_of("llama, two"), num_blocks=8, max_model_len=longest, lean=True)
+    assert runner.max_model_len == longest
+    assert runner.row_invariant is (threads == 1)
+    assert "goes through its modules" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "config",
     [
