@@ -49,9 +49,9 @@ class Record:
         """All of RATIOS at one temperature."""
         return figures.ratios(self.cells, self.config, temperature, self.figures(temperature))
 
-    def by_k(self, temperature: float, k: int) -> Mapping[str, Ratio | None]:
-        """All of BY_K for one K at one request."""
-        return figures.by_k(self.cells, self.config, temperature, self.figures(temperature, k))
+    def by_k(self, temperature: float, explained: Figures) -> Mapping[str, Ratio | None]:
+        """All of BY_K for the K of these figures, at one request."""
+        return figures.by_k(self.cells, self.config, temperature, explained)
 
     @property
     def headline(self) -> dict[str, float | None]:
@@ -106,8 +106,8 @@ class Record:
 
     def _each_k(self, temperature: float) -> list[dict[str, Any]]:
         return [
-            {"ratios": to_plain(self.by_k(temperature, k)), "figures": self.figures(temperature, k).to_dict()}
-            for k in self.config.k
+            {"ratios": to_plain(self.by_k(temperature, explained)), "figures": explained.to_dict()}
+            for explained in (self.figures(temperature, k) for k in self.config.k)
         ]
 
     def write(self, file: Path) -> None:

@@ -112,10 +112,10 @@ def each_k(record: Record, temperature: float) -> Table:
         f"By K, one request, temperature {temperature:g}",
         *(f"K = {k}" for k in record.config.k),
     )
-    found = [record.by_k(temperature, k) for k in record.config.k]
+    explained = [record.figures(temperature, k) for k in record.config.k]
+    found = [record.by_k(temperature, figures) for figures in explained]
     for name in BY_K:
         table.add_row(name, *(_ratio(ratios[name]) for ratios in found))
-    explained = [record.figures(temperature, k) for k in record.config.k]
     table.add_row("hit rate of lookahead", *(_percent(figures.hit_rate) for figures in explained))
     return table
 

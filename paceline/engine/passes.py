@@ -243,7 +243,6 @@ def _forward_one_by_one(
     """One sequence's failure must end that sequence and no other: find out whose it is."""
     done: list[tuple[Job, Chunk]] = []
     logits: list[torch.Tensor] = []
-    failed = False
     for job, chunk in chunks:
         # A pass that failed half-way may have committed nothing: only whole passes count.
         job.held.cut_to(len(job.held.session.cached))
@@ -251,13 +250,10 @@ def _forward_one_by_one(
             part = _forward([(job, chunk)], runner, result)
         except Exception as error:
             result.failed.append((job, own_error(error, "the model", job.sequence_id)))
-            failed = True
         else:
             done.append((job, chunk))
             if chunk.final:
                 logits.append(part)
-    if failed:
-        ensure_alive()
     return done, torch.cat(logits) if logits else None
 
 
@@ -288,23 +284,23 @@ def together_or_alone(
         except Exception:
             log.exception("%s failed for %d sequences together; going on one by one", what, len(rounds))
     told: list[Told | PacelineError] = []
-    failed = False
     for r, own in zip(rounds, torch.split(logits, list(rows)), strict=True):
         try:
             told.extend(decide([r], own))
         except Exception as error:
             told.append(own_error(error, what, r.job.sequence_id))
-            failed = True
-    if failed:
-        ensure_alive()
     return told
 
 
 def own_error(error: Exception, what: str, sequence_id: str) -> PacelineError:
-    """What one sequence's failure is told as; what nobody raised on purpose is for the log alone."""
+    """What one sequence's failure is told as; what nobody raised on purpose is for the log alone.
+
+    Raises what a device raises that can compute no more: then it is no single sequence's failure.
+    """
     if isinstance(error, PacelineError):
         return error
     log.error("%s failed for one sequence", what, exc_info=error, extra=fields(sequence_id=sequence_id))
+    ensure_alive()
     return InternalError(f"{what} failed")
 
 

@@ -70,7 +70,7 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
 
 
 def test_every_k_has_ratios_of_its_own(record: Record) -> None:
-    found = record.by_k(0.0, 2)
+    found = record.by_k(0.0, record.figures(0.0, 2))
     assert tuple(found) == BY_K
     values = {name: ratio.value for name, ratio in found.items() if ratio}
     assert values == pytest.approx(
@@ -86,7 +86,7 @@ def test_every_k_has_ratios_of_its_own(record: Record) -> None:
 
 
 def test_the_headline_is_of_the_first_k(record: Record) -> None:
-    first, headline = record.by_k(1.0, 4), record.ratios(1.0)
+    first, headline = record.by_k(1.0, record.figures(1.0, 4)), record.ratios(1.0)
     assert {name: first[name] for name in BY_K[1:]} == {name: headline[name] for name in BY_K[1:]}
 
 
