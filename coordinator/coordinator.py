@@ -165,7 +165,7 @@ class Coordinator:
                 # Before anything is done for it: waiting and tokenising are work as well.
                 counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
             self._refuse_when_draining()
-            await self._wait_for_target()
+            await self.wait_for_target()
             info, report.model = self.target_info(), self.model_name
             request = self.requests.resume(principal.get().name, call)
             if request is None:
@@ -338,7 +338,7 @@ class Coordinator:
             if part.finish is not None:
                 return
 
-    async def _wait_for_target(self) -> None:
+    async def wait_for_target(self) -> None:
         try:
             await asyncio.wait_for(self._target_found.wait(), self.config.recovery_timeout)
         except TimeoutError:

@@ -262,8 +262,18 @@ class Load:
         self.copies.observe(more, seconds / self.pace, weight)
 
     def proposed(self, num_draft: int, seconds: float, weight: float = 1.0) -> None:
-        """Take in the time that a proposal was waited for."""
-        self.drafting.observe(num_draft, seconds / self.pace, weight)
+        """Take in the time that a proposal was waited for.
+
+        One that takes many times as long as others, or as a plain round, met a stall. Without a bound the few
+        times of a first trial would speak against drafting for good: what seems far too slow is not tried
+        again.
+        """
+        plain = self.verdict.usual(0)
+        most = math.inf
+        if plain is not None:
+            own = self.drafting.usual(num_draft)
+            most = STRAY * max(plain.seconds, own.seconds if own is not None else 0.0)
+        self.drafting.observe(num_draft, min(seconds / self.pace, most), weight)
 
     def shape(self, curve: Curve, like: Shape | None) -> Shape | None:
         """Of one of the two, as things are now; `like` is of another load."""

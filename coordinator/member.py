@@ -22,8 +22,8 @@ APART = 2
 """Sequences up to which a proposal takes the time of its own tokens; those of more come together."""
 STEADY = 0.1
 """Share by which the sequences, and the rows of all of them, may change during a round that is measured."""
-PREFILL = 2.0
-"""A pass of this many times the rows that verification needs was most of all somebody's prefill."""
+PREFILL = 0.5
+"""A pass of which more than this share of the rows read a prompt tells nothing of verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,15 @@ class Verification:
     """Of all sequences in the target's pass."""
     sequences: int
     """In that pass; at least 1."""
+    prefill_rows: int = 0
+    """Of these rows, those of prompts."""
 
     @classmethod
     def of(cls, seconds: float, timings: Timings) -> Verification | None:
         """None when the worker did not say what was in the pass."""
-        return cls(seconds, timings.rows, timings.sequences) if timings.sequences else None
+        if not timings.sequences:
+            return None
+        return cls(seconds, timings.rows, timings.sequences, timings.prefill_rows)
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class Member:
         self._settled = self._settled and pair.settled
         self._readings = pair.readings
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
+    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
         """Learn what drafting costs; from a draft that had to catch up, what that costs."""
         pair = self.pair
         if num_draft == 0:
@@ -87,8 +91,7 @@ class Member:
         pair.spent(seconds, 0)
         load = pair.costs.at(pair.sequences)
         if lacking > CATCH_UP:
-            usual = load.seconds(load.drafting, num_draft, None)
-            pair.caught_up(max(0.0, seconds - (usual[-1] if usual else 0.0)), lacking)
+            pair.caught_up(prefill, lacking)
         elif self._settled and pair.settled and not (seconds and pair.read_much_since(self._readings)):
             load.proposed(num_draft, seconds, weight(pair.sequences))
 
@@ -124,7 +127,7 @@ class Member:
         # While everybody changes K, comes or goes, nobody knows what was in the pass.
         alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
         stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
-        prefill = timing.rows > PREFILL * timing.sequences * (1 + mean)
+        prefill = timing.prefill_rows > PREFILL * timing.rows
         if alike and stay and not prefill:
             pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
         # Without drafts and prompts all of it is known, if all sequences share it.
@@ -146,10 +149,14 @@ class Member:
             self.habits.of(match).fade(PROBE_EVIDENCE)
         return tries
 
-    def leave(self) -> None:
-        """Give the share back."""
+    def waits(self) -> None:
+        """It takes part in no pass until it is put again, and what it would be read for nobody waits for."""
         self._is_catching_up(False)
         self._share(False, 0, 0, 0.0)
+
+    def leave(self) -> None:
+        """Give the share back."""
+        self.waits()
         self._vote(None)
 
     def _vote(self, ballot: Ballot | None) -> None:

@@ -65,7 +65,7 @@ class Pair:
     proposals: int = 0
     """Times that one had draft tokens verified that were not copied."""
     catch_up: float = 0.0
-    """Seconds for each token that a draft worker lacks of a sequence."""
+    """Seconds for which a draft worker computes for each token that it lacks of a sequence."""
     verdicts: int = 0
     """Rounds that were judged."""
     _kinds: dict[Kind, Habits] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Pair:
         self._settled_at = self._rounds + (SETTLE if drafts else SETTLE_PLAIN) * self.size
 
     def caught_up(self, seconds: float, tokens: int) -> None:
-        """A draft has read so many tokens that it lacked, and was waited for so long."""
+        """A draft has read a sequence of which it lacked so many tokens, and computed so long for that."""
         self.catch_up += (seconds / tokens - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
 
     def spent(self, seconds: float, made: int) -> None:

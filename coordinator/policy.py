@@ -49,8 +49,6 @@ TURNS, FEW_DRAFT = 4, 0.5
 """Sequences from which on there are two groups, and draft tokens of each up to which hardly any drafts."""
 HORIZON = 64.0
 """Rounds in which catching up must pay for itself, if the sequence does not end before."""
-TRIAL_CATCH_UP = 4
-"""Rounds without draft tokens that a sequence may spend on catching up for a trial."""
 PROBE_ROUNDS = 3
 PROBE_DRAFT = 2
 """Draft tokens of a probe."""
@@ -59,7 +57,7 @@ PROBE_LAST = 256
 PROBE_SHARE = 1 / 32
 """Share of a sequence's time that catching up for probes may take."""
 HOPE = 0.9
-"""Acceptance that a probe could find."""
+"""Acceptance that a probe or a trial could find."""
 HOPED = 0.5
 """Share of what a copied token is believed to cost, in rounds that find out whether it does."""
 
@@ -91,8 +89,11 @@ class Policy(Protocol):
             drafting: what `choose` answered for this round; 0 also where there is no draft to ask.
         """
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
-        """A proposal came from the draft, `seconds` after it was asked for: 0 when it had been foreseen."""
+    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+        """A proposal came from the draft, `seconds` after it was asked for: 0 when it had been foreseen.
+
+        Reading what it lacked took the worker `prefill` seconds, without those of what it read for others.
+        """
 
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """A proposal, maybe empty, is on its way to the target, which may have to prefill first.
@@ -102,6 +103,9 @@ class Policy(Protocol):
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """A verdict came; without a timing where the target had to prefill first."""
+
+    def waits(self) -> None:
+        """The round is not put, or was refused for want of room: until it is, the sequence is in no pass."""
 
     def leave(self) -> None:
         """The sequence has ended."""
@@ -192,7 +196,7 @@ class Goodput(Member):
         if self._probe_left is not None and (k or not self._probe_left):
             self._end_probe(useful=k > 0)
         self._off = 0 if k else self._off + 1
-        trial = self._join_trial(lacking, table.whole[0])
+        trial = self._join_trial(lacking, remaining, table.whole[0])
         self._measures = trial is not None
         if trial is None:
             trial = k or self._probe(lacking, table.whole)
@@ -282,7 +286,11 @@ class Goodput(Member):
         k, expected = ballot.num_draft, ballot.expected
         seconds, price = table.beside_drafts, self.pair.agreement.rate
         gain = expected[k] - 1 - price * (seconds[k] - seconds[0])
-        return gain * min(HORIZON, remaining / expected[k]) >= price * self.pair.catch_up * lacking
+        return gain * min(HORIZON, remaining / expected[k]) >= price * self._catch_up(lacking)
+
+    def _catch_up(self, lacking: int) -> float:
+        """Seconds that a sequence waits while the draft reads what so many lack alike: each waits for all."""
+        return self.pair.catch_up * lacking * self.pair.size
 
     def _price(self, own: float, seconds: Sequence[float]) -> float:
         """Tokens that a second makes for a sequence: the others as they are, this one at its best, `own`."""
@@ -294,14 +302,18 @@ class Goodput(Member):
         present = interpolated(seconds, (pair.drafting - self._in_flight) / others)
         return (others * made / present + own) / (others + 1)
 
-    def _join_trial(self, lacking: int, plain: float) -> int | None:
-        """K of the trial in progress; None without one, or where catching up for it would take too long."""
-        trial, pair = self.pair.trial, self.pair
+    def _join_trial(self, lacking: int, remaining: int, plain: float) -> int | None:
+        """K of the trial in progress; None without one, or where catching up for it would never repay."""
+        trial = self.pair.trial
         if trial is None:
             return None
-        if trial.num_draft and lacking > CATCH_UP and pair.catch_up * lacking > TRIAL_CATCH_UP * plain:
-            return None
-        return min(trial.num_draft, self.num_speculative_tokens)
+        k = min(trial.num_draft, self.num_speculative_tokens)
+        if k and lacking > CATCH_UP:
+            hoped = expected_tokens([HOPE] * k)[k]
+            rounds = min(HORIZON, remaining / hoped)
+            if (hoped - 1) * rounds * plain < self._catch_up(lacking):
+                return None
+        return k
 
     # ---- probes ------------------------------------------------------------------------------------
 

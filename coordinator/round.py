@@ -129,6 +129,7 @@ class RoundMachine(Planner):
         """Step 1: ask the draft for a proposal, unless the text has one or this round has none."""
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
+            self._policy.waits()
             return []
         self._wanted = self._next_round(now)
         proposal = self._copy_from_text()
@@ -163,7 +164,8 @@ class RoundMachine(Planner):
         if not is_sensible(event.proposal, self._wanted, self.vocabulary_size):
             return self._without_draft(now)
         self._draft.failures = 0
-        self._policy.proposed(event.proposal.num_draft_tokens, waited, self._lacked)
+        drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
+        self._policy.proposed(drafted, waited, self._lacked, prefill)
         return self._verify(event.proposal, now)
 
     def _foresee(self, event: Continuations) -> list[Action]:
@@ -347,6 +349,7 @@ class RoundMachine(Planner):
         there. One that refused the opening never had it.
         """
         self.phase, self.deadline = Phase.WAITING, None
+        self._policy.waits()
         self._target.attempts = 0
         closing = self._close_target() if refused_round == 0 else []
         preempted, self._target.computed = self._target.computed, False

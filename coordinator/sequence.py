@@ -91,6 +91,7 @@ class Sequence:
     def _stall(self, now: float) -> None:
         """No target worker: keep everything, and wait for one up to the recovery deadline."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
+        self._policy.waits()
 
     def _close_target(self) -> list[Action]:
         return [ToTarget(command) for command in self._target.closing()]

@@ -30,6 +30,9 @@ SOON = 16
 seconds seems slower than it turns out to be; and to the trial after a change of mind without one."""
 WORTH_FIRST, WORTH = 0.5, 0.75
 """What is expected to make less than this share of the best is not tried: at first, and again."""
+HOPELESS = 4096
+"""Rounds of each sequence after the last trial in which drafting is tried all the same: what speaks against
+it may be what a busy moment once told."""
 TRIAL_DOUBT = 32
 """Rounds of each sequence after which it is asked whether something else became better without a trial."""
 CLOSE = 0.9
@@ -199,7 +202,7 @@ class Trials:
         first = self.number < 2
         either = first or self.unsure or self._soon(agreement, _share(agreement, known))
         self.number, self.unsure = self.number + 1, False
-        rival = self._rival(agreement, either=either, known=known)
+        rival = self._rival(agreement, size, either=either, known=known)
         if rival is None:
             self.next = self.rounds + self.interval * size
             return False
@@ -210,14 +213,14 @@ class Trials:
         self.trial = Trial(rival, self.rounds + length * size, size, longer, waits)
         return True
 
-    def _rival(self, agreement: Agreement, *, either: bool, known: bool) -> int | None:
+    def _rival(self, agreement: Agreement, size: int, *, either: bool, known: bool) -> int | None:
         """K that might be better than what is done; None if none is worth it. `either`: drafting or not."""
         least = min(TRIAL_DRAFT, agreement.max_draft) if either else 1
         other = 0 if agreement.drafts else max(agreement.num_draft, least)
         if not known:
             return other
         worth = _share(agreement, known) >= (WORTH_FIRST if either else WORTH)
-        if not worth and not agreement.drafts:
+        if not worth and not agreement.drafts and self.rounds - self.ended < HOPELESS * size:
             return None
         if either or self.number % (OFTEN if worth else SELDOM) == 0:
             return other

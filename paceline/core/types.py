@@ -159,6 +159,11 @@ class Timings:
     """Rows of all sequences in the last of those passes."""
     sequences: int = 0
     """Sequences in the last of those passes; one, of no rows, where draft tokens were judged without any."""
+    prefill: float = 0.0
+    """Of `compute`, by rows, what feeding this sequence's tokens took whose logits nobody wanted: those of a
+    prompt, or of what the worker had missed."""
+    prefill_rows: int = 0
+    """Such rows of all sequences in the last of those passes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class Job:
     compute: float = 0.0
     rows_in_pass: int = 0
     sequences_in_pass: int = 0
+    prefill: float = 0.0
+    prefill_in_pass: int = 0
 
     @property
     def sequence_id(self) -> str:
@@ -83,17 +85,31 @@ class Job:
         """Go on with another feed; the timings go on as well."""
         self.feed, self.rows, self.offset = token_ids, rows, 0
 
-    def ran(self, begun: float, seconds: float, rows: int, sequences: int) -> None:
-        """Its part of a pass over so many rows and sequences is done."""
+    def ran(
+        self, begun: float, seconds: float, rows: int, sequences: int, own_prefill: int = 0, prefill: int = 0
+    ) -> None:
+        """Its part of a pass over so many rows and sequences is done.
+
+        Of these rows `prefill` had logits that nobody wanted, and `own_prefill` of them were its own.
+        """
         if self.started is None:
             self.started = begun
         self.compute += seconds
-        self.rows_in_pass, self.sequences_in_pass = rows, sequences
+        if own_prefill:
+            self.prefill += seconds * own_prefill / rows
+        self.rows_in_pass, self.sequences_in_pass, self.prefill_in_pass = rows, sequences, prefill
 
     def timings(self) -> Timings:
         """Queue and compute time up to now."""
         started = self.arrived if self.started is None else self.started
-        return Timings(started - self.arrived, self.compute, self.rows_in_pass, self.sequences_in_pass)
+        return Timings(
+            queue=started - self.arrived,
+            compute=self.compute,
+            rows=self.rows_in_pass,
+            sequences=self.sequences_in_pass,
+            prefill=self.prefill,
+            prefill_rows=self.prefill_in_pass,
+        )
 
 
 class HasJob(Protocol):
@@ -170,8 +186,9 @@ def run_pass(
     rows = sum(chunk.count for _, chunk in done)
     if passes is not None:
         passes.ran(rows, len(done), spent)
-    for job, chunk in done:
-        job.ran(begun, spent, rows, len(done))
+    prefills = [chunk.count - (job.rows if chunk.final else 0) for job, chunk in done]
+    for (job, chunk), own_prefill in zip(done, prefills, strict=True):
+        job.ran(begun, spent, rows, len(done), own_prefill, sum(prefills))
         if chunk.final:
             result.finished.append(job)
     return result

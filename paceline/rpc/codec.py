@@ -140,12 +140,21 @@ def timings_to_proto(timings: Timings) -> common_pb2.Timings:
         compute_us=_microseconds(timings.compute),
         rows=timings.rows,
         sequences=timings.sequences,
+        prefill_us=_microseconds(timings.prefill),
+        prefill_rows=timings.prefill_rows,
     )
 
 
 def timings_from_proto(message: common_pb2.Timings) -> Timings:
     """Whole microseconds to seconds."""
-    return Timings(message.queue_us / 1e6, message.compute_us / 1e6, message.rows, message.sequences)
+    return Timings(
+        queue=message.queue_us / 1e6,
+        compute=message.compute_us / 1e6,
+        rows=message.rows,
+        sequences=message.sequences,
+        prefill=message.prefill_us / 1e6,
+        prefill_rows=message.prefill_rows,
+    )
 
 
 def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: Verdict) -> target_pb2.Verdict:

@@ -36,6 +36,8 @@ def timings_told(timings: Timings) -> Attributes:
         "paceline.compute_seconds": timings.compute,
         "paceline.pass_rows": timings.rows,
         "paceline.pass_sequences": timings.sequences,
+        "paceline.prefill_seconds": timings.prefill,
+        "paceline.pass_prefill_rows": timings.prefill_rows,
     }
 
 

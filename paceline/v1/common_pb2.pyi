@@ -462,10 +462,16 @@ class Timings(_message.Message):
     COMPUTE_US_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    PREFILL_US_FIELD_NUMBER: _builtins.int
+    PREFILL_ROWS_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     compute_us: _builtins.int
     rows: _builtins.int
     sequences: _builtins.int
+    prefill_us: _builtins.int
+    """Of compute_us, what feeding this sequence's tokens took whose logits nobody wanted: a prompt, for one."""
+    prefill_rows: _builtins.int
+    """Such rows of all sequences in the last pass."""
     def __init__(
         self,
         *,
@@ -473,10 +479,12 @@ class Timings(_message.Message):
         compute_us: _builtins.int = ...,
         rows: _builtins.int = ...,
         sequences: _builtins.int = ...,
+        prefill_us: _builtins.int = ...,
+        prefill_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "queue_us", b"queue_us", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "prefill_rows", b"prefill_rows", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

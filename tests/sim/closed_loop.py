@@ -113,13 +113,15 @@ class Always:
     def copy(self, match: int, most: int, drafting: int) -> int:
         return 0
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int) -> None: ...
+    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
 
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None: ...
 
     def judged(
         self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0
     ) -> None: ...
+
+    def waits(self) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -139,6 +141,8 @@ class Job:
     """When it was asked for a proposal."""
     unread: int = 0
     """Of these, what the draft still has to read."""
+    prefill: float = 0.0
+    """Seconds that reading them took."""
     sent_at: float = 0.0
     first: bool = True
     steps_left: int = 0
@@ -229,7 +233,7 @@ class ClosedLoop:
             job.policy.proposed(k, 0.0, job.lacking)
             self.verify(job)
             return
-        job.sent_at, job.steps_left = self.now, k
+        job.sent_at, job.steps_left, job.prefill = self.now, k, 0.0
         self.hop(self.draft_arrives, job)
 
     def choose(self, job: Job, more: int = 0) -> int:
@@ -271,12 +275,14 @@ class ClosedLoop:
         m, batch = self.machine, list(self.drafting)
         if not batch:
             return
-        fed = sum(max(job.unread - MAX_K - 1, 0) for job in batch)
-        for job in batch:
+        unread = [max(job.unread - MAX_K - 1, 0) for job in batch]
+        seconds = m.draft_step + m.draft_sequence * len(batch) + m.draft_token * sum(unread)
+        taken = self.noisy(seconds, self.target_busy)
+        for job, own in zip(batch, unread, strict=True):
             job.unread = 0
-        seconds = m.draft_step + m.draft_sequence * len(batch) + m.draft_token * fed
+            job.prefill += taken * own / (sum(unread) + len(batch))
         self.draft_busy = True
-        self.after(self.noisy(seconds, self.target_busy), self.draft_done, batch)
+        self.after(taken, self.draft_done, batch)
 
     def draft_done(self, batch: list[Job]) -> None:
         self.draft_busy = False
@@ -288,7 +294,7 @@ class ClosedLoop:
         self.draft_pass()
 
     def proposal(self, job: Job) -> None:
-        job.policy.proposed(job.num_draft, self.now - job.sent_at, job.lacking)
+        job.policy.proposed(job.num_draft, self.now - job.sent_at, job.lacking, job.prefill)
         self.verify(job)
 
     def verify(self, job: Job) -> None:
@@ -312,25 +318,26 @@ class ClosedLoop:
         self.target_busy = bool(batch)
         if not batch:
             return
-        rows = sum(job.length if job.first else job.num_draft + 1 for job in batch)
+        prefill = sum(job.length - 1 for job in batch if job.first)
+        rows = prefill + sum(job.num_draft + 1 for job in batch)
         seconds = m.target_step + m.target_sequence * len(batch) + m.target_row * rows
-        self.after(self.noisy(seconds, self.draft_busy), self.target_done, batch, rows)
+        self.after(self.noisy(seconds, self.draft_busy), self.target_done, batch, rows, prefill)
 
-    def target_done(self, batch: list[Job], rows: int) -> None:
+    def target_done(self, batch: list[Job], rows: int, prefill: int) -> None:
         for job in batch:
             job.answered += 1
             went_on = job.plain_after == job.answered
             if went_on:
                 self.verifying.append(job)
-            self.hop(self.verdict, job, rows, len(batch), went_on)
+            self.hop(self.verdict, job, rows, prefill, len(batch), went_on)
         self.target_pass()
 
-    def verdict(self, job: Job, rows: int, sequences: int, went_on: bool) -> None:
+    def verdict(self, job: Job, rows: int, prefill: int, sequences: int, went_on: bool) -> None:
         rate = job.acceptance(job.generated)
         accepted = 0
         while accepted < job.num_draft and self.rng.random() < rate:
             accepted += 1
-        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences)
+        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences, prefill)
         job.policy.judged(job.num_draft, accepted, timing)
         job.first = False
         made = min(accepted + 1, job.remaining)

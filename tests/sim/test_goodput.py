@@ -142,8 +142,8 @@ def test_where_drafts_are_far_away_they_are_left_alone() -> None:
 
 def test_a_policy_that_forgets_the_wire_is_noticed() -> None:
     class Wireless(Goodput):
-        def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
-            super().proposed(num_draft, max(0.0, seconds - 2 * FAR.wire), lacking)
+        def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+            super().proposed(num_draft, max(0.0, seconds - 2 * FAR.wire), lacking, prefill)
 
     assert shares(FAR, 1, 0.4, Wireless)[0] < OVER_PLAIN - 2 * NOISE
 

@@ -143,7 +143,15 @@ def proposals(draw: Any) -> Proposal:
 
 
 seconds = uint32.map(lambda microseconds: microseconds / 1e6)
-timings = st.builds(Timings, queue=seconds, compute=seconds, rows=uint32, sequences=uint32)
+timings = st.builds(
+    Timings,
+    queue=seconds,
+    compute=seconds,
+    rows=uint32,
+    sequences=uint32,
+    prefill=seconds,
+    prefill_rows=uint32,
+)
 
 
 @st.composite

@@ -19,6 +19,7 @@ from coordinator.costs import (
     Copies,
     Costs,
     Curve,
+    Load,
     Shape,
     bracket,
     rising,
@@ -188,6 +189,22 @@ def test_a_load_that_was_not_measured_is_like_the_nearest() -> None:
     assert table is not None
     seconds = table.whole
     assert seconds[4] / seconds[0] == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_stall_while_little_is_known_does_not_speak_against_drafting_for_good() -> None:
+    """Once: one proposal of a load's first trial that took long, and it was never tried there again."""
+    load = Load()
+    for _ in range(20):
+        load.judged(0, 10.0)
+    for seconds in (5.0, 5.0, 150.0, 5.0):
+        load.proposed(2, seconds)
+    assert load.drafting.cells[2].seconds == pytest.approx((3 * 5.0 + 30.0) / 4, rel=0.01)
+    slow = Load()
+    for _ in range(20):
+        slow.judged(0, 10.0)
+    for _ in range(200):
+        slow.proposed(2, 80.0)
+    assert slow.drafting.cells[2].seconds == pytest.approx(80.0, rel=0.15), "a slow draft is one"
 
 
 def paced(speed: float, *, trial: bool = False) -> Costs:

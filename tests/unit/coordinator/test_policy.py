@@ -13,9 +13,9 @@ from coordinator.habits import kind_of
 from coordinator.member import CATCH_UP, Verification
 from coordinator.pair import COPY_AGAIN, CROWD, PROBE_FIRST, Pair
 from coordinator.policy import PROBE_DRAFT, PROBE_ROUNDS, REST, Fixed, Goodput
-from coordinator.trials import FIRST_TRIAL
+from coordinator.trials import FIRST_TRIAL, Trial
 from paceline.core.types import Timings
-from tests.unit.coordinator.pairs import MOST, crowd, known_pair, learned, settled, without_trials
+from tests.unit.coordinator.pairs import FAR, MOST, crowd, known_pair, learned, settled, without_trials
 
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
@@ -113,9 +113,65 @@ def test_the_time_of_catching_up_is_not_that_of_drafting() -> None:
     one.choose(MOST, 0, 100)
     for _ in range(50):
         one.proposed(2, 0.5, 3)
-    one.proposed(2, 10.5, 1000)
+    one.proposed(2, 10.5, 1000, 10.0)
     assert pair.catch_up == pytest.approx(0.01)
     assert pair.costs.at(1).drafting.cells[2].seconds == pytest.approx(0.5)
+
+
+def test_catching_up_takes_what_was_computed_and_not_the_wait_for_the_prompts_of_others() -> None:
+    """Once: after a burst of prompts no longer one was drafted for, and nothing could show it wrong."""
+    pair = Pair(MOST)
+    one = Fixed(pair, 2)
+    one.proposed(2, 4.0, 1000, 0.5)
+    assert pair.catch_up == pytest.approx(0.5 / 1000)
+
+
+@pytest.mark.parametrize(("size", "lacking", "drafts"), [(1, 4000, True), (16, 100, True), (16, 4000, False)])
+def test_what_the_draft_reads_for_one_all_wait_for(size: int, lacking: int, drafts: bool) -> None:
+    pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1), size)
+    pair.caught_up(0.01, 1)
+    members = crowd(pair, size, 0.8)
+    for one in members:
+        one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    assert any(one.choose(MOST, lacking, 1000) for one in members) is drafts
+
+
+@pytest.mark.parametrize(
+    ("lacking", "remaining", "joins"), [(1000, 1000, True), (1000, 3, False), (10**6, 1000, False)]
+)
+def test_a_trial_is_joined_where_the_best_of_drafts_would_repay_reading_for_it(
+    lacking: int, remaining: int, joins: bool
+) -> None:
+    """Once: what a trial could never show kept all long prompts from the draft."""
+    pair = known_pair([1.0] * (MOST + 1), [5.0] * (MOST + 1))
+    one = learned(Goodput(pair, MOST), 0.5)
+    pair.caught_up(0.01, 1)
+    one.choose(MOST, 0, 1000)
+    without_trials(pair)
+    assert not pair.agreement.drafts
+    pair._trials[pair.load].trial = Trial(2, FAR)
+    assert (one.choose(MOST, lacking, remaining) > 0) is joins
+
+
+@pytest.mark.parametrize("policy", [Fixed, Goodput])
+def test_who_waits_for_blocks_is_in_no_pass_and_reads_nothing(policy: type[Fixed] | type[Goodput]) -> None:
+    """Once: one of five that waited kept the others from ever being measured."""
+    pair = Pair(MOST)
+    members = [policy(pair, MOST) for _ in range(5)]
+    for one in members:
+        one.verifying(0, prefills=True)
+    for one in members[:4]:
+        one.judged(0, 0, None)
+    assert (pair.sequences, pair.catching_up) == (5, 1)
+    members[4].waits()
+    members[4].waits()
+    assert (pair.sequences, pair.catching_up) == (4, 0)
+    members[4].verifying(0, prefills=True)
+    assert (pair.sequences, pair.catching_up) == (5, 1)
+    for one in members:
+        one.leave()
+    assert (pair.sequences, pair.catching_up) == (0, 0)
 
 
 @pytest.mark.parametrize(("sequences", "timed"), [(1, {1, 8}), (2, {1, 8}), (4, {8})])
@@ -188,15 +244,27 @@ def test_nothing_is_measured_while_the_workers_read() -> None:
 def test_prefill_in_the_same_pass_is_not_the_price_of_a_round() -> None:
     pair = Pair(MOST)
     one = Fixed(pair, 2)
-    for rows in (500, 1):
+    for prefill in (499, 0):
         one.verifying(0, prefills=False)
-        one.judged(0, 0, Verification(float(rows), rows, 1))
+        one.judged(0, 0, Verification(float(prefill + 1), prefill + 1, 1, prefill))
     assert pair.costs.at(1).verdict.cells[0].seconds == 1.0
+
+
+def test_draft_tokens_of_another_coordinator_are_no_prefill() -> None:
+    """Once: who decoded plainly beside one that drafted took every pass for somebody's prompt."""
+    pair = Pair(MOST)
+    one, other = Fixed(pair, 0), Fixed(pair, 0)
+    for _ in range(3):
+        for member in (one, other):
+            member.verifying(0, prefills=False)
+        for member in (one, other):
+            member.judged(0, 0, Verification(1.0, 2 + 2 * 5, 4))
+    assert pair.costs.at(2).verdict.cells[0].weight > 0
 
 
 def test_a_worker_that_says_nothing_of_its_pass_is_not_timed() -> None:
     assert Verification.of(1.0, Timings()) is None
-    assert Verification.of(1.0, Timings(0.1, 0.2, 5, 2)) == Verification(1.0, 5, 2)
+    assert Verification.of(1.0, Timings(0.1, 0.2, 5, 2, 0.1, 3)) == Verification(1.0, 5, 2, 3)
 
 
 # ---- probes ----------------------------------------------------------------------------------------

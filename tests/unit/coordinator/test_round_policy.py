@@ -34,7 +34,7 @@ class Scripted:
         self.calls.append(("choose", most, lacking, remaining))
         return min(self.ks.pop(0), most)
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int) -> None:
+    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
         self.calls.append(("proposed", num_draft, seconds, lacking))
 
     def asks(self, lacking: int) -> None:
@@ -52,6 +52,8 @@ class Scripted:
 
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         self.calls.append(("judged", num_draft, num_accepted, timing, *([match] if match else [])))
+
+    def waits(self) -> None: ...
 
     def leave(self) -> None:
         self.calls.append(("leave",))

@@ -13,6 +13,7 @@ from coordinator.trials import (
     EARLY,
     FEW,
     FIRST_TRIAL,
+    HOPELESS,
     SHARING,
     SOON,
     TRIAL_AGAIN,
@@ -251,6 +252,21 @@ def test_a_trial_waits_for_drafts_that_read_but_not_for_ever(size: int) -> None:
     assert length(3) == alone + 3
     trials.number = 0
     assert length(10**6) == alone + TRIAL_WAITS
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_what_seemed_hopeless_is_tried_again_at_last(size: int) -> None:
+    """Once: what a busy moment told of a load's first trial was never asked again."""
+    agreement, trials = plain_is_far_behind(), Trials.of(size)
+    agreement.drafts, agreement.plain_rate, agreement.rate = False, 1.0, 0.2
+    trials.number, trials.ended = 9, 1000 * size
+    trials.rounds = trials.next = trials.ended
+    rounds_ = 0
+    while trials.trial is None:
+        trials.step(agreement, size, known=True, reading=False)
+        rounds_ += 1
+    assert HOPELESS <= rounds_ / size < HOPELESS + TRIAL_LAST
+    assert trials.trial.num_draft > 0
 
 
 def test_no_trial_begins_while_prompts_are_read() -> None:

@@ -180,9 +180,11 @@ def test_timings_tell_waiting_from_computing() -> None:
     run([long, short], runner, 8, clock)
     first = short.timings()
     assert (first.queue, first.compute, first.rows, first.sequences) == (1.0, 1.0, 8, 2)
+    assert (first.prefill, first.prefill_rows) == (0.0, 6), "another one's"
     run([long], runner, 8, clock)
     second = long.timings()
     assert (second.queue, second.compute, second.rows, second.sequences) == (2.0, 2.0, 6, 1)
+    assert (second.prefill, second.prefill_rows) == (6 / 8 + 5 / 6, 5)
 
 
 @pytest.mark.parametrize(
