@@ -333,8 +333,9 @@ class RoundMachine(Planner):
                 self._target.open = False
             case FailedPreconditionError(known_length=known):
                 self._target.behind(known, self.ledger)
-            case InvalidArgumentError() if self._proposal.num_draft_tokens:
-                # The target finds the proposal wrong: do without it.
+            case InvalidArgumentError() | InternalError() if self._proposal.num_draft_tokens:
+                # The target finds the proposal wrong, or its model breaks on tokens that it may not choose
+                # itself: do without it.
                 self._proposal = NOTHING
             case error:
                 return self._fail(error)

@@ -80,7 +80,7 @@ def decide(
         eos_token_ids: the model's, for `min_tokens`.
 
     Returns:
-        (accepted draft tokens, next token) of each case.
+        (accepted draft tokens, next token) of each case; -1 where no token is left to come next.
     """
     reading = _deliberate(cases, logits, eos_token_ids)
     return reading.of(_to_host([reading.numbers])[0])
@@ -92,7 +92,7 @@ def judge(
     allowed: Tensor,
     eos_token_ids: Sequence[int] = (),
 ) -> list[tuple[int, int] | None]:
-    """Judge every round whose logits are a distribution; None for the others.
+    """Judge every round whose logits are a distribution, also of what the request permits; None for others.
 
     What is told of a device comes from there in one copy. On a CPU, where looking costs nothing, rows that
     are no distribution are left out before anything is made of them, or, of few, by what chooses.
@@ -109,14 +109,19 @@ def judge(
         sound = _sound(cases, [not broken for broken in broken_rows(logits)])
         kept = [case for case, fine in zip(cases, sound, strict=True) if fine]
         if len(kept) == len(cases):
-            return [*decide(cases, allowed, eos_token_ids)]
+            return _possible(decide(cases, allowed, eos_token_ids))
         starts = [start for start, fine in zip(_starts(cases), sound, strict=True) if fine]
-        verdicts = iter(decide(kept, allowed[_rows(kept, starts)], eos_token_ids) if kept else ())
+        verdicts = iter(_possible(decide(kept, allowed[_rows(kept, starts)], eos_token_ids)) if kept else ())
         return [next(verdicts) if fine else None for fine in sound]
     reading = _deliberate(cases, allowed, eos_token_ids)
     usable, numbers = _to_host([usable_rows(logits).long(), reading.numbers])
     sound = _sound(cases, usable)
-    return [v if fine else None for v, fine in zip(reading.of(numbers), sound, strict=True)]
+    return [v if fine else None for v, fine in zip(_possible(reading.of(numbers)), sound, strict=True)]
+
+
+def _possible(verdicts: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+    """None where no token is left: a model may find impossible all that a request permits."""
+    return [verdict if verdict[1] >= 0 else None for verdict in verdicts]
 
 
 def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
@@ -342,6 +347,9 @@ def _by_ratio(group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: 
     next_u = uniforms(seeds, bases, Purpose.NEXT_TOKEN, 1, logits.device)[:, 0]
     judged = _sparsely if _on_host(p) else _densely
     accepted, tokens = judged(group, mode, p, accept_u, next_u)
+    # Of a row where nothing is possible the softmax is NaN in every place.
+    next_rows = torch.tensor(_starts(group), device=p.device) + accepted
+    tokens = tokens.where(~p[next_rows, 0].isnan(), -1)
     count = len(group)
     return _Reading(
         torch.cat((accepted, tokens)), lambda told: list(zip(told[:count], told[count:], strict=True))

@@ -31,11 +31,13 @@ def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
         noise: of the R rows.
 
     Returns:
-        int64 [R] where the scores are, the lowest id among equals.
+        int64 [R] where the scores are, the lowest id among equals; -1 where all are filtered out.
     """
     if scores.device.type == "cpu":
-        return torch.from_numpy(_best_on_host(scores, noise, 1)[0][:, 0])
-    return add_coupled_noise(scores, noise).argmax(-1)
+        tokens, values = _best_on_host(scores, noise, 1)
+        return torch.from_numpy(np.where(values > -math.inf, tokens, -1)[:, 0])
+    best = add_coupled_noise(scores, noise).max(-1)
+    return best.indices.where(best.values > -math.inf, -1)
 
 
 def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:

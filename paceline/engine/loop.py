@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from paceline.core import slices
 from paceline.core.clock import Clock, monotonic
 from paceline.core.cores import bind_thread
-from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
 from paceline.engine import device
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,9 @@ class EngineThread(Generic[Command, Event]):
             self._send(events)
             if not self._engine.holds(sequence_id):
                 del self._routes[sequence_id]
-            elif isinstance(command, CloseSequence) or any(isinstance(e, SequenceFailed) for e in events):
+            elif isinstance(command, CloseSequence | VerifyAhead) or any(
+                isinstance(e, SequenceFailed) for e in events
+            ):
                 # A stream that was fenced off does not take the sequence over from the one that owns it.
                 self._routes[sequence_id] = owner
 

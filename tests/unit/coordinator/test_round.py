@@ -533,9 +533,13 @@ def test_a_target_that_lacks_tokens_gets_the_tail_it_lacks() -> None:
     assert sent(it.target_fails(far)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5,)))]
 
 
-def test_a_proposal_the_target_finds_wrong_is_dropped_and_the_request_kept() -> None:
+@pytest.mark.parametrize(
+    "error", [InvalidArgumentError("proposal.distributions", "bad"), InternalError("nan after token 5")]
+)
+def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_request_kept(
+    error: PacelineError,
+) -> None:
     it = verifying(5)
-    error = InvalidArgumentError("proposal.distributions", "bad")
     assert sent(it.target_fails(error)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
     *_, fail = it.target_fails(error)
     assert fail == Fail(error), "without a proposal it is the request that is wrong"
@@ -554,6 +558,7 @@ def test_a_target_that_keeps_refusing_ends_the_request() -> None:
 def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
     it = verifying(5)
     error = InternalError("nan")
+    it.target_fails(error)
     assert it.target_fails(error) == [
         ToTarget(CloseSequence("s", 1)),
         ToDraft(CloseSequence("s", 1)),

@@ -96,6 +96,30 @@ def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
     assert copies == 1
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("mode", AcceptanceMode)
+def test_where_the_model_finds_impossible_all_that_is_permitted_there_is_no_verdict(
+    mode: AcceptanceMode, temperature: float, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the next token was -1, which no frame carries, or one that the request forbids."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(deciding, "_on_host", lambda tensor: on_host)
+    logits = torch.from_numpy(rng.standard_normal((2, VOCAB))).float()
+    logits[:, 3] = -torch.inf
+
+    def judged(allowed: int) -> tuple[int, int] | None:
+        sampling = SamplingParams(seed=1, temperature=temperature, allowed_token_ids=(allowed,))
+        one = dataclasses.replace(case(rng, 1, mode, points=False), params=SequenceParams(sampling, mode, 1))
+        (verdict,) = judge([one], logits, logits)
+        return verdict
+
+    assert judged(3) is None
+    verdict = judged(4)
+    assert verdict is not None
+    assert verdict[1] == 4
+
+
 def choosing(rng: np.random.Generator, **sampling: object) -> Case:
     """A round of a request that asks for a temperature at most, unless told otherwise."""
     seed, ledger = int(rng.integers(0, 2**64, dtype=np.uint64)), int(rng.integers(1, 2000))

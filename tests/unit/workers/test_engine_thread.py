@@ -12,7 +12,7 @@ import torch
 
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
-from paceline.core.messages import CloseSequence, SequenceFailed
+from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
 from paceline.engine import loop
 from paceline.engine.loop import EngineThread
 
@@ -57,6 +57,8 @@ class FakeEngine:
         if isinstance(command, CloseSequence):
             if command.epoch >= known:
                 self.epochs.pop(command.sequence_id, None)
+            return []
+        if isinstance(command, VerifyAhead):
             return []
         if command.epoch < known:
             return [SequenceFailed(command.sequence_id, command.epoch, 0, StaleEpochError("old"))]
@@ -219,6 +221,7 @@ def test_a_sequence_moves_to_the_stream_that_opens_it_anew() -> None:
         Work("a", epoch=1),
         CloseSequence("a", 1),
         SequenceFailed("a", 1, 1, InvalidArgumentError("proposal", "bad")),
+        VerifyAhead("a", 1, 1, 1, {}),
     ],
     ids=lambda late: type(late).__name__,
 )
@@ -235,7 +238,7 @@ def test_a_fenced_off_streams_late_command_does_not_take_the_sequence_over(late:
     assert case.engine.dropped == []
     assert new.events == [Done("a"), Done("a")]
     assert all(isinstance(event, SequenceFailed) for event in old.events)
-    assert len(old.events) == (0 if isinstance(late, CloseSequence) else 1)
+    assert len(old.events) == (0 if isinstance(late, CloseSequence | VerifyAhead) else 1)
 
 
 def test_the_events_of_one_step_leave_in_one_frame_a_stream() -> None:
