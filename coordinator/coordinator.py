@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
 from coordinator.access import Gate, principal
 from coordinator.dialects import DRAFT, TARGET, Dialect
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
-from coordinator.ledger import Commit
+from coordinator.ledger import Commit, Ledger
 from coordinator.links import Link, LinkObserver
 from coordinator.machines import Machines
 from coordinator.observer import Observer, RequestRecord
@@ -21,9 +22,10 @@ from coordinator.record import Record, ending
 from coordinator.recorder import Recorder
 from coordinator.reporting import Reporting
 from coordinator.requests import Request, Requests
+from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
 from coordinator.structures import Structures
-from coordinator.together import together
+from coordinator.together import beside, together
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
@@ -174,14 +176,14 @@ class Coordinator:
                 request = await self._taken_on(call, report, info)
                 self._count(request, counted)
             report.request_id = request.call.request_id
-            async with self._reading(request, call, info, deadline) as generation:
+            async with self._reading(request, call, deadline) as generation:
                 self._reporting.taken_on(report, generation)
                 yield generation
 
     async def _taken_on(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
     ) -> Request:
-        """A request that is not here. No await comes after it is, so that nobody else sees it first."""
+        """A request that is not here: a new one, or one to go on with from what its client has."""
         text = isinstance(call.prompt, str)
         prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if not prompt:
@@ -189,8 +191,23 @@ class Coordinator:
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
         if call.sampling.structure is not None:
             await self._structures.check(call.sampling.structure, info.eos_token_ids)
+        params = replace(self._params(call, len(prompt)), traceparent=report.traceparent)
+        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
+        received = self._received(call)
+        own = [self._machines.of_choice(params, choice, has) for choice, has in enumerate(received)]
+        ledgers = [self._machines.ledger(prompt, mine, choice, info) for choice, mine in enumerate(own)]
+        if any(received):
+            # Of a million tokens that takes seconds, for which all other requests would stand still.
+            await asyncio.to_thread(_replay, ledgers, received)
         self._refuse_when_draining()
-        return self._begin(call, report, prompt, info)
+        machines = [self._machines.make(call, *each, info) for each in zip(own, ledgers, strict=True)]
+        named = replace(
+            call,
+            request_id=call.request_id or f"gen-{secrets.token_hex(12)}",
+            sampling=params.sampling,
+            resumption=None,
+        )
+        return self._begin(named, prompt, self._echoed(call, prompt), machines)
 
     def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
         """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""
@@ -201,7 +218,7 @@ class Coordinator:
 
     @contextlib.asynccontextmanager
     async def _reading(
-        self, request: Request, call: GenerateCall, info: common_pb2.WorkerInfo, deadline: float
+        self, request: Request, call: GenerateCall, deadline: float
     ) -> AsyncIterator[Generation]:
         reader, lost = request.reader, False
         assert reader is not None
@@ -212,7 +229,7 @@ class Coordinator:
                 request.prompt,
                 request.choices,
                 request,
-                [self._before(request, choice, call, info) for choice in range(len(request.choices))],
+                [self._before(request, choice, call) for choice in range(len(request.choices))],
                 [running.parts for running in request.choices],
             )
         except (GeneratorExit, asyncio.CancelledError):
@@ -222,24 +239,14 @@ class Coordinator:
             self.requests.leave(request, reader, lost=lost, deadline=deadline)
 
     def _begin(
-        self, call: GenerateCall, report: RequestRecord, prompt: Sequence[int], info: common_pb2.WorkerInfo
+        self, call: GenerateCall, prompt: Sequence[int], echoed: str, machines: Sequence[RoundMachine]
     ) -> Request:
-        """A request that is not here: a new one, or one to go on with from what its client has."""
-        params = replace(self._params(call, len(prompt)), traceparent=report.traceparent)
-        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
-        received = self._received(call)
-        named = replace(
-            call,
-            request_id=call.request_id or f"gen-{secrets.token_hex(12)}",
-            sampling=params.sampling,
-            resumption=None,
-        )
-        request = Request(principal.get().name, named, prompt, self._echoed(call, prompt))
+        """No await comes after it is here, so that nobody else sees it first."""
+        request = Request(principal.get().name, call, prompt, echoed)
         self.requests.add(request)
         try:
-            for choice, token_ids in enumerate(received):
-                machine = self._machines.make(call, params, choice, prompt, info, token_ids)
-                record = Record(len(token_ids)) if call.resumable else None
+            for machine in machines:
+                record = Record(machine.ledger.num_generated) if call.resumable else None
                 request.choices.append(self.dispatcher.submit(machine, record))
         except BaseException:
             self.requests.end(request)
@@ -257,9 +264,7 @@ class Coordinator:
             raise InvalidArgumentError("seed", "is required to resume a request that is not held")
         return resumption.received
 
-    def _before(
-        self, request: Request, choice: int, call: GenerateCall, info: common_pb2.WorkerInfo
-    ) -> list[Commit]:
+    def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
         """What a client is told of a choice before its next round: all that it lacks of the past."""
         running = request.choices[choice]
         ledger, record = running.machine.ledger, running.record
@@ -269,8 +274,8 @@ class Coordinator:
         echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
         if call.resumption is None or record is None:
             return echo
-        fresh = self._machines.ledger(request.prompt, running.machine.params, choice, info)
-        return [*(() if count else echo), *record.missed(count, ledger, fresh)]
+        fresh = ledger.fresh(self.vocabulary.detokenizer(request.prompt))
+        return itertools.chain(() if count else echo, record.missed(count, ledger, fresh))
 
     def _expire(self, choices: Sequence[Running]) -> None:
         """Free what a request holds that is too old, also when its client has stopped reading."""
@@ -324,9 +329,9 @@ class Coordinator:
             yield part
 
     async def _parts_of(
-        self, running: Running, before: Sequence[Commit], queue: Parts
+        self, running: Running, before: Iterable[Commit], queue: Parts
     ) -> AsyncIterator[Commit]:
-        for commit in before:
+        async for commit in beside(before):
             yield commit
             if commit.finish is not None:
                 return
@@ -339,6 +344,7 @@ class Coordinator:
                 return
 
     async def wait_for_target(self) -> None:
+        """Until one was there, for as long as one that is lost is waited for. Raises UnavailableError."""
         try:
             await asyncio.wait_for(self._target_found.wait(), self.config.recovery_timeout)
         except TimeoutError:
@@ -371,3 +377,12 @@ class Coordinator:
     def _lost(self, link: Link) -> None:
         self.dispatcher.link_lost(link)
         self.readiness_changed.set()
+
+
+def _replay(ledgers: Sequence[Ledger], received: Sequence[Sequence[int]]) -> None:
+    """Take in what the client of each choice has. Raises InvalidArgumentError."""
+    for ledger, token_ids in zip(ledgers, received, strict=True):
+        try:
+            ledger.replay(token_ids)
+        except ValueError:
+            raise InvalidArgumentError("received", "goes on after the end of the output") from None

@@ -120,13 +120,13 @@ class Dispatcher:
     def take_over(self, running: Running, error: PacelineError) -> None:
         """Another client reads from now on, and only what is still to come; the one before gets `error`.
 
-        An error that nobody has read is for the new one.
+        What it failed with the new one gets too, for the one before may have read it and told nobody.
         """
         before, running.parts = running.parts, asyncio.Queue()
-        unread = [before.get_nowait() for _ in range(before.qsize())]
-        for part in unread:
-            if isinstance(part, PacelineError):
-                running.parts.put_nowait(part)
+        while not before.empty():
+            before.get_nowait()
+        if running.error is not None:
+            running.parts.put_nowait(running.error)
         before.put_nowait(error)
         running.unread = 0
         if running.behind_since is not None:
@@ -241,6 +241,8 @@ class Dispatcher:
         if running.target is None and (target := _least_loaded(self.targets)) is not None:
             running.target = target
             target.load += 1
+            if target.known is not None:
+                running.machine.target_max_len = target.known.max_model_len
             self._handle(running, Signal.TARGET_READY)
 
     def _handle(self, running: Running, event: Event) -> None:

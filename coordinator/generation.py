@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.ledger import Commit
@@ -21,8 +21,8 @@ class Generation:
     prompt: Sequence[int]
     choices: Sequence[Running]
     request: Request | None = None
-    before: Sequence[Sequence[Commit]] = ()
-    """What comes before all else, one list each choice: the echo, and what the client has missed."""
+    before: Sequence[Iterable[Commit]] = ()
+    """What comes before all else, of each choice: the echo, and what the client has missed."""
     queues: Sequence[Parts] = ()
     """Where the rest comes, one each choice, until another client takes the request over."""
 

@@ -65,8 +65,20 @@ class Ledger:
         self._search = StopSearch(sampling.stop)
         self._eos = frozenset() if sampling.ignore_eos else eos_token_ids
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._max_model_len = max_model_len
         room = max_model_len - len(prompt)
         self._max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+    def fresh(self, detokenizer: Detokenizer) -> Ledger:
+        """One of the same sequence with nothing but the prompt; the same tokens end it."""
+        return Ledger(
+            self.token_ids[: self.prompt_length],
+            self._sampling,
+            detokenizer=detokenizer,
+            eos_token_ids=self._eos,
+            max_model_len=self._max_model_len,
+            choice=self.choice,
+        )
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -8,7 +8,6 @@ through the worker's local socket where it offers one and the coordinator finds 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections.abc import Callable, Sequence
@@ -126,8 +125,14 @@ class Link:
     async def refresh(self) -> common_pb2.WorkerInfo | None:
         """Ask the worker for its numbers now; what it last said if it does not answer."""
         if self.ready and self._channel is not None:
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            try:
                 self.known = await self.dialect.info(self._channel, INFO_SECONDS)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+                pass
+            except asyncio.CancelledError:
+                # A channel that is closed cancels its calls, and so it seems whoever awaits them.
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
         return self.known
 
     async def run(self) -> None:
@@ -138,6 +143,9 @@ class Link:
                 opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
             except PacelineError as error:
                 pause = self._refuse(error)  # certificates that are being renewed, perhaps
+            except OSError as error:
+                self._end(str(error))
+                pause = RETRY_SECONDS
             else:
                 async with opened as channel:
                     self._channel = channel
@@ -160,6 +168,9 @@ class Link:
             self._end(self._told(error.code()))
         except (grpc.aio.UsageError, DecodeError):
             self._end("the stream broke")
+        except OSError as error:
+            # Out of descriptors, for one. That must not end the links to all other workers.
+            self._end(str(error))
         return RETRY_SECONDS
 
     def _refuse(self, error: PacelineError) -> float:

@@ -15,7 +15,6 @@ from coordinator.round import RoundMachine
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SequenceParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
@@ -30,36 +29,16 @@ class Machines:
         self._pair = Pair(config.max_num_speculative_tokens)
 
     def make(
-        self,
-        call: GenerateCall,
-        request: SequenceParams,
-        choice: int,
-        prompt: Sequence[int],
-        info: common_pb2.WorkerInfo,
-        received: Sequence[int] = (),
+        self, call: GenerateCall, params: SequenceParams, ledger: Ledger, info: common_pb2.WorkerInfo
     ) -> RoundMachine:
-        """The machine of one choice; `received` are tokens that its client has already.
-
-        Raises InvalidArgumentError where they go on after the end.
-        """
-        config = self._config
-        sampling = request.sampling.of_choice(choice)
-        if received:
-            # Its client was told of the prompt before the first token.
-            sampling = replace(sampling, prompt_logprobs=None)
-        params = replace(request, sampling=sampling)
-        asked = call.speculation
+        """The machine of one choice, with its own parameters and ledger."""
+        config, sampling, asked = self._config, params.sampling, call.speculation
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
         kind = kind_of(params.mode.value, sampling.temperature)
         policy: Policy = (
             Goodput(self._pair, self._pair.max_draft, kind) if k == AUTO else Fixed(self._pair, k, kind)
         )
-        ledger = self.ledger(prompt, params, choice, info)
-        try:
-            ledger.replay(received)
-        except ValueError:
-            raise InvalidArgumentError("received", "goes on after the end of the output") from None
         return RoundMachine(
             # Unlike the request id it is never used twice, whatever clients choose.
             sequence_id=secrets.token_hex(12),
@@ -84,6 +63,15 @@ class Machines:
             return asked.prompt_lookup
         by_choice = params.mode is AcceptanceMode.COUPLED or params.sampling.greedy
         return self._config.prompt_lookup and (by_choice or k == AUTO)
+
+    @staticmethod
+    def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:
+        """The parameters of one choice, whose client has so much of it already."""
+        sampling = request.sampling.of_choice(choice)
+        if received:
+            # Its client was told of the prompt before the first token.
+            sampling = replace(sampling, prompt_logprobs=None)
+        return replace(request, sampling=sampling)
 
     def ledger(
         self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.ledger import Commit, Ledger
@@ -35,20 +35,33 @@ class Record:
         """All that was emitted after the first `resume_from` tokens, from the start if there are none.
 
         `fresh` is a ledger of the same sequence with nothing but the prompt. It takes the tokens in as
-        `ledger` did: which text goes with which token follows from the tokens alone.
+        `ledger` did: which text goes with which token follows from the tokens alone. What is emitted from
+        now on is not of it, and it may be read in another thread.
         """
-        tokens = ledger.token_ids[ledger.prompt_length :]
+        tokens, origins = ledger.token_ids[ledger.prompt_length :], self.origins[resume_from - self.start :]
+        prompt = tuple(self.prompt_logprobs) if resume_from == 0 else ()
+        logprobs = self.logprobs[resume_from - self.start :]
+        return self._replayed(resume_from, fresh, tokens, origins, logprobs, prompt)
+
+    @staticmethod
+    def _replayed(
+        resume_from: int,
+        fresh: Ledger,
+        tokens: Sequence[int],
+        origins: Sequence[TokenOrigin],
+        logprobs: Sequence[TokenLogprobs],
+        prompt: Sequence[TokenLogprobs],
+    ) -> Iterator[Commit]:
         fresh.replay(tokens[:resume_from])
-        if resume_from == 0:
-            for at in range(0, len(self.prompt_logprobs), POSITIONS):
-                part = tuple(self.prompt_logprobs[at : at + POSITIONS])
-                yield Commit(0, (), (), "", choice=ledger.choice, prompt_logprobs=part)
-        elif fresh.ended:
+        for at in range(0, len(prompt), POSITIONS):
+            part = tuple(prompt[at : at + POSITIONS])
+            yield Commit(0, (), (), "", choice=fresh.choice, prompt_logprobs=part)
+        if resume_from and fresh.ended:
             yield ending(fresh)
-        for at in range(resume_from, len(tokens), POSITIONS):
-            mine = slice(at - self.start, at - self.start + POSITIONS)
-            pairs = list(zip(tokens[at : at + POSITIONS], self.origins[mine], strict=True))
-            yield fresh.commit(pairs, self.logprobs[mine])
+        for at in range(0, len(origins), POSITIONS):
+            mine = slice(at, at + POSITIONS)
+            pairs = list(zip(tokens[resume_from:][mine], origins[mine], strict=True))
+            yield fresh.commit(pairs, logprobs[mine])
 
 
 def ending(ledger: Ledger) -> Commit:

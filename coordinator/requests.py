@@ -20,7 +20,13 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import Clock
-from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError
+from paceline.core.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    NotFoundError,
+    PacelineError,
+    StaleEpochError,
+)
 from paceline.rpc.codec import GenerateCall, Resumption
 
 SWEEP_SECONDS = 0.25
@@ -117,13 +123,14 @@ class Requests:
             raise AlreadyExistsError("request_id", "is running already")
         if not request.is_asked_again_by(call):
             raise AlreadyExistsError("request_id", "is that of a request that asks for something else")
+        resumed = StaleEpochError("the request was resumed by another call")
         if not request.agrees_with(call.resumption):
             # The client was served elsewhere meanwhile: what it has is what counts.
-            self.end(request)
+            self._end(request, resumed)
             return None
         request.reader = object()
         for running in request.choices:
-            self._dispatcher.take_over(running, StaleEpochError("the request was resumed by another call"))
+            self._dispatcher.take_over(running, resumed)
         return request
 
     def leave(self, request: Request, reader: object, *, lost: bool, deadline: float) -> None:
@@ -149,8 +156,12 @@ class Requests:
         request = self._requests.get((principal, request_id))
         if request is None:
             raise NotFoundError("no such request runs")
+        self._end(request, CancelledError("the client cancelled the request"))
+
+    def _end(self, request: Request, error: PacelineError) -> None:
+        """End one that may have a reader, who is told why."""
         for running in request.choices:
-            running.parts.put_nowait(CancelledError("the client cancelled the request"))
+            running.parts.put_nowait(error)
         self.end(request)
 
     def end(self, request: Request) -> None:

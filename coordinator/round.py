@@ -224,6 +224,10 @@ class RoundMachine(Planner):
         if not self._target.ready:
             self._stall(now)
             return []
+        if len(self.ledger) >= self.target_max_len:
+            # The ledger ends by itself at the length that was promised; another target may serve less.
+            why = f"the target worker that is there serves {self.target_max_len} tokens at most"
+            return self._fail(UnavailableError(why, self.ledger.num_generated - 1))
         commands = self._target.verify(self.ledger, self.params, self.round, proposal)
         self._verifying(now, prefills=not self._target.computed)
         ahead = [] if self._is_drafted else self._tell_ahead()

@@ -83,9 +83,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """The one model this coordinator serves."""
-        return await _or_abort(context, self._list_models())
+        return await _or_abort(context, self._list_models(request))
 
-    async def _list_models(self) -> pb.ListModelsResponse:
+    async def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
+        codec.refuse_unknown_fields(request, "request")
         info = self._coordinator.target_info()
         model = pb.Model(
             id=self._coordinator.model_name,
@@ -99,6 +100,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return await _or_abort(context, self._tokenize(request))
 
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        codec.refuse_unknown_fields(request, "request")
         ids = await self._coordinator.tokenize(request.text)
         return pb.TokenizeResponse(token_ids=ids, max_model_len=self._coordinator.target_info().max_model_len)
 
@@ -107,13 +109,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return await _or_abort(context, self._detokenize(request))
 
     async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+        codec.refuse_unknown_fields(request, "request")
         return pb.DetokenizeResponse(text=self._coordinator.detokenize(request.token_ids))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """The coordinator and its workers, as they are now."""
-        return await _or_abort(context, self._status())
+        return await _or_abort(context, self._status(request))
 
-    async def _status(self) -> pb.GetStatusResponse:
+    async def _status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        codec.refuse_unknown_fields(request, "request")
         coordinator, dispatcher = self._coordinator, self._coordinator.dispatcher
         k = coordinator.config.num_speculative_tokens
         status = pb.CoordinatorStatus(

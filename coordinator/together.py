@@ -1,9 +1,10 @@
-"""Several asynchronous iterators read as one."""
+"""Several asynchronous iterators read as one, and one that computes read beside the loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -34,3 +35,17 @@ async def _next(source: AsyncIterator[T]) -> list[T]:
     async for item in source:
         return [item]
     return []
+
+
+async def beside(items: Iterable[T]) -> AsyncIterator[T]:
+    """The same items. Those of an iterator are made in a thread, so that all else goes on meanwhile."""
+    if not isinstance(items, Iterator):
+        for item in items:
+            yield item
+        return
+    while made := await asyncio.to_thread(_first, items):
+        yield made[0]
+
+
+def _first(items: Iterator[T]) -> list[T]:
+    return list(itertools.islice(items, 1))

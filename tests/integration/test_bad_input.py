@@ -257,6 +257,17 @@ def test_bytes_that_are_no_message(stack: RunningStack) -> None:
     stack.good_request()
 
 
+@pytest.mark.parametrize("method", ["ListModels", "Tokenize", "Detokenize", "GetStatus", "Cancel"])
+def test_an_unknown_field_is_refused_by_every_method(stack: RunningStack, method: str) -> None:
+    with grpc.insecure_channel(stack.address) as channel:
+        call = channel.unary_unary(f"/paceline.v1.GenerationService/{method}")
+        with pytest.raises(grpc.RpcError) as failure:
+            call(UNKNOWN, timeout=HANG)
+    error = from_rpc_error(failure.value)
+    assert isinstance(error, InvalidArgumentError)
+    assert error.field == "request"
+
+
 def test_detokenize_refuses_what_is_no_token(stack: RunningStack) -> None:
     with pytest.raises(InvalidArgumentError) as failure:
         stack.client.detokenize([5, 2**31])

@@ -680,3 +680,13 @@ def test_one_requests_failure_ends_no_other() -> None:
     assert isinstance(parts(first)[0], InternalError)
     service.answer(second, 5)
     assert len(parts(second)) == 1
+
+
+def test_a_sequence_takes_the_length_of_the_target_it_moves_to() -> None:
+    service = Service(targets=2)
+    running = service.submit(k=0)
+    other = next(link for link in service.targets if link is not running.target)
+    other.known.max_model_len = 30
+    service.lose(running.target)  # type: ignore[arg-type]
+    assert running.target is other
+    assert running.machine.target_max_len == 30

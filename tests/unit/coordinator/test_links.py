@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
+import grpc
 import pytest
 
 from coordinator import links
@@ -15,7 +17,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence
 from paceline.rpc import frames
 from paceline.rpc.local import LocalStream
-from paceline.v1 import target_pb2
+from paceline.v1 import common_pb2, target_pb2
 
 ONE, TWO = CloseSequence("one", 3), CloseSequence("two", 4)
 
@@ -110,3 +112,63 @@ async def test_a_worker_that_is_refused_while_it_serves_is_lost() -> None:
     link.state = LinkState.READY
     link._refuse(InvalidArgumentError("frame", "is too long"))
     assert (link.state, lost) == (LinkState.REFUSED, [link])
+
+
+@pytest.mark.parametrize("where", ["the channel", "the session"])
+async def test_what_the_system_refuses_ends_no_link(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: out of descriptors at a reconnect, a link ended, and with it all others and the process."""
+    tried = asyncio.Event()
+    times = 0
+
+    def refused(*_: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 2:
+            tried.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
+    if where == "the channel":
+        monkeypatch.setattr(links, "open_aio_channel", refused)
+    link = Link("worker:1", TARGET, LinkObserver(refused, nothing, nothing, nothing))
+    monkeypatch.setattr(type(link.dialect), "info", told)
+    running = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    assert not running.done()
+    running.cancel()
+
+
+async def told(*_: Any) -> common_pb2.WorkerInfo:
+    return common_pb2.WorkerInfo()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), grpc.aio.UsageError("the channel is closed")])
+async def test_a_worker_that_is_lost_while_it_is_asked_is_told_of_as_it_was(
+    link: Link, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a closed channel cancelled whoever asked for the status."""
+
+    async def lost(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(type(link.dialect), "info", lost)
+    link._channel = object()  # type: ignore[assignment]
+    link.known = common_pb2.WorkerInfo(model="it")
+    assert await link.refresh() is link.known
+
+
+async def test_whoever_asks_may_be_cancelled(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(link.dialect), "info", never)
+    link._channel = object()  # type: ignore[assignment]
+    asking = asyncio.create_task(link.refresh())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking

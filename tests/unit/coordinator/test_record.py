@@ -94,6 +94,36 @@ def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert joined(missed)[1:3] == (list(whole.origins[2:]), list(whole.logprobs[2:]))
 
 
+def test_what_is_emitted_later_was_not_missed() -> None:
+    """It comes to the client that came back by itself."""
+    ledger, record = make_ledger(prompt_logprobs=0), Record()
+    for report in (ledger.report_prompt(1, [logprob(2)]), ledger.report_prompt(2, [logprob(3)])):
+        assert report is not None
+        missed = record.missed(0, ledger, make_ledger())
+        record.add(report)
+        assert [c.prompt_logprobs for c in missed] == [(logprob(2),)] * (
+            report.prompt_logprobs[0].token_id - 2
+        )
+    emitted([[4, 5]], ledger, record, logprobs=True)
+    missed = record.missed(1, ledger, make_ledger())
+    emitted([[6, 7]], ledger, record, logprobs=True)
+    assert [c.token_ids for c in missed] == [(5,)]
+
+
+def test_an_empty_one_of_the_same_sequence_ends_where_it_does() -> None:
+    """Once: where another target serves more tokens or fewer today, what came back did not end, or failed."""
+    ledger = make_ledger(max_tokens=None, stop=["zz"])
+    emitted([[4] * 46, [4]], ledger, Record(), logprobs=False)
+    assert ledger.ended
+    fresh = ledger.fresh(LetterDetokenizer())
+    assert (fresh.num_generated, fresh.remaining) == (0, 47)
+    fresh.replay([4] * 47)
+    assert fresh.finish == ledger.finish
+    with_end = make_ledger().fresh(LetterDetokenizer())
+    with_end.replay([25])
+    assert with_end.ended
+
+
 def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "POSITIONS", 1)
     ledger, record = make_ledger(prompt_logprobs=0), Record()

@@ -18,7 +18,13 @@ from coordinator.round import RoundMachine
 from coordinator.running import Running
 from paceline.core import limits
 from paceline.core.clock import ManualClock
-from paceline.core.errors import AlreadyExistsError, CancelledError, NotFoundError, StaleEpochError
+from paceline.core.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    InternalError,
+    NotFoundError,
+    StaleEpochError,
+)
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption
 from tests.sim.reference import LetterDetokenizer
@@ -276,6 +282,33 @@ def test_a_client_that_was_served_elsewhere_meanwhile_is_ahead() -> None:
         assert len(service.it) == 0
 
 
+def test_whoever_still_reads_one_that_was_served_elsewhere_is_told() -> None:
+    """Once: it waited for ever for parts that could no longer come."""
+    service = Service()
+    request = service.begin()
+    (running,) = request.choices
+    commit(running, 4, 5)
+    assert service.resume(request, (4, 9)) is None
+    before = running.parts
+    assert isinstance(now(service.dispatcher.next_part(running, before)), Commit)
+    assert isinstance(now(service.dispatcher.next_part(running, before)), StaleEpochError)
+
+
+def test_an_error_that_was_read_and_told_nobody_is_for_the_client_that_came_back() -> None:
+    """Once: of two choices one failed while the other's part was on its way, and the one resumed never
+    ended."""
+    service = Service()
+    request = service.begin(n=2)
+    failed = request.choices[1]
+    error = InternalError("broken")
+    service.dispatcher.abort(failed, error)
+    assert now(service.dispatcher.next_part(failed)) is error
+    service.lose(request)
+    assert service.resume(request, (), ()) is request
+    assert now(service.dispatcher.next_part(failed)) is error
+    assert failed.parts.empty()
+
+
 def test_the_reader_before_is_told_and_reads_nothing_more() -> None:
     service = Service()
     request = service.begin()
@@ -313,8 +346,8 @@ def test_an_error_that_nobody_read_is_for_the_client_that_comes_back() -> None:
     (running,) = request.choices
     commit(running, 4)
     service.lose(request)
-    error = NotFoundError("for example")
-    running.parts.put_nowait(error)
+    error = InternalError("for example")
+    service.dispatcher.abort(running, error)
     assert service.resume(request, ()) is request
     assert now(service.dispatcher.next_part(running)) is error
 

@@ -566,6 +566,21 @@ def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
     ]
 
 
+def test_a_target_that_serves_less_than_the_one_before_is_not_asked_for_more() -> None:
+    """Once: it refused the round, and the client was told of a field that it had never sent."""
+    it = verifying(5)
+    it(Signal.TARGET_LOST)
+    it.machine.target_max_len = it.length + 1
+    assert sent(it(Signal.TARGET_READY))[-1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
+    it = verifying(5)
+    it(Signal.TARGET_LOST)
+    it.machine.target_max_len = it.length
+    *_, fail = it(Signal.TARGET_READY)
+    assert isinstance(fail, Fail)
+    assert isinstance(fail.error, UnavailableError)
+    assert f"serves {it.length} tokens" in fail.error.message
+
+
 @pytest.mark.parametrize("round_number", [1, 3])
 def test_a_targets_failure_of_another_round_is_ignored(round_number: int) -> None:
     it = verifying(5)

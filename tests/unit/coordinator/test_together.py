@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from coordinator.together import together
+from coordinator.together import beside, together
 
 
 async def numbers(name: str, count: int, error: Exception | None = None) -> AsyncIterator[tuple[str, int]]:
@@ -61,3 +62,28 @@ async def test_no_source_is_read_far_ahead() -> None:
         await asyncio.sleep(0)
     assert len(read) <= 2
     await merged.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_has_to_be_made_is_made_beside_the_loop() -> None:
+    threads = []
+
+    def made() -> Iterator[int]:
+        for number in range(3):
+            threads.append(threading.get_ident())
+            yield number
+
+    assert [item async for item in beside(made())] == [0, 1, 2]
+    assert threading.get_ident() not in threads
+    assert [item async for item in beside([])] == []
+    assert [item async for item in beside(["at once"])] == ["at once"]
+
+
+async def test_an_error_of_what_is_made_is_raised() -> None:
+    def made() -> Iterator[int]:
+        yield 1
+        raise ValueError("no")
+
+    items = beside(made())
+    assert await anext(items) == 1
+    with pytest.raises(ValueError, match="no"):
+        await anext(items)
