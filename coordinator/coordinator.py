@@ -189,11 +189,13 @@ class Coordinator:
         if not prompt:
             raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
-        if call.sampling.structure is not None:
-            await self._structures.check(call.sampling.structure, info.eos_token_ids)
+        structure, received = call.sampling.structure, self._received(call)
+        if structure is not None:
+            await self._structures.check(structure, info.eos_token_ids)
+            if any(received):
+                await self._structures.check_received(structure, info.eos_token_ids, received)
         params = replace(self._params(call, len(prompt)), traceparent=report.traceparent)
         check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
-        received = self._received(call)
         own = [self._machines.of_choice(params, choice, has) for choice, has in enumerate(received)]
         ledgers = [self._machines.ledger(prompt, mine, choice, info) for choice, mine in enumerate(own)]
         if any(received):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import Grammars
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -50,30 +53,48 @@ class Structures:
             # A fresh one: an exception that is raised twice would collect tracebacks.
             raise InvalidArgumentError(error.field, error.description)
 
+    async def check_received(
+        self, wanted: StructuredOutputs, eos_token_ids: Sequence[int], received: Sequence[Sequence[int]]
+    ) -> None:
+        """Refuse tokens of a client's that no worker would have chosen. Raises as `check`, which is first."""
+        if not await self._in_turn(self._follow, wanted, tuple(eos_token_ids), received):
+            raise InvalidArgumentError("received", "does not keep to the request's structured_outputs")
+
     async def _find_out(self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]) -> None:
+        self._found[wanted] = await self._in_turn(self._error, wanted, eos_token_ids)
+        if len(self._found) > limits.MAX_COMPILED_STRUCTURES:
+            self._found.popitem(last=False)
+
+    async def _in_turn(self, find: Callable[..., T], *of: Any) -> T:
+        """Run in the thread, behind whoever came before."""
         if self._waiting >= limits.MAX_STRUCTURE_CHECKS:
             raise ResourceExhaustedError("too many requests wait for their structured_outputs to be compiled")
         self._waiting += 1
         try:
-            error = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._error, wanted, eos_token_ids
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._thread, find, *of)
         finally:
             self._waiting -= 1
-        self._found[wanted] = error
-        if len(self._found) > limits.MAX_COMPILED_STRUCTURES:
-            self._found.popitem(last=False)
 
     def _error(
         self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]
     ) -> InvalidArgumentError | None:
         """What is wrong with it; runs in the thread."""
+        try:
+            self._grammars_for(eos_token_ids).check(wanted)
+        except InvalidArgumentError as error:
+            return error.with_traceback(None)
+        return None
+
+    def _follow(
+        self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...], texts: Sequence[Sequence[int]]
+    ) -> bool:
+        """Whether all of them keep to it; runs in the thread."""
+        grammars = self._grammars_for(eos_token_ids)
+        return all(grammars.start(wanted).follows(text) for text in texts)
+
+    def _grammars_for(self, eos_token_ids: tuple[int, ...]) -> Grammars:
         if self._grammars is None or self._eos_token_ids != eos_token_ids:
             tokenizer = self.vocabulary.tokenizer.to_str()
             self._grammars = Grammars(tokenizer, self.vocabulary.size, eos_token_ids)
             self._eos_token_ids = eos_token_ids
-        try:
-            self._grammars.check(wanted)
-        except InvalidArgumentError as error:
-            return error.with_traceback(None)
-        return None
+        return self._grammars

@@ -24,6 +24,8 @@ Mask = npt.NDArray[np.bool_]
 _MAX_REASON_CHARACTERS = 300
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """What the library says where neither a token nor the end may come."""
+_PART = 256
+"""Tokens of a long text between two looks at the clock."""
 _STUCK = "leaves no token that may come next"
 
 
@@ -86,6 +88,18 @@ class GrammarState:
         if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
             raise InvalidArgumentError(self.field_name, "takes too long to follow")
         return rows
+
+    def follows(self, generated: Sequence[int]) -> bool:
+        """Whether a text may go so, or so far. Raises InvalidArgumentError: the grammar met its limits."""
+        begun = self.clock()
+        try:
+            for count in range(0, len(generated), _PART):
+                self._go_to(generated[: count + _PART])
+                if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
+                    raise InvalidArgumentError(self.field_name, "takes too long to follow")
+        except InternalError:
+            return False
+        return True
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
         """Stand behind `tokens`; False if the text has ended among them."""

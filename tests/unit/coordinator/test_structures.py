@@ -86,3 +86,14 @@ async def test_what_is_remembered_is_bounded(structures: Structures, monkeypatch
     for name in "abc":
         await structures.check(StructuredOutputs(regex=name), EOS)
     assert [wanted.regex for wanted in structures._found] == ["b", "c"]
+
+
+async def test_what_a_client_has_of_a_structured_text_keeps_to_it(
+    structures: Structures, vocabulary: Vocabulary
+) -> None:
+    """Once: a resumed request whose tokens did not was taken for a defect of the worker."""
+    fine, wrong = await vocabulary.encode("abc"), await vocabulary.encode("a1")
+    await structures.check_received(GOOD, EOS, [fine, [], fine[:1]])
+    with pytest.raises(InvalidArgumentError) as caught:
+        await structures.check_received(GOOD, EOS, [fine, wrong])
+    assert caught.value.field == "received"

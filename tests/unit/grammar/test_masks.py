@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core import limits
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import GrammarState, Mask
+from paceline.grammar import state as state_module
 from tests.unit.grammar.tiny import END, LANGUAGES, OTHER, TOKENS, VOCAB, Language, grammars, text_of
 
 
@@ -149,6 +151,20 @@ def test_tokens_that_do_not_keep_to_it_are_a_defect() -> None:
     with pytest.raises(InternalError, match="do not keep"):
         state.masks([TOKENS.index("1")])
     assert tokens_of(state.masks([])[0]) == LANGUAGES["regex"].allowed(())
+
+
+def test_whether_a_text_may_go_so_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "_PART", 2)
+    language = LANGUAGES["regex"]
+    state, wrong = language.start(), TOKENS.index("1")
+    whole = max(itertools.islice(paths(language), 50), key=len)
+    assert len(whole) > 2
+    for path in (whole[:count] for count in range(len(whole) + 1)):
+        assert state.follows(path)
+        assert state.follows([*path, wrong]) is (wrong in tokens_of(language.start().masks(path)[0]))
+    monkeypatch.setattr(limits, "MAX_STRUCTURE_SECONDS", -1.0)
+    with pytest.raises(InvalidArgumentError, match="too long"):
+        state.follows(whole)
 
 
 def test_where_no_token_can_go_on_the_field_is_named() -> None:
