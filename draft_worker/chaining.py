@@ -41,12 +41,12 @@ def chain_of(
     return ChainInput(end, feed, drafting.k - begun, temperature, noise, draws, num_others)
 
 
-def warm_up(runner: Runner, *, chains: bool) -> None:
-    """Have what draws compiled before anybody waits for it."""
+def warm_up(runner: Runner) -> None:
+    """Have what draws compiled before anybody waits for it; rounds and what is drafted ahead use the same."""
     table = runner.new_table()
     logits = runner.forward([SequenceInput(table, [0], 1)])
     draw_sparse(logits, uniforms([0], [0], Purpose.DRAFT_DRAW, 1)[0], 1.0, 1)
     ranked(logits, [CoupledNoise(0, 0)], 1)
-    if chains and runner.chain_skills is not None:
+    if runner.chain_skills is not None:
         runner.forward_chains([ChainInput(table, [0], 1)])
     table.free()

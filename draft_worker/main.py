@@ -53,7 +53,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
 
 def _make_drafter(built: Built, config: DraftConfig) -> Drafter:
-    warm_up(built.runner, chains=not config.lookahead_branches)
+    warm_up(built.runner)
     return Drafter(
         built.runner,
         config,

@@ -113,7 +113,7 @@ class Counts:
 
     @property
     def target_seconds_per_round(self) -> float | None:
-        """Target compute of one round."""
+        """Target compute that one round waited for: rows that were computed ahead of it are not in it."""
         return _share(self.target, self.num_rounds)
 
     @property

@@ -20,6 +20,7 @@ from paceline.decoding import theory
 
 RATIOS = (
     "speculative_over_plain",
+    "whole_speculative_over_plain",
     "lookahead_over_without",
     "over_generate",
     "over_assisted_generation",
@@ -86,17 +87,18 @@ class Figures:
     predicted: float | None
     """Speed-up by theorem 3.8 from alpha, c and K."""
     predicted_with_rows: float | None
-    """The same if K + 1 rows cost what they cost without lookahead: the theorem takes them for one."""
+    """The same with `verification_over_step` for the step that the theorem takes a round's pass for."""
     predicted_with_costs: float | None
     """The theorem for rounds that have all their costs: the drafting that lookahead does not hide, the
-    target's rows, queue, wire and coordinator. Plain rounds have the last three too."""
+    target's time, queue, wire and coordinator. Plain rounds have the last three too."""
     measured: float | None
     """Speed-up of decoding with lookahead, from the first token on."""
     measured_without_lookahead: float | None
     free_draft_bound: float | None
     """Tokens a round, the speed-up if drafting cost nothing: (1 - alpha^(K+1)) / (1 - alpha)."""
     verification_over_step: float | None
-    """Target compute of a round of K + 1 rows over its plain step; the theorem takes it to be 1."""
+    """Target compute that a round with K draft tokens waits for, over a plain step, without lookahead; the
+    theorem takes it to be 1. Not what K + 1 rows cost: a row that was computed ahead is not in it."""
     target_step_seconds: float | None
     """Compute of one plain round."""
     bandwidth_floor_seconds: float | None
@@ -130,11 +132,11 @@ def figures(
     alpha = without.counts.alpha if without else None
     draft = without.decoding.draft_seconds_per_token if without else None
     visible = ahead.decoding.draft_seconds_per_token if ahead else None
-    verification = without.decoding.target_seconds_per_round if without else None
+    waited = without.decoding.target_seconds_per_round if without else None
     c = _over(draft, step)
     c = None if c is None else max(0.0, c)  # a difference of two measurements
     hidden = _over(visible, draft)
-    rows = _over(verification, step)
+    verification = _over(waited, step)
     return Figures(
         k=k,
         alpha=alpha,
@@ -142,12 +144,12 @@ def figures(
         hit_rate=ahead.counts.hit_rate if ahead else None,
         hidden_draft_share=None if hidden is None else 1 - hidden,
         predicted=_predicted(alpha, c, k),
-        predicted_with_rows=_predicted(alpha, c, k, rows) if rows else None,
+        predicted_with_rows=_predicted(alpha, c, k, verification) if verification else None,
         predicted_with_costs=_with_costs(alpha, k, ahead, plain),
         measured=_decode_speedup(ahead, plain),
         measured_without_lookahead=_decode_speedup(without, plain),
         free_draft_bound=None if alpha is None else theory.expected_tokens(alpha, k),
-        verification_over_step=rows,
+        verification_over_step=verification,
         target_step_seconds=step,
         bandwidth_floor_seconds=floor_seconds,
         target_step_over_floor=_over(step, floor_seconds),
@@ -155,11 +157,11 @@ def figures(
     )
 
 
-def _predicted(alpha: float | None, c: float | None, k: int, rows: float = 1.0) -> float | None:
-    """Theorem 3.8; `rows` is the target's time for K + 1 of them over that for one."""
+def _predicted(alpha: float | None, c: float | None, k: int, verification: float = 1.0) -> float | None:
+    """Theorem 3.8; `verification` is the target's time that a round waits for, in plain steps."""
     if alpha is None or c is None:
         return None
-    return theory.speedup(alpha, c, k, row_cost=(rows - 1) / k)
+    return theory.speedup(alpha, c, k, row_cost=(verification - 1) / k)
 
 
 def _with_costs(alpha: float | None, k: int, ahead: Cell | None, plain: Cell | None) -> float | None:
@@ -194,9 +196,9 @@ def by_k(
     """The ratios of one K, `theory_says.k`, named as in BY_K; None where an arm was not measured."""
     plain, without, ahead = _compared(cells, config, temperature, theory_says.k)
     return {
-        "without_lookahead_over_plain": _between(without, plain),
-        "speculative_over_plain": _between(ahead, plain),
-        "lookahead_over_without": _between(ahead, without),
+        "without_lookahead_over_plain": _decoding(without, plain),
+        "speculative_over_plain": _decoding(ahead, plain),
+        "lookahead_over_without": _decoding(ahead, without),
         "measured_over_theory": _over_theory(ahead, plain, theory_says.predicted),
         "measured_over_theory_with_costs": _over_theory(ahead, plain, theory_says.predicted_with_costs),
     }
@@ -221,12 +223,13 @@ def ratios(
     ahead = at_one(arms.drafting(config, config.k[0]))
     served = at_one(arms.served(config))
     found = by_k(cells, config, temperature, theory_says) | {
+        "whole_speculative_over_plain": _between(ahead, at_one(arms.plain(config))),
         "over_generate": _between(ahead, _fastest(_named(cells, temperature, GENERATE))),
         "over_assisted_generation": _between(ahead, _fastest(_named(cells, temperature, ASSISTED))),
         "worst_over_plain": _worst(each_over_plain(arms.served(config))),
         "auto_over_best_fixed": _worst(_each_auto_over_fixed(cells, config, temperature)),
         "worst_plain_over_itself": _worst(each_over_plain(arms.plain_again(config))),
-        "served_over_plain": _between(served, at_one(arms.plain(config))),
+        "served_over_plain": _decoding(served, at_one(arms.plain(config))),
         "served_over_generate": _between(served, _fastest(_named(cells, temperature, GENERATE))),
         "served_over_prompt_lookup": _between(served, _fastest(_named(cells, temperature, PROMPT_LOOKUP))),
     }
@@ -267,11 +270,18 @@ def _between(of: Cell | None, to: Cell | None) -> Ratio | None:
     return Ratio.between(of, to) if of and to else None
 
 
+def _decoding(of: Cell | None, to: Cell | None) -> Ratio | None:
+    """From the first token on: what speculation makes faster, however long the prompt is."""
+    spread = decode_ratio(of, to) if of and to else None
+    return Ratio.of_spread(spread, of, to.arm.name) if of and to and spread else None
+
+
 def _over_theory(ahead: Cell | None, plain: Cell | None, predicted: float | None) -> Ratio | None:
-    spread = decode_ratio(ahead, plain) if ahead and plain else None
-    if ahead is None or spread is None or not predicted:
+    decoding = _decoding(ahead, plain)
+    if ahead is None or decoding is None or not predicted:
         return None
-    return Ratio.of_spread(spread.over(predicted), ahead, "theorem 3.8")
+    spread = Spread(decoding.value, decoding.q1, decoding.q3).over(predicted)
+    return Ratio.of_spread(spread, ahead, "theorem 3.8")
 
 
 def _worst(candidates: Iterable[Ratio | None]) -> Ratio | None:

@@ -18,7 +18,7 @@ from paceline.core.checks import AUTO
 _WARM_UP_TOKENS = 16
 _LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones
 _OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
-_SEEDS_A_REPEAT = 1_000_000
+_SEEDS_A_RUN = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,8 @@ class Bench:
                     f"{concurrency} at a time: repeat {repeat + 1} of {config.repeats}, "
                     f"workload {number + 1} of {len(loads)}"
                 )
-                seed = (repeat * len(loads) + number) * _SEEDS_A_REPEAT
+                # Below the first stride are the seeds of what warms up: nothing measured was asked there.
+                seed = (1 + repeat * len(loads) + number) * _SEEDS_A_RUN
                 for temperature in config.temperature:
                     for arm in arms.rotated(present, by=repeat * len(loads) + number):
                         await self._measure(cells[arm, temperature], load, (repeat, number), seed)

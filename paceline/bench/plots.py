@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.bench import arms
 from paceline.bench.arms import Arm
-from paceline.bench.cells import PARTS, Cell, Spread, ratio
+from paceline.bench.cells import PARTS, Cell, Spread, decode_ratio, ratio
 from paceline.bench.figures import base_of
 from paceline.bench.record import Record
 from paceline.core.errors import FailedPreconditionError
@@ -134,7 +134,7 @@ def one_request(record: Record) -> Figure:
     for panel, t in zip(panels, record.config.temperature, strict=True):
         cells = record.cells.at(t, 1)
         base = next(cell for cell in cells if cell.arm == arms.plain(record.config))
-        spreads = [ratio(cell, base) for cell in cells]
+        spreads = [decode_ratio(cell, base) or ratio(cell, base) for cell in cells]
         places = range(len(cells))
         panel.barh(
             places,
@@ -148,7 +148,7 @@ def one_request(record: Record) -> Figure:
         panel.set_yticks(places, [cell.arm.name for cell in cells], fontsize=8)
         panel.axvline(1, color=_BASE, linewidth=0.8)
         _theory_marks(panel, record, t)
-        panel.set_xlabel("tokens per second over plain decoding")
+        panel.set_xlabel("tokens per second over plain decoding; ours from the first token on")
     panels[0].invert_yaxis()
     return figure
 
@@ -177,8 +177,7 @@ def rounds(record: Record) -> Figure:
             panel.barh(range(len(cells)), widths, left=left, color=colour, label=part)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, (cell, end) in enumerate(zip(cells, left, strict=True)):
-            text = f" {_tokens_a_round(cell):.2f} tokens"
-            panel.text(end, place, text, va="center", fontsize=8)
+            panel.text(end, place, _tokens_a_round(cell), va="center", fontsize=8)
         panel.set_yticks(range(len(cells)), [cell.arm.name for cell in cells], fontsize=8)
         panel.set_xlabel("milliseconds of a round")
         panel.margins(x=0.18)
@@ -188,5 +187,9 @@ def rounds(record: Record) -> Figure:
     return figure
 
 
-def _tokens_a_round(cell: Cell) -> float:
-    return cell.decoding.completion_tokens / cell.decoding.num_rounds
+def _tokens_a_round(cell: Cell) -> str:
+    """Nothing where answers end with their opening, and no round comes after it."""
+    decoding = cell.decoding
+    if not decoding.num_rounds:
+        return ""
+    return f" {decoding.completion_tokens / decoding.num_rounds:.2f} tokens"

@@ -16,7 +16,7 @@ from paceline.bench.machine import Machine, Model
 from paceline.bench.peers import PeerState
 from paceline.client.results import to_plain
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)

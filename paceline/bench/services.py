@@ -57,6 +57,8 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         draft_threads=config.threads,
         num_blocks=config.num_blocks or blocks_needed(config, prompts),
         block_size=_BLOCK_SIZE,
+        # Arms ask for the same prompts in turn: each computes them, as peers do.
+        prefix_cache=False,
         local_sockets=config.local_sockets,
         start_timeout=config.start_timeout,
         target={"max_sequences": room, "least_pass_seconds": config.target_pass_seconds},

@@ -160,7 +160,7 @@ def figures_table(by_temperature: dict[float, Figures]) -> Table:
         ("hit rate of lookahead", [_percent(f.hit_rate) for f in found]),
         ("share of draft time hidden", [_percent(f.hidden_draft_share) for f in found]),
         ("speed-up by theorem 3.8", [_number(f.predicted) for f in found]),
-        ("... with what K+1 rows cost", [_number(f.predicted_with_rows) for f in found]),
+        ("... with the target time a round waits for", [_number(f.predicted_with_rows) for f in found]),
         ("... with queue, wire and coordinator, lookahead", [_number(f.predicted_with_costs) for f in found]),
         ("speed-up with free drafts, (1-α^(K+1))/(1-α)", [_number(f.free_draft_bound) for f in found]),
         (
@@ -168,7 +168,7 @@ def figures_table(by_temperature: dict[float, Figures]) -> Table:
             [_number(f.measured_without_lookahead) for f in found],
         ),
         ("speed-up of decoding measured, with lookahead", [_number(f.measured) for f in found]),
-        ("verification of K+1 rows over a step", [_number(f.verification_over_step) for f in found]),
+        ("target time a round waits for, over a step", [_number(f.verification_over_step) for f in found]),
         ("target's step, ms", [_milliseconds(f.target_step_seconds) for f in found]),
         ("its memory-bandwidth floor, ms", [_milliseconds(f.bandwidth_floor_seconds) for f in found]),
         ("step over floor", [_number(f.target_step_over_floor) for f in found]),

@@ -66,6 +66,10 @@ MAX_TEMPERATURE: Final = 100.0
 MIN_TEMPERATURE: Final = 1e-4
 """A positive temperature below this is refused: it overflows; 0 is greedy."""
 
+MAX_REPETITION_PENALTY: Final = 100.0
+MIN_REPETITION_PENALTY: Final = 0.01
+"""A penalty below this is refused: logits are divided by it, and overflow."""
+
 MAX_SEED: Final = 2**64 - 1
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_CACHE_SALT_CHARACTERS: Final = 256

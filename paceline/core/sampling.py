@@ -82,7 +82,10 @@ class SamplingParams:
         require(integer("top_k", self.top_k) >= 0, "top_k", f"must be at least 0, got {self.top_k}")
         require(0 <= number("min_p", self.min_p) <= 1, "min_p", f"must be in [0, 1], got {self.min_p}")
         penalty = number("repetition_penalty", self.repetition_penalty)
-        require(0 < penalty <= 100, "repetition_penalty", f"must be in (0, 100], got {penalty}")
+        least, most = limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY
+        require(
+            least <= penalty <= most, "repetition_penalty", f"must be in [{least}, {most}], got {penalty}"
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             value = number(name, getattr(self, name))
             require(-2 <= value <= 2, name, f"must be in [-2, 2], got {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ def make_runner(
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
     `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
     has one. Such a pass may take the weights over: the model then runs through the runner only.
+    A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
     `quantization`: "int8" rounds the model's products to 8 bits first (rounding.py), or refuses where that
     makes no pass faster, naming that field; "auto" rounds where it does.
@@ -146,6 +148,7 @@ def make_runner(
     layers = inspect_attention(model)
     size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
     longest = max_model_len or max_length_of(model.config)
+    _refuse_changing_positions(model.config, longest)
     if num_blocks is None:
         memory = default_memory_bytes(model.device) if memory_bytes is None else memory_bytes
         num_blocks = min(
@@ -276,6 +279,27 @@ def eos_token_ids(model: Any) -> frozenset[int]:
 def _refuse_unsupported(config: Any) -> None:
     if config.is_encoder_decoder:
         raise InvalidArgumentError("model", f"{config.model_type} is an encoder-decoder, not a decoder")
+
+
+def _refuse_changing_positions(config: Any, longest: int) -> None:
+    """Beyond its original length longrope has other frequencies, for all that a pass holds: for sequences
+    that are not as long too, and not for keys that are in the cache.
+    """
+    config = config.get_text_config(decoder=True)
+    parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    # One for all layers, or one for every kind of layer.
+    either = [rope for each in parameters if isinstance(each, Mapping) for rope in (each, *each.values())]
+    for rope in either:
+        if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "longrope":
+            continue
+        name = "original_max_position_embeddings"
+        original = rope.get(name) or getattr(config, name, None) or max_length_of(config)
+        if longest > original:
+            raise InvalidArgumentError(
+                "max_model_len",
+                f"must be at most {original} for {config.model_type}, got {longest}: beyond that its "
+                f"positions (longrope) change for what the cache holds",
+            )
 
 
 def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:

@@ -32,18 +32,27 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
         except (ssl.SSLError, ValueError):
             message = f"is no unencrypted PEM key of {prefix}_certificate, or that is no PEM certificate"
             raise InvalidArgumentError(f"{prefix}_key", message) from None
+        except OSError as error:  # one of them is gone since it was read
+            files = f"{tls.certificate} or {tls.key}"
+            raise _unreadable(files, f"{prefix}_certificate", error) from None
     if tls.ca:
         try:
             context.load_verify_locations(tls.ca)
         except ssl.SSLError:
             raise InvalidArgumentError(f"{prefix}_ca", "holds no PEM certificate") from None
+        except OSError as error:
+            raise _unreadable(tls.ca, f"{prefix}_ca", error) from None
 
 
 def _read(file: str, name: str) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InvalidArgumentError(name, f"{file} cannot be read: {error.strerror}") from None
+        raise _unreadable(file, name, error) from None
+
+
+def _unreadable(file: str, name: str, error: OSError) -> InvalidArgumentError:
+    return InvalidArgumentError(name, f"{file} cannot be read: {error.strerror}")
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:

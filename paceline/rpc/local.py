@@ -180,9 +180,13 @@ async def connect(
 ) -> LocalStream | None:
     """A stream to the worker of that instance, whose further frames are for `received`.
 
-    None if there is no such file here, as from another machine or container, or it is not that worker's.
+    None if there is no such file here, as from another machine or container, or it is not that worker's; and
+    at this process's limit of descriptors.
     """
-    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+    except OSError:
+        return None
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     hello: asyncio.Future[bytes] = loop.create_future()

@@ -38,13 +38,19 @@ def shell_code(exit_code: int) -> int:
     return 128 - exit_code if exit_code < 0 else exit_code or 1
 
 
+def _signal_name(number: int) -> str:
+    """Those between the first and the last real-time signal have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def last_words(exit_code: int, tail: Sequence[str]) -> str:
     """The child's own error line if it wrote one, else how it ended."""
     for line in reversed(tail):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    how = (
-        f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
-    )
+    how = f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"ended with code {exit_code}"
     said = next((line for line in reversed(tail) if line), "")
     return f"{how}: {said}" if said and exit_code > 0 else how

@@ -183,7 +183,12 @@ class _Child(threading.Thread):
             try:
                 exit_code, last_words, ready_seconds = self._run_once()
             except OSError as error:  # no such program, or no room for a process
+                self._abandon()
                 exit_code, last_words, ready_seconds = 1, f"cannot be started: {error.strerror}", 0.0
+            except Exception as error:  # without its keeper a role would never have a process again
+                logger.exception("%s cannot be kept", self.spec.role)
+                self._abandon()
+                exit_code, last_words, ready_seconds = 1, f"cannot be kept: {error!r}", 0.0
             with self._changed:
                 if self._stopping.is_set():
                     return
@@ -222,6 +227,16 @@ class _Child(threading.Thread):
             self._changed.notify_all()
         ready_seconds = 0.0 if since is None else self._clock() - since
         return shell_code(exit_code), last_words(exit_code, tail), ready_seconds
+
+    def _abandon(self) -> None:
+        """End a process that could not be looked after, if there is one: its successor needs its ports."""
+        with self._changed:
+            process, self._process, self._ready_since = self._process, None, None
+            self._changed.notify_all()
+        if process is not None:
+            with contextlib.suppress(Exception):  # what could not be done once may fail again
+                process.send_signal(signal.SIGKILL)
+                process.wait()
 
     def _ports(self) -> list[str]:
         """A restart keeps every port that was announced."""

@@ -174,26 +174,45 @@ class ForkServer:
         return start_process(command, environment)
 
     def _fork(self, arguments: Sequence[str]) -> Process | None:
-        """None if that is not possible."""
-        pipes = [os.pipe(), os.pipe(), os.pipe()]
-        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
-        try:
-            socket.send_fds(self._control, [json.dumps({"arguments": list(arguments)}).encode()], theirs)
-            reply = self._reply(_PATIENCE)
-        except OSError:  # it has ended
-            reply = None
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-        if reply is None or "error" in reply[0]:
-            logger.warning("cannot fork: %s", "it has ended" if reply is None else reply[0]["error"])
-            for descriptor in ours:
-                os.close(descriptor)
-            return None
-        message, (ending,) = reply
+        """None if that is not possible. Raises OSError where there is no room for its pipes."""
+        ours: list[int] = []
+        with contextlib.ExitStack() as unused:
+            with contextlib.ExitStack() as passed_on:
+                theirs: list[int] = []
+                for its_end in (0, 1, 1):  # it reads from the first pipe, and writes to the others
+                    pipe = os.pipe()
+                    theirs.append(pipe[its_end])
+                    passed_on.callback(os.close, pipe[its_end])
+                    ours.append(pipe[1 - its_end])
+                    unused.callback(os.close, pipe[1 - its_end])
+                reply = self._ask(arguments, theirs)
+            if isinstance(reply, str):
+                logger.warning("cannot fork: %s", reply)
+                return None
+            unused.pop_all()
+        message, ending = reply
         streams = [os.fdopen(fd, mode, errors="replace") for fd, mode in zip(ours, "wrr", strict=True)]
         return _Forked(message["pid"], ending, message["ended"], streams)
+
+    def _ask(self, arguments: Sequence[str], streams: Sequence[int]) -> tuple[dict[str, Any], int] | str:
+        """What it says of a new child, and the child's pidfd; or why there is none."""
+        try:
+            socket.send_fds(self._control, [json.dumps({"arguments": list(arguments)}).encode()], streams)
+            reply = self._reply(_PATIENCE)
+        except OSError:
+            reply = None
+        if reply is None:
+            return "it has ended"
+        message, descriptors = reply
+        if "error" in message:
+            return str(message["error"])
+        if not descriptors:
+            # At our limit of descriptors the system drops what it cannot hand over. Nobody could wait for
+            # this child, or be sure to signal no other one.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(message["pid"], signal.SIGKILL)
+            return "there is no room for a descriptor of the child"
+        return message, descriptors[0]
 
     def _reply(self, timeout: float) -> tuple[dict[str, Any], list[int]] | None:
         try:
@@ -206,20 +225,34 @@ class ForkServer:
         return reply
 
     def _read(self) -> None:
-        """Deal out what it says, until it says no more."""
-        with contextlib.suppress(OSError):
-            while True:
-                packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET, 1)
-                if not packet:
-                    break
-                message: dict[str, Any] = json.loads(packet)
-                if "code" in message:
-                    self._ended.pop(message["pid"]).set_result(message["code"])
-                    continue
-                if descriptors:
-                    # Here, since the next packet may tell of its end.
-                    message["ended"] = self._ended[message["pid"]] = Future()
-                self._replies.put((message, descriptors))
-        self._replies.put(None)
-        for ended in self._ended.values():
-            ended.set_result(_UNKNOWN)
+        """Deal out what it says, until it says no more. Whatever ends that, nobody waits for more of it."""
+        try:
+            while self._take():
+                pass
+        except OSError:
+            pass
+        except Exception:
+            logger.exception("the fork server cannot be understood")
+        finally:
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)  # a child that it forked now would be nobody's
+            self._replies.put(None)
+            for ended in self._ended.values():
+                ended.set_result(_UNKNOWN)
+
+    def _take(self) -> bool:
+        """Deal out one message; False at its end."""
+        packet, descriptors, _, _ = socket.recv_fds(self._control, PACKET, 1)
+        if not packet:
+            return False
+        message: dict[str, Any] = json.loads(packet)
+        if "code" in message:
+            ended = self._ended.pop(message["pid"], None)
+            if ended is not None:  # else a child that was given up for want of its descriptor
+                ended.set_result(message["code"])
+            return True
+        if descriptors:
+            # Here, since the next packet may tell of its end.
+            message["ended"] = self._ended[message["pid"]] = Future()
+        self._replies.put((message, descriptors))
+        return True

@@ -52,7 +52,7 @@ def samplings(draw: Any, **fixed: Any) -> SamplingParams:
         "top_p": draw(st.floats(0, 1, exclude_min=True)),
         "top_k": draw(st.integers(0, 2**31 - 1)),
         "min_p": draw(st.floats(0, 1)),
-        "repetition_penalty": draw(st.floats(0, 100, exclude_min=True)),
+        "repetition_penalty": draw(st.floats(limits.MIN_REPETITION_PENALTY, limits.MAX_REPETITION_PENALTY)),
         "presence_penalty": draw(penalties),
         "frequency_penalty": draw(penalties),
         "logit_bias": draw(st.dictionaries(uint32, st.floats(-100, 100), max_size=5)),

@@ -54,6 +54,7 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
     assert values == pytest.approx(
         {
             "speculative_over_plain": 2.0,
+            "whole_speculative_over_plain": 2.0,
             "lookahead_over_without": 2.0 / 1.5,
             "over_generate": 2.0 / 0.8,
             "over_assisted_generation": 2.0 / 1.25,
@@ -67,6 +68,20 @@ def test_ratios(record: Record, config: BenchConfig) -> None:
             "served_over_prompt_lookup": 2.4 / 1.1,
         }
     )
+
+
+def test_prompts_are_in_what_is_compared_with_others_alone(
+    make_record: MakeRecord, all_cells: list[Cell]
+) -> None:
+    """What speculation makes faster is decoding: a longer prompt makes it no worse at that."""
+    for cell in all_cells:
+        cell.rates = {place: min(rate, 40.0) for place, rate in cell.rates.items()}
+    found = make_record(all_cells).ratios(0.0)
+    values = {name: ratio.value for name, ratio in found.items() if ratio}
+    assert values["speculative_over_plain"] == pytest.approx(2.0)
+    assert values["lookahead_over_without"] == pytest.approx(2.0 / 1.5)
+    assert values["served_over_plain"] == pytest.approx(2.4)
+    assert values["whole_speculative_over_plain"] == values["over_generate"] == 1.0
 
 
 def test_every_k_has_ratios_of_its_own(record: Record) -> None:
@@ -150,6 +165,7 @@ def test_plain_decoding_is_one_of_the_fixed_choices(make_record: MakeRecord, all
             "plain",
             {
                 "speculative_over_plain",
+                "whole_speculative_over_plain",
                 "worst_over_plain",
                 "worst_plain_over_itself",
                 "measured_over_theory",

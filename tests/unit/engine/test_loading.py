@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, T5Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedTokenizerFast, T5Config
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.engine.attention import IMPLEMENTATION
 from paceline.engine.batch import SequenceInput
-from paceline.engine.loading import load_model, make_runner, random_model
+from paceline.engine.loading import _refuse_changing_positions, load_model, make_runner, random_model
 
 WORDS = ["<unk>", "a", "b", "c", "é", "<eos>", "<pad>"]
 
@@ -116,3 +118,50 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         load_model(tmp_path, dtype="int3")
     assert caught.value.field == "dtype"
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}
+
+
+def test_positions_that_change_within_the_served_length_are_refused() -> None:
+    config = Phi3Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters=LONGROPE,
+        pad_token_id=0,
+    )
+    model = random_model(config)
+    for longest in (None, 64, 17):
+        with pytest.raises(InvalidArgumentError, match="must be at most 16 for phi3") as caught:
+            make_runner(model, num_blocks=8, max_model_len=longest)
+        assert caught.value.field == "max_model_len"
+    runner = make_runner(model, num_blocks=8, max_model_len=16)
+    tokens = [1 + i % 15 for i in range(16)]
+    table = runner.new_table()
+    ours = [runner.forward([SequenceInput(table, fed, len(fed))]) for fed in (tokens[:10], tokens[10:])]
+    model.set_attn_implementation("eager")
+    whole = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    torch.testing.assert_close(torch.cat(ours), whole)
+
+
+@pytest.mark.parametrize(
+    ("fields", "served"),
+    [
+        ({"rope_parameters": {"full_attention": LONGROPE | {"original_max_position_embeddings": 16}}}, 16),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 8}, 8),
+        ({"rope_scaling": {"type": "longrope"}}, 64),
+        ({"rope_parameters": {"full_attention": None, "rope_type": "llama3"}, "rope_scaling": None}, 64),
+    ],
+)
+def test_wherever_a_config_says_that_they_change(fields: dict[str, Any], served: int) -> None:
+    config = SimpleNamespace(model_type="any", max_position_embeddings=64, **fields)
+    config.get_text_config = lambda decoder: config
+    _refuse_changing_positions(config, served)
+    if served < 64:
+        with pytest.raises(InvalidArgumentError, match=f"at most {served} for any, got {served + 1}"):
+            _refuse_changing_positions(config, served + 1)

@@ -45,7 +45,7 @@ def with_unknown_field(message: Message, number: int) -> Message:
         *(({"min_p": bad}, "min_p") for bad in (math.nan, -0.1, 1.1)),
         *(
             ({"repetition_penalty": bad}, "repetition_penalty")
-            for bad in (math.nan, math.inf, 0.0, -1.0, 101.0)
+            for bad in (math.nan, math.inf, 0.0, 1e-38, -1.0, 101.0)
         ),
         *(({"presence_penalty": bad}, "presence_penalty") for bad in (math.nan, -2.1, 2.1)),
         *(({"frequency_penalty": bad}, "frequency_penalty") for bad in (math.nan, -2.1, 2.1)),

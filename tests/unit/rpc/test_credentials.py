@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
-from paceline.rpc.credentials import _options, open_aio_channel, open_channel
+from paceline.rpc import credentials
+from paceline.rpc.credentials import _options, check_files, open_aio_channel, open_channel
 
 SECONDS = 20.0
 
@@ -68,3 +71,20 @@ async def test_so_it_is_from_an_event_loop(address: str) -> None:
             health_pb2.HealthCheckRequest(), timeout=SECONDS
         )
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    ("files", "field"),
+    [(("certificate", "key"), "worker_tls_certificate"), (("ca",), "worker_tls_ca")],
+)
+def test_a_file_that_is_gone_once_it_was_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], field: str
+) -> None:
+    """As a certificate that is being replaced."""
+    paths = {name: tmp_path / f"{name}.pem" for name in files}
+    for path in paths.values():
+        path.write_text("a certificate")
+    monkeypatch.setattr(credentials, "_read", lambda file, name: Path(file).unlink())
+    with pytest.raises(InvalidArgumentError, match="cannot be read: No such file") as caught:
+        check_files(Tls(**{name: str(path) for name, path in paths.items()}), "worker_tls")
+    assert caught.value.field == field

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -17,7 +18,7 @@ from paceline.core import limits
 from paceline.core.clock import Clock, ManualClock, monotonic
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
-from paceline.rpc import frames
+from paceline.rpc import frames, local
 from paceline.rpc.local import PAUSE_SECONDS, STUCK_SECONDS, LocalServer, LocalStream, connect
 from paceline.rpc.worker import Dialect
 from paceline.v1 import target_pb2
@@ -377,6 +378,18 @@ async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -
     plain.write_text("text")
     for path in (folder / "none", plain, folder / ("long" * 50), f"{folder}/a\0b"):
         assert await connect(str(path), WORKER, lambda _: None, SECONDS) is None
+
+
+async def test_without_room_for_a_socket_it_is_done_without(
+    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(local.socket, "socket", full)
+    found = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    monkeypatch.undo()
+    assert found is None
 
 
 async def test_who_says_nothing_is_not_waited_for(folder: Path) -> None:

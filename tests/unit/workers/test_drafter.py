@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from draft_worker.chaining import warm_up
 from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.chains import ChainSkills
+from paceline.engine.chains import Chain, ChainSkills
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
@@ -364,6 +365,25 @@ def test_a_chain_without_blocks_goes_on_step_by_step() -> None:
     assert worker.runner.pool.used_blocks == 0
 
 
+def test_a_lone_chain_that_takes_no_row_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device has not recorded it yet, and says nothing of any; or its first logits are no numbers."""
+    worker = chaining()
+    worker.open()
+    worker.ask(4)
+    chains = worker.runner.forward_chains
+    monkeypatch.setattr(worker.runner, "forward_chains", lambda inputs: [Chain(())] * len(inputs))
+    (event,) = worker.run()
+    assert event.proposal.token_ids == best(4)
+    monkeypatch.setattr(worker.runner, "forward_chains", chains)
+    worker = chaining()
+    worker.open()
+    worker.runner.spoil = lambda prefix: prefix == [*PROMPT, *best(1)]
+    worker.ask(4)
+    (event,) = worker.run()
+    assert isinstance(event, SequenceFailed)
+    assert isinstance(event.error, InternalError)
+
+
 def test_logits_that_are_no_numbers_end_one_chain() -> None:
     worker = chaining()
     worker.open()
@@ -376,3 +396,17 @@ def test_logits_that_are_no_numbers_end_one_chain() -> None:
     assert len(events["t"].proposal.token_ids) == 4
     # Cut back to the ledger, whose last token the next round feeds.
     assert worker.cached() == list(PROMPT[:-1])
+
+
+@pytest.mark.parametrize(("skills", "chains"), [(None, 0), (ChainSkills(supports=True, max_feed=16), 1)])
+def test_chains_are_compiled_before_the_first_request(
+    monkeypatch: pytest.MonkeyPatch, skills: ChainSkills | None, chains: int
+) -> None:
+    """Rounds are chains whatever is drafted ahead: nothing of them is left to the engine's thread."""
+    runner, called = ToyRunner(MODEL), list[int]()
+    runner.chain_skills = skills
+    draw = runner.forward_chains
+    monkeypatch.setattr(runner, "forward_chains", lambda inputs: called.append(len(inputs)) or draw(inputs))
+    warm_up(runner)
+    assert len(called) == chains
+    assert runner.pool.free_blocks == runner.pool.num_blocks

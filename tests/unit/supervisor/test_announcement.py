@@ -1,0 +1,21 @@
+"""How a child's end is told."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from paceline.supervisor.announcement import last_words
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "how"),
+    [
+        (3, "ended with code 3"),
+        (-signal.SIGKILL, "was ended by SIGKILL"),
+        (-40, "was ended by signal 40"),  # a real-time signal, which has no name
+    ],
+)
+def test_every_end_can_be_told(exit_code: int, how: str) -> None:
+    assert last_words(exit_code, []) == how
