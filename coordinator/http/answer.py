@@ -1,7 +1,8 @@
 """The answer of a generating endpoint: whole, or as server-sent events; cut short when its client leaves.
 
-The status line waits for the first token, so that whatever goes wrong before it has a status of its own.
-What goes wrong later is the last event of the stream. Only a stream that is whole ends with `[DONE]`.
+The status line waits for the first token, also where a prompt is told before it, so that whatever goes wrong
+until then has a status of its own. What goes wrong later is the last event of the stream. Only a stream that
+is whole ends with `[DONE]`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from coordinator import calls
@@ -23,7 +25,7 @@ from coordinator.http.errors import HttpError, from_error
 from coordinator.http.parameters import GenerationRequest
 from coordinator.http.usage import usage
 from coordinator.ledger import Commit
-from paceline.core.errors import PacelineError
+from paceline.core.errors import CancelledError, PacelineError
 from paceline.rpc.codec import GenerateCall
 
 log = logging.getLogger(__name__)
@@ -62,10 +64,11 @@ class Answer:
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._parts() as (generations, parts):
+                wording = self.wording(generations)
                 choices: list[list[Commit]] = [[] for each in generations for _ in each.machines]
                 async for choice, commit in parts:
                     choices[choice].append(commit)
-                content = self.wording(generations).whole(choices, self._usage(generations))
+                content = wording.whole(choices, self._usage(generations))
                 response = encoding.JsonResponse(content, headers={"x-request-id": self.request_id})
                 await response(scope, receive, send)
         except PacelineError as error:
@@ -73,18 +76,24 @@ class Answer:
 
     async def _stream(self, send: Send) -> None:
         begun = False
+        held: list[bytes] = []
         try:
             async with self._parts() as (generations, parts):
                 wording = self.wording(generations)
                 async for choice, commit in parts:
-                    if not begun:
-                        await send(_start(self.request_id))
-                        begun = True
                     chunk = wording.chunk(choice, commit)
                     if chunk is not None:
                         # As OpenAI has it: every event says that the usage is still to come.
                         more = {"usage": None} if self.request.include_usage else {}
-                        await send(_body(encoding.event(chunk | more)))
+                        held.append(encoding.event(chunk | more))
+                    if not begun:
+                        if not commit.token_ids and commit.finish is None:
+                            continue
+                        await send(_start(self.request_id))
+                        begun = True
+                    if held:
+                        await send(_body(b"".join(held)))
+                        held.clear()
                 last = encoding.DONE
                 if self.request.include_usage:
                     last = encoding.event(wording.usage_chunk(self._usage(generations))) + last
@@ -121,8 +130,22 @@ def _body(content: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, or the part of it that its client stays for. The request's body has been read before."""
+async def until_named(request: Request, coordinator: Coordinator) -> None:
+    """Wait for the first target, if only it can say what the model is called. The body has been read before.
+
+    Raises UnavailableError if none comes in time, CancelledError when the client goes away.
+    """
+    if not coordinator.known_name and not await until_client_leaves(
+        request.receive, coordinator.wait_for_target()
+    ):
+        raise CancelledError("the client went away")
+
+
+async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, or the part of it that its client stays for. The request's body has been read before.
+
+    Returns whether the work was done.
+    """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(receive))
     try:
@@ -131,8 +154,10 @@ async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None])
         leaving.cancel()
         working.cancel()
         await asyncio.wait((working, leaving))
-    if not working.cancelled():
-        working.result()
+    if working.cancelled():
+        return False
+    working.result()
+    return True
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.http import body
-from coordinator.http.answer import Answer
+from coordinator.http.answer import Answer, until_named
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import finish_of
 from coordinator.http.errors import from_error
@@ -74,6 +74,7 @@ class ChatCompletions:
         """The assistant's next message. Raises HttpError."""
         wanted = await body.read(request, ChatRequest)
         try:
+            await until_named(request, self._coordinator)
             head = head_of("chatcmpl", wanted, self._coordinator)
             call = await self._call(wanted, head["id"])
             wording = partial(ChatWording, head, wanted, LogprobWriter(self._coordinator.vocabulary))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.http import body
-from coordinator.http.answer import Answer
+from coordinator.http.answer import Answer, until_named
 from coordinator.http.errors import from_error
 from coordinator.http.logprobs import LogprobWriter
 from coordinator.http.parameters import head_of, make_call
@@ -19,7 +19,7 @@ from coordinator.http.schemas import CompletionRequest
 from coordinator.ledger import Commit
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
-from paceline.core.types import TokenLogprobs
+from paceline.core.types import SamplingParams, TokenLogprobs
 from paceline.rpc.codec import GenerateCall
 
 
@@ -33,6 +33,7 @@ class Completions:
         """Continue one prompt or several. Raises HttpError."""
         wanted = await body.read(request, CompletionRequest)
         try:
+            await until_named(request, self._coordinator)
             head = head_of("cmpl", wanted, self._coordinator)
             wording = partial(CompletionWording, head, wanted, LogprobWriter(self._coordinator.vocabulary))
             return Answer(self._coordinator, calls_of(wanted, head["id"]), wording, wanted, head["id"])
@@ -53,6 +54,7 @@ def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
         raise InvalidArgumentError(
             "prompt", f"{len(prompts)} prompts of {sampling.n} choices are more than {limits.MAX_CHOICES}"
         )
+    check_reports(sampling, (len(prompt) for prompt in prompts if not isinstance(prompt, str)))
     speculation = wanted.speculation()
     return [
         make_call(f"{request_id}-{index}", prompt, sampling, speculation, wanted.cache_salt)
@@ -64,13 +66,28 @@ def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:
     """With `echo` the log-probabilities are those of the whole text, prompt included."""
     if wanted.stream and wanted.prompt_logprobs is not None:
         raise InvalidArgumentError("prompt_logprobs", "cannot be streamed")
-    if not wanted.echo or wanted.logprobs is None:
+    if not wanted.echoes_logprobs:
         return {}
     if wanted.stream and wanted.n not in (None, 1):
         raise InvalidArgumentError("n", "must be 1 to stream logprobs with echo")
     if wanted.prompt_logprobs not in (None, wanted.logprobs):
         raise InvalidArgumentError("prompt_logprobs", "must equal logprobs with echo")
+    assert wanted.logprobs is not None
     return {"prompt_logprobs": wanted.logprobs}
+
+
+def check_reports(sampling: SamplingParams, lengths: Iterable[int]) -> None:
+    """Bound what one answer tells of its prompts, of these numbers of tokens: every choice tells it again.
+
+    Raises InvalidArgumentError naming the core field.
+    """
+    if sampling.prompt_logprobs is None:
+        return
+    told = (sampling.prompt_logprobs + 1) * sum(lengths) * sampling.n
+    if told > limits.MAX_PROMPT_LOGPROBS:
+        raise InvalidArgumentError(
+            "prompt_logprobs", f"at most {limits.MAX_PROMPT_LOGPROBS} in all choices together, not {told}"
+        )
 
 
 def prompts_of(value: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
@@ -85,7 +102,10 @@ def prompts_of(value: str | list[str] | list[int] | list[list[int]]) -> list[str
 
 
 class CompletionWording:
-    """Answers as OpenAI's `text_completion` objects."""
+    """Answers as OpenAI's `text_completion` objects.
+
+    Raises InvalidArgumentError if they would tell too much of prompts whose length is known only now.
+    """
 
     def __init__(
         self,
@@ -94,6 +114,7 @@ class CompletionWording:
         logprobs: LogprobWriter,
         generations: Sequence[Generation],
     ) -> None:
+        check_reports(generations[0].params.sampling, (len(each.prompt) for each in generations))
         self._head = {**head, "object": "text_completion"}
         self._wanted = wanted
         self._logprobs = logprobs
@@ -105,7 +126,8 @@ class CompletionWording:
         """The event for one commit; None for tokens whose text is not there yet."""
         if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish):
             return None
-        return {**self._head, "choices": [self._choice(choice, [commit], commit.prompt_logprobs)]}
+        lists = self._lists(choice, [*commit.prompt_logprobs, *commit.logprobs])
+        return {**self._head, "choices": [_choice(choice, [commit], lists)]}
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The event after all choices have ended."""
@@ -113,39 +135,50 @@ class CompletionWording:
 
     def whole(self, choices: Sequence[Sequence[Commit]], counts: dict[str, Any]) -> dict[str, Any]:
         """The answer without streaming."""
-        told = []
-        for index, commits in enumerate(choices):
-            # The core reports a prompt once, with its first choice.
-            first = choices[index - index % self._choices_a_prompt]
-            prompt = [entry for commit in first for entry in commit.prompt_logprobs]
-            choice = self._choice(index, commits, prompt)
-            if self._wanted.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = self._logprobs.prompt(prompt)
-            told.append(choice)
+        told: list[dict[str, Any]] = []
+        for generation in self._generations:
+            own = choices[len(told) : len(told) + len(generation.choices)]
+            told += self._choices(len(told), generation.prompt[0], own)
         return {**self._head, "choices": told, "usage": counts}
 
-    def _choice(
-        self, index: int, commits: Sequence[Commit], prompt: Sequence[TokenLogprobs]
-    ) -> dict[str, Any]:
-        text = "".join(commit.text for commit in commits)
-        logprobs = None
-        if self._wanted.logprobs is not None:
-            entries = [entry for commit in commits for entry in commit.logprobs]
-            logprobs = self._lists(index, [*prompt, *entries] if self._wanted.echo else entries)
-        return {"index": index, "text": text, "logprobs": logprobs, **finish_of(commits[-1])}
+    def _choices(
+        self, first: int, first_token: int, choices: Sequence[Sequence[Commit]]
+    ) -> list[dict[str, Any]]:
+        """Those of one prompt. The core reports it with the first: all share what is made of it."""
+        report = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
+        before: dict[str, Any] = {}
+        offset = 0
+        if self._wanted.echoes_logprobs:
+            before, offset = self._logprobs.completion(report, 0, first_token=first_token)
+        ranked = {}
+        if self._wanted.prompt_logprobs is not None:
+            ranked = {"prompt_logprobs": self._logprobs.prompt(report)}
+        told = []
+        for index, commits in enumerate(choices, first):
+            lists = None
+            if self._wanted.logprobs is not None:
+                entries = [entry for commit in commits for entry in commit.logprobs]
+                lists, _ = self._logprobs.completion(entries, offset)
+                lists = {name: before.get(name, []) + values for name, values in lists.items()}
+            told.append(_choice(index, commits, lists) | ranked)
+        return told
 
-    def _lists(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def _lists(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """What the next event tells of a choice."""
+        if self._wanted.logprobs is None:
+            return None
         begins = index not in self._offsets
-        generation = self._generations[index // self._choices_a_prompt]
+        generation = self._generations[index // len(self._generations[0].choices)]
         first_token = generation.prompt[0] if begins and self._wanted.echo else None
         lists, self._offsets[index] = self._logprobs.completion(
             entries, self._offsets.get(index, 0), first_token=first_token
         )
         return lists
 
-    @property
-    def _choices_a_prompt(self) -> int:
-        return len(self._generations[0].choices)
+
+def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] | None) -> dict[str, Any]:
+    text = "".join(commit.text for commit in commits)
+    return {"index": index, "text": text, "logprobs": logprobs, **finish_of(commits[-1])}
 
 
 def finish_of(commit: Commit) -> dict[str, Any]:

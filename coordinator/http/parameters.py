@@ -114,7 +114,9 @@ class GenerationRequest(Schema):
     top_p: float | None = told(exclusiveMinimum=0, maximum=1)
     top_k: int | None = told(minimum=-1, maximum=2**31 - 1)
     min_p: float | None = told(minimum=0, maximum=1)
-    repetition_penalty: float | None = told(exclusiveMinimum=0, maximum=100)
+    repetition_penalty: float | None = told(
+        minimum=limits.MIN_REPETITION_PENALTY, maximum=limits.MAX_REPETITION_PENALTY
+    )
     presence_penalty: float | None = told(minimum=-2, maximum=2)
     frequency_penalty: float | None = told(minimum=-2, maximum=2)
     logit_bias: Annotated[dict[str, float], Field(max_length=limits.MAX_LOGIT_BIAS_ENTRIES)] | None = told(
@@ -166,7 +168,8 @@ class GenerationRequest(Schema):
             "acceptance": "speculative_decoding.acceptance",
             "prompt_lookup": "speculative_decoding.prompt_lookup",
         }
-        return names if self.response_format is None else names | FORMAT_NAMES
+        by_format = self.structured_outputs is None and self.response_format is not None
+        return names | FORMAT_NAMES if by_format else names
 
     @property
     def include_usage(self) -> bool:

@@ -41,6 +41,17 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = None
 
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether `logprobs` are those of the prompt as well."""
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """A core field's name to the name it has in this request, where they differ."""
+        renamed = self.echoes_logprobs and self.prompt_logprobs is None
+        return super().names | ({"prompt_logprobs": "logprobs"} if renamed else {})
+
 
 class TextPart(Schema):
     """A piece of a message's text."""

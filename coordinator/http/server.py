@@ -11,9 +11,10 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from coordinator.http.guard import NAMES
+from coordinator.http.request_parser import RequestParser
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.tls import Tls
@@ -26,14 +27,20 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose request heads are bounded in size and time."""
+    """A connection whose request heads are bounded in size and time, and whose idleness is in time.
+
+    At any time it waits for a head, for its next request, or for an answer that is being made.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser: RequestParser = RequestParser(self)
         self._in_head = True
         self._head_bytes = 0
         self._certificate_names: list[str] = []
         self._head_timer: asyncio.TimerHandle | None = None
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the last one that came, which may wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,6 +50,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        # uvicorn tells `cycle` only.
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -51,18 +62,47 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
+        if self.parser.offers_upgrade:
+            return
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            # While nothing is read nobody learns that the client has left. What one request more may hold
+            # is bounded by the pause that its body, or another request, makes.
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.offers_upgrade:
+            super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         # The parser has seen `data`: a head that it completed is no longer counted.
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > limits.MAX_HTTP_HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > limits.MAX_HTTP_HEAD_BYTES:
                 self.transport.write(STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n")
                 self.transport.close()
+                return
+        self._await_request()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _await_request(self) -> None:
+        """Bound the idle time again: data ends it, also data that begins no request.
+
+        Such are line ends between requests, and the body of a request that was answered without it.
+        """
+        idle = self.cycle is not None and self.cycle.response_complete and self._head_timer is None
+        if idle and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _await_head(self) -> None:
         self._stop_timer()

@@ -60,7 +60,8 @@ MAX_N: Final = 128
 MAX_LOGPROBS: Final = 20
 """Likeliest tokens reported a position, by `logprobs` and `prompt_logprobs`."""
 MAX_PROMPT_LOGPROBS: Final = 2**20
-"""Log-probabilities of one prompt: its tokens times one more than `prompt_logprobs`."""
+"""Log-probabilities of one prompt: its tokens times one more than `prompt_logprobs`. Of one HTTP answer, all
+of its prompts and choices together."""
 
 MAX_TEMPERATURE: Final = 100.0
 MIN_TEMPERATURE: Final = 1e-4

@@ -18,7 +18,7 @@ from coordinator.ledger import Commit, Finish
 from coordinator.recorder import Recorder
 from coordinator.stats import SpeculationStats
 from coordinator.vocabulary import Vocabulary
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
 from paceline.rpc.codec import GenerateCall, check_against_model
 
@@ -48,7 +48,8 @@ class ScriptedCoordinator:
 
     vocabulary: Vocabulary
     script: Script = hello
-    model_name: str = "a/model"
+    found: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while a target is there, or was."""
     accepting: bool = True
     serving: bool = True
     refusal: PacelineError | None = None
@@ -61,11 +62,27 @@ class ScriptedCoordinator:
         default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
     )
 
+    def __post_init__(self) -> None:
+        self.found.set()
+
+    @property
+    def model_name(self) -> str:
+        self.target_info()
+        return "a/model"
+
     @property
     def known_name(self) -> str:
-        return self.model_name
+        try:
+            return self.model_name
+        except UnavailableError:
+            return ""
+
+    async def wait_for_target(self) -> None:
+        await self.found.wait()
 
     def target_info(self) -> Any:
+        if not self.found.is_set():
+            raise UnavailableError("no target worker is there yet")
         return SimpleNamespace(max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -14,7 +14,8 @@ from coordinator.http.answer import Answer
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.errors import HttpError
-from coordinator.ledger import Commit
+from coordinator.http.logprobs import LogprobWriter
+from coordinator.ledger import Commit, Finish
 from paceline.core.errors import ResourceExhaustedError, UnavailableError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, TokenLogprobs
 from paceline.rpc.codec import GenerateCall
@@ -230,6 +231,32 @@ async def test_an_error_before_the_first_token_has_its_status(
     assert answer.json()["error"]["message"] == "full"
 
 
+async def test_a_prompt_that_is_told_is_no_token(
+    coordinator: Any, client: httpx2.AsyncClient, commit: Any
+) -> None:
+    """It is there before anything ran."""
+    values = {"prompt": [523, 614], "stream": True, "echo": True, "logprobs": 0}
+
+    async def failing_script(_: GenerateCall) -> AsyncIterator[Commit]:
+        yield Commit(0, (), (), "def ma")
+        yield Commit(0, (), (), "", prompt_logprobs=TOKENS[1:])
+        raise ResourceExhaustedError("full")
+
+    coordinator.script = failing_script
+    assert (await client.post("/v1/completions", json=values)).status_code == 429
+
+    async def ending(_: GenerateCall) -> AsyncIterator[Commit]:
+        yield Commit(0, (), (), "def ma")
+        yield Commit(0, (), (), "", prompt_logprobs=TOKENS[1:])
+        yield Commit(0, (), (), "", Finish(FinishReason.STOP))
+
+    coordinator.script = ending
+    *chunks, done = await stream(client, "/v1/completions", values)
+    assert done is None
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["def ma", "", ""]
+    assert [chunk["choices"][0]["logprobs"]["tokens"] for chunk in chunks] == [["def"], [" ma"], []]
+
+
 @pytest.mark.parametrize(
     ("error", "told"), [(UnavailableError("away", 1), "away"), (ValueError("secret"), "internal error")]
 )
@@ -242,6 +269,33 @@ async def test_an_error_after_it_is_the_last_event(
     answer = await client.post("/v1/completions", json={"prompt": "x"})
     assert answer.status_code in (500, 503)
     assert coordinator.running == 0
+
+
+async def test_what_is_told_of_a_prompt_is_made_once_for_all_choices(
+    coordinator: Any, client: httpx2.AsyncClient, commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reported(_: GenerateCall) -> AsyncIterator[Commit]:
+        yield Commit(0, (), (), "", prompt_logprobs=TOKENS[1:])
+        for choice in range(3):
+            yield commit(0, "x", choice=choice, finish=FinishReason.LENGTH, logprobs=TOKENS[:1])
+
+    made = []
+    for name in ("_ranked", "_likeliest"):
+        make = getattr(LogprobWriter, name)
+
+        def counted(writer: Any, entry: TokenLogprobs, make: Any = make) -> Any:
+            made.append(entry.token_id)
+            return make(writer, entry)
+
+        monkeypatch.setattr(LogprobWriter, name, counted)
+    coordinator.script = reported
+    values = {"prompt": [[523, 614]] * 2, "n": 3, "echo": True, "logprobs": 2, "prompt_logprobs": 2}
+    choices = (await client.post("/v1/completions", json=values)).json()["choices"]
+    assert made.count(TOKENS[1].token_id) == 2 * len(values["prompt"])
+    assert [choice["index"] for choice in choices] == list(range(6))
+    for choice in choices:
+        assert choice["prompt_logprobs"] == choices[0]["prompt_logprobs"]
+        assert choice["logprobs"] == choices[0]["logprobs"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from coordinator.http.errors import HttpError, from_error
-from paceline.core import errors
+from paceline.core import errors, limits
 
 STATUSES = [
     (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
@@ -123,3 +123,52 @@ async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> Non
     ):
         answer = await client.post("/v1/completions", json={"prompt": "x", **values})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), values
+
+
+@pytest.mark.parametrize("prompt", [[5] * 4, [[5] * 2] * 2, "def main():", ["def main():"], [[5] * 3, [5]]])
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+async def test_reports_of_prompts_are_bounded_in_all_choices_together(
+    prompt: Any,
+    given: dict[str, Any],
+    param: str,
+    coordinator: Any,
+    client: httpx2.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of these prompts, or all of a request, have 4 tokens."""
+    values = {"prompt": prompt, "n": 3, **given}
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4 * 2 * 3)
+    assert (await client.post("/v1/completions", json=values)).status_code == 200
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4 * 2 * 3 - 1)
+    coordinator.script = None  # nothing is to run
+    answer = await client.post("/v1/completions", json=values)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert coordinator.running == 0
+
+
+async def test_prompts_of_ids_are_judged_before_any_is_taken_on(
+    coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
+    answer = await client.post("/v1/completions", json={"prompt": [[5, 5]] * 2, "prompt_logprobs": 1})
+    assert answer.status_code == 400
+    assert not coordinator.calls
+
+
+async def test_the_core_s_bound_on_one_prompt_names_what_was_given(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 7)
+    for values, param in (
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ):
+        answer = await client.post("/v1/completions", json={"prompt": "def main():", **values})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -114,6 +114,108 @@ async def test_what_is_no_http_is_refused(coordinator: Any) -> None:
         assert (await exchange(server, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
+CURL_OFFERS = (
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+)
+BROWSERS_OFFER = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+BODY = b'{"tokens": [523, 614]}'
+PROMPT = b'{"prompt":"def ma"}'
+
+
+def detokenize(more: bytes) -> bytes:
+    """The head of a request with BODY."""
+    return b"POST /detokenize HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n" % (more, len(BODY))
+
+
+@pytest.mark.parametrize("offer", [CURL_OFFERS, BROWSERS_OFFER])
+@pytest.mark.parametrize("pieces", ["one", "head", "many"])
+async def test_an_offer_of_another_protocol_is_ignored(offer: bytes, pieces: str, coordinator: Any) -> None:
+    head = detokenize(offer) + b"\r\n"
+    last = b"GET /version HTTP/1.1\r\n" + CLOSE
+    sent = {
+        "one": [head + BODY + last],
+        "head": [head, BODY, last],
+        "many": [bytes([byte]) for byte in head + BODY + last],
+    }
+    async with served(make_app(coordinator, None)) as server:
+        answer = await exchange(server, *sent[pieces])
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == answer.count(b"HTTP/1.1 ") == 2
+    assert answer.index(PROMPT) < answer.index(b'"version"')
+
+
+async def test_every_request_of_a_connection_may_make_the_offer(coordinator: Any) -> None:
+    chunked = b"POST /detokenize HTTP/1.1\r\nhost: x\r\n%stransfer-encoding: chunked\r\n\r\n" % CURL_OFFERS
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    plain = detokenize(b"") + b"\r\n" + BODY
+    offering = detokenize(CURL_OFFERS) + b"\r\n" + BODY
+    last = detokenize(CURL_OFFERS.replace(b"Upgrade,", b"Upgrade, close,")) + b"\r\n" + BODY
+    async with served(make_app(coordinator, None)) as server:
+        answer = await exchange(server, offering + chunked + chunks + plain + last)
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == answer.count(PROMPT) == 4
+    assert answer.count(b"HTTP/1.1 ") == 4
+
+
+async def test_what_follows_connect_is_no_request(coordinator: Any) -> None:
+    async with served(make_app(coordinator, None)) as server:
+        answer = await exchange(
+            server, b"CONNECT x:1 HTTP/1.1\r\n" + CLOSE + b"GET /version HTTP/1.1\r\n" + CLOSE
+        )
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_line_ends_between_requests_are_no_reason_to_stay(
+    coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_ALIVE_SECONDS", 0.05)
+    async with served(make_app(coordinator, None)) as server, connected(server) as (reader, writer):
+        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        assert await reader.read() == b""
+
+
+async def test_a_body_that_nobody_waits_for_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refusing(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    monkeypatch.setattr(module, "KEEP_ALIVE_SECONDS", 0.05)
+    async with served(refusing) as server, connected(server) as (reader, writer):
+        writer.write(detokenize(b"") + b"\r\n")
+        assert await reader.readuntil(b"no")
+        writer.write(BODY)
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_client_that_leaves_is_missed_behind_its_next_request(
+    together: bool, coordinator: Any, commit: Any
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(_: Any) -> AsyncIterator[Any]:
+        try:
+            yield commit(0, "x")
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    coordinator.script = endless
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + b'{"prompt": "x"}'
+    following = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with served(make_app(coordinator, None)) as server:
+        async with connected(server) as (_, writer):
+            writer.write(request + following if together else request)
+            await begun.wait()
+            if not together:
+                writer.write(following)
+        async with asyncio.timeout(HANG):
+            await ended.wait()
+
+
 async def test_a_port_that_is_taken(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         other = HttpServer(make_app(coordinator, None), "127.0.0.1", int(server.address.split(":")[1]))

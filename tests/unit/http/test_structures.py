@@ -68,6 +68,11 @@ def test_they_reach_the_core(model: Any, least: dict[str, Any], given: Any, core
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "["}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json": "["}, "response_format": {"type": "text"}},
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {}, "response_format": {"type": "text"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         (

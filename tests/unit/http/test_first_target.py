@@ -1,0 +1,84 @@
+"""Before the first target is there a request waits for it, unless its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+
+from coordinator.http.app import make_app
+from coordinator.http.chat_template import ChatTemplate
+from paceline.core.errors import UnavailableError
+
+HANG = 30.0
+REQUESTS = [
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+]
+
+
+@pytest.fixture
+def waiting(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when somebody waits; the coordinator has no target."""
+    begun, wait = asyncio.Event(), type(coordinator).wait_for_target
+
+    async def observed(of: Any) -> None:
+        begun.set()
+        await wait(of)
+
+    monkeypatch.setattr(type(coordinator), "wait_for_target", observed)
+    coordinator.found.clear()
+    return begun
+
+
+@pytest.mark.parametrize(("path", "values"), REQUESTS)
+async def test_a_request_waits_for_the_first_target(
+    path: str,
+    values: dict[str, Any],
+    waiting: asyncio.Event,
+    coordinator: Any,
+    make_client: Callable[..., httpx2.AsyncClient],
+) -> None:
+    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
+        answering = asyncio.create_task(client.post(path, json=values))
+        async with asyncio.timeout(HANG):
+            await asyncio.wait(
+                (answering, asyncio.create_task(waiting.wait())), return_when=asyncio.FIRST_COMPLETED
+            )
+            coordinator.found.set()
+            answer = await answering
+    assert (answer.status_code, answer.json()["model"]) == (200, "a/model")
+
+
+async def test_a_target_that_does_not_come_is_503(
+    waiting: asyncio.Event, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_late(_: Any) -> None:
+        raise UnavailableError("no target worker is there")
+
+    monkeypatch.setattr(type(coordinator), "wait_for_target", too_late)
+    answer = await client.post("/v1/completions", json={"prompt": "x"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no target worker is there")
+    assert not coordinator.calls
+
+
+async def test_a_client_that_leaves_is_not_waited_with(
+    waiting: asyncio.Event, coordinator: Any, exchange: Any
+) -> None:
+    asked = iter([{"type": "http.request", "body": orjson.dumps({"prompt": "x"}), "more_body": False}])
+
+    async def receive() -> Any:
+        return next(asked, None) or await exchange.receive()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    answering = asyncio.create_task(make_app(coordinator, None)(scope, receive, exchange.send))
+    async with asyncio.timeout(HANG):
+        await waiting.wait()
+        exchange.leave.set()
+        await answering
+    assert exchange.sent[0]["status"] == 499
+    assert not coordinator.calls
