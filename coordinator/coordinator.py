@@ -173,17 +173,23 @@ class Coordinator:
             if request is None:
                 if call.resumption is not None:
                     counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
-                request = await self._taken_on(call, report, info)
-                self._count(request, counted)
+                prepared = await self._prepared(call, report, info)
+                if call.resumption is not None:
+                    # The same client may have come back meanwhile, by another connection.
+                    request = self.requests.resume(principal.get().name, call)
+                if request is None:
+                    request = self._begin(*prepared)
+                    self._count(request, counted)
+                counted.close()  # one that was here is counted already
             report.request_id = request.call.request_id
             async with self._reading(request, call, deadline) as generation:
                 self._reporting.taken_on(report, generation)
                 yield generation
 
-    async def _taken_on(
+    async def _prepared(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
-    ) -> Request:
-        """A request that is not here: a new one, or one to go on with from what its client has."""
+    ) -> tuple[GenerateCall, Sequence[int], str, Sequence[RoundMachine]]:
+        """All of a request that is not here: a new one, or one to go on with from what its client has."""
         text = isinstance(call.prompt, str)
         prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if not prompt:
@@ -209,7 +215,7 @@ class Coordinator:
             sampling=params.sampling,
             resumption=None,
         )
-        return self._begin(named, prompt, self._echoed(call, prompt), machines)
+        return named, prompt, self._echoed(call, prompt), machines
 
     def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
         """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""

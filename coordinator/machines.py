@@ -15,7 +15,7 @@ from coordinator.round import RoundMachine
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
-from paceline.core.types import AcceptanceMode, SequenceParams, SpeculationParams
+from paceline.core.types import SequenceParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
 
@@ -61,8 +61,7 @@ class Machines:
         """
         if asked.prompt_lookup is not None:
             return asked.prompt_lookup
-        by_choice = params.mode is AcceptanceMode.COUPLED or params.sampling.greedy
-        return self._config.prompt_lookup and (by_choice or k == AUTO)
+        return self._config.prompt_lookup and (params.chooses or k == AUTO)
 
     @staticmethod
     def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:

@@ -93,7 +93,7 @@ class Observer(Protocol):
         """A sequence that runs has lost its worker and goes on without it, or with another."""
 
     def blocks_awaited(self) -> None:
-        """A sequence gave its blocks back and waits for free ones."""
+        """A sequence waits for blocks, whether or not it had any."""
 
 
 def tell_all(observers: Sequence[Observer], tell: Callable[[Observer], None]) -> None:

@@ -45,10 +45,6 @@ class Peer:
         """The worker is gone, and with it what it knew."""
         self.ready = self.open = False
 
-    def lacks(self, ledger: Ledger) -> int:
-        """Ledger tokens it does not have."""
-        return len(ledger) - (self.known if self.open else 0)
-
     def behind(self, known: int, ledger: Ledger) -> None:
         """It says that it has so many tokens only."""
         self.known = min(known, len(ledger))
@@ -118,6 +114,8 @@ class TargetPeer(Peer):
 class DraftPeer(Peer):
     """The draft worker. After failures it is left alone, twice as long every time."""
 
+    read: int = 0
+    """Ledger tokens that it is known to have read."""
     retried: bool = False
     """The present round was sent again already."""
     failures: int = 0
@@ -127,6 +125,20 @@ class DraftPeer(Peer):
         """A worker is there: a new one, which knows nothing."""
         self.ready, self.open = True, False
         self.failures = self.paused_until = 0
+
+    def opening(self, ledger: Ledger, params: SequenceParams) -> list[OpenSequence]:
+        """As any worker's; it has read nothing then."""
+        if not self.open:
+            self.read = 0
+        return Peer.opening(self, ledger, params)
+
+    def unread(self, ledger: Ledger) -> int:
+        """Ledger tokens that it may have to read: what it was sent it may be reading still."""
+        return len(ledger) - (min(self.read, self.known) if self.open else 0)
+
+    def has_read(self, ledger: Ledger) -> None:
+        """It has drafted behind the ledger as it is."""
+        self.read = len(ledger)
 
     def usable(self, round_number: int) -> bool:
         """True unless it is gone or left alone."""

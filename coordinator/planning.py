@@ -25,7 +25,7 @@ class Planner(Sequence):
     def _choose(self, most: int) -> int:
         """K of a round, out of what there is room for."""
         most = min(most, self.num_speculative_tokens)
-        self._chosen = self._policy.choose(most, self._draft.lacks(self.ledger), self.ledger.remaining)
+        self._chosen = self._policy.choose(most, self._draft.unread(self.ledger), self.ledger.remaining)
         return self._chosen
 
     def _wanted_now(self) -> int:

@@ -53,6 +53,7 @@ class Record:
         prompt: Sequence[TokenLogprobs],
     ) -> Iterator[Commit]:
         fresh.replay(tokens[:resume_from])
+        tokens = tokens[resume_from:]
         for at in range(0, len(prompt), POSITIONS):
             part = tuple(prompt[at : at + POSITIONS])
             yield Commit(0, (), (), "", choice=fresh.choice, prompt_logprobs=part)
@@ -60,7 +61,7 @@ class Record:
             yield ending(fresh)
         for at in range(0, len(origins), POSITIONS):
             mine = slice(at, at + POSITIONS)
-            pairs = list(zip(tokens[resume_from:][mine], origins[mine], strict=True))
+            pairs = list(zip(tokens[mine], origins[mine], strict=True))
             yield fresh.commit(pairs, logprobs[mine])
 
 

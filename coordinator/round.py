@@ -149,7 +149,7 @@ class RoundMachine(Planner):
 
     def _ask_draft(self, now: float) -> list[Action]:
         draft = self._draft
-        self._lacked = draft.lacks(self.ledger)
+        self._lacked = draft.unread(self.ledger)
         self._policy.asks(self._lacked)
         self.phase, self.deadline, draft.sent_at = Phase.DRAFTING, now + self.deadlines.draft, now
         return [ToDraft(c) for c in draft.ask(self.ledger, self.params, self.round, self._wanted)]
@@ -164,6 +164,7 @@ class RoundMachine(Planner):
         if not is_sensible(event.proposal, self._wanted, self.vocabulary_size):
             return self._without_draft(now)
         self._draft.failures = 0
+        self._draft.has_read(self.ledger)
         drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
         self._policy.proposed(drafted, waited, self._lacked, prefill)
         return self._verify(event.proposal, now)
@@ -210,6 +211,7 @@ class RoundMachine(Planner):
         return [self._follow(self._proposal)] if self._draft.open else []
 
     def _hit(self, proposal: Proposal) -> None:
+        self._draft.has_read(self.ledger)
         self.stats.num_lookahead_hits += 1
         self._record.hit = True
         self._policy.proposed(proposal.num_draft_tokens, 0.0, 0)
@@ -231,7 +233,14 @@ class RoundMachine(Planner):
         commands = self._target.verify(self.ledger, self.params, self.round, proposal)
         self._verifying(now, prefills=not self._target.computed)
         ahead = [] if self._is_drafted else self._tell_ahead()
-        return [*(ToTarget(command) for command in commands), *ahead]
+        return [*(ToTarget(command) for command in commands), *ahead, *self._read_ahead()]
+
+    def _read_ahead(self) -> list[Action]:
+        """While the target reads the prompt the draft may do so as well, if the next round is to ask it."""
+        draft = self._draft
+        if self.round != 1 or draft.open or not draft.usable(self.round + 1) or not self._wanted_next():
+            return []
+        return [ToDraft(command) for command in draft.opening(self.ledger, self.params)]
 
     def _tell_ahead(self) -> list[Action]:
         """Where no draft is asked for the next round, the target need not be asked for it either."""
@@ -337,9 +346,12 @@ class RoundMachine(Planner):
                 self._target.open = False
             case FailedPreconditionError(known_length=known):
                 self._target.behind(known, self.ledger)
-            case InvalidArgumentError() | InternalError() if self._proposal.num_draft_tokens:
-                # The target finds the proposal wrong, or its model breaks on tokens that it may not choose
-                # itself: do without it.
+            case InvalidArgumentError() if self._proposal.num_draft_tokens:
+                # The target finds the proposal wrong: do without it.
+                self._proposal = NOTHING
+            case InternalError() if self._proposal.num_draft_tokens and self.params.chooses:
+                # Its model may break on tokens that it would not choose. Where tokens are drawn by ratios,
+                # those that it does not break on would come too seldom.
                 self._proposal = NOTHING
             case error:
                 return self._fail(error)

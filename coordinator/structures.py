@@ -57,23 +57,24 @@ class Structures:
         self, wanted: StructuredOutputs, eos_token_ids: Sequence[int], received: Sequence[Sequence[int]]
     ) -> None:
         """Refuse tokens of a client's that no worker would have chosen. Raises as `check`, which is first."""
-        if not await self._in_turn(self._follow, wanted, tuple(eos_token_ids), received):
+        # However many others wait to be compiled: nobody who comes back is sent away for them.
+        kept = await self._in_thread(self._follow, wanted, tuple(eos_token_ids), received)
+        if not kept:
             raise InvalidArgumentError("received", "does not keep to the request's structured_outputs")
 
     async def _find_out(self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]) -> None:
-        self._found[wanted] = await self._in_turn(self._error, wanted, eos_token_ids)
-        if len(self._found) > limits.MAX_COMPILED_STRUCTURES:
-            self._found.popitem(last=False)
-
-    async def _in_turn(self, find: Callable[..., T], *of: Any) -> T:
-        """Run in the thread, behind whoever came before."""
         if self._waiting >= limits.MAX_STRUCTURE_CHECKS:
             raise ResourceExhaustedError("too many requests wait for their structured_outputs to be compiled")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, find, *of)
+            self._found[wanted] = await self._in_thread(self._error, wanted, eos_token_ids)
         finally:
             self._waiting -= 1
+        if len(self._found) > limits.MAX_COMPILED_STRUCTURES:
+            self._found.popitem(last=False)
+
+    async def _in_thread(self, find: Callable[..., T], *of: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, find, *of)
 
     def _error(
         self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...]
@@ -89,8 +90,9 @@ class Structures:
         self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...], texts: Sequence[Sequence[int]]
     ) -> bool:
         """Whether all of them keep to it; runs in the thread."""
-        grammars = self._grammars_for(eos_token_ids)
-        return all(grammars.start(wanted).follows(text) for text in texts)
+        state = self._grammars_for(eos_token_ids).start(wanted)
+        until = state.clock() + limits.MAX_FOLLOW_SECONDS
+        return all(state.follows(text, until) for text in texts)
 
     def _grammars_for(self, eos_token_ids: tuple[int, ...]) -> Grammars:
         if self._grammars is None or self._eos_token_ids != eos_token_ids:

@@ -1,13 +1,14 @@
 """The draft worker without sockets and threads: rounds in, proposals out.
 
 Each of the K steps is one pass over all drafting sequences, whatever step each one is at. Where nobody has
-to look at a step's logits, the model makes all steps after the first by itself (chaining.py). A sequence's
-prompt is prefilled by its first round, not before: prefill is lazy. After a full acceptance the entry of
-dK is missing here, since the last draft token is never fed; the next round's feed includes it, because a
-feed is always everything of the ledger that the cache lacks.
+to look at a step's logits, the model makes all steps after the first by itself (chaining.py). After a full
+acceptance the entry of dK is missing here, since the last draft token is never fed; the next round's feed
+includes it, because a feed is always everything of the ledger that the cache lacks.
 
-While no round wants a pass, branches are drafted for the likely outcomes of the verifications in
-progress (ahead.py). A round that arrives goes first, at the next step.
+While no round wants a pass, a draft that looks ahead reads the prompts of sequences that were opened
+(reading.py), and drafts branches for the likely outcomes of the verifications in progress (ahead.py). A
+round that arrives goes first, at the next step. A draft that does not look ahead may share its device: it
+reads a prompt when a round asks for it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from draft_worker.chooser import Chooser, drawn_by
 from draft_worker.drafting import Drafting, Round
 from draft_worker.lookahead import Lookahead
 from draft_worker.propose import Drawn, NoiseTape
+from draft_worker.reading import Reading
 from draft_worker.runner import Runner
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import DraftConfig
@@ -89,11 +91,13 @@ class Drafter:
             eos_token_ids=self._eos_token_ids,
             clock=clock,
         )
+        passes = self.observer.passes["ahead"]
+        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock)
 
     @property
     def has_work(self) -> bool:
-        """True while a round lacks draft tokens, or a branch does."""
-        return bool(self._rounds) or self.lookahead.has_work
+        """True while a round lacks draft tokens, or a branch does, or a prompt is not read."""
+        return bool(self._rounds) or self._reading.has_work or self.lookahead.has_work
 
     def announce(self, commands: Sequence[DraftCommand | SequenceFailed]) -> None:
         """Commands wait: a round is worth more than what is drafted ahead. Called from any thread."""
@@ -130,6 +134,8 @@ class Drafter:
         if held is not None and held.session.epoch < command.epoch:
             self._leave(command.sequence_id)
         self.holdings.open(command, grammar)
+        if self._config.lookahead_branches:
+            self._reading.begin(command.sequence_id)
 
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:
         held = self.holdings.get(command.sequence_id)
@@ -158,13 +164,17 @@ class Drafter:
         tape = NoiseTape.record(held.session.params, base, k)
         drafting = Drafting(held.session.params, tokens, k, tape, drawn, held.grammar)
         feed = [*tokens, *drafting.token_ids][held.table.length :]
-        r = Round(command, drafting, Job(held, feed, rows=1, arrived=arrived))
+        job = Job(held, feed, rows=1, arrived=arrived, prefill=self._reading.leave(command.sequence_id))
+        r = Round(command, drafting, job)
         self._rounds[command.sequence_id] = r
         return self._settle(r) if drafting.complete else []
 
     def step(self) -> list[DraftEvent]:
-        """Go on with the rounds in progress: whole chains, then one pass. Without rounds look ahead."""
+        """Go on with the rounds in progress: whole chains, then one pass. Without any read or look ahead."""
         if not self._rounds:
+            if self._reading.has_work:
+                self._reading.step()
+                return []
             return self.lookahead.step()
         events = self._chain()
         return [*events, *self._pass()] if self._rounds else events
@@ -293,6 +303,7 @@ class Drafter:
     def _leave(self, sequence_id: str) -> None:
         """Forget what is in progress for a sequence."""
         self._rounds.pop(sequence_id, None)
+        self._reading.leave(sequence_id)
         self.lookahead.leave(sequence_id)
 
     def drop(self, sequence_id: str) -> None:

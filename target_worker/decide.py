@@ -64,7 +64,7 @@ class Case:
     @property
     def chooses(self) -> bool:
         """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
-        return self.params.sampling.greedy or self.params.mode is AcceptanceMode.COUPLED
+        return self.params.chooses
 
 
 def decide(

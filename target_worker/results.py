@@ -62,7 +62,7 @@ def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
 def judgements(
     rounds: Sequence[Round], logits: Tensor, eos_token_ids: Sequence[int]
 ) -> list[Judgement | PacelineError]:
-    """What each round's rows make of it, [sum of the rounds' rows, V]; an error if they are no numbers."""
+    """What each round's rows make of it, [sum of the rounds' rows, V]; an error where that is no verdict."""
     cases = [
         Case(
             r.job.held.session.params if r.restriction is None else r.restriction.params,
@@ -78,9 +78,12 @@ def judgements(
 def reported(
     cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
 ) -> list[Judgement | PacelineError]:
-    """Verdicts with the log-probabilities that are asked for; arguments as for `logprobs_of`."""
+    """Verdicts with the log-probabilities that are asked for; arguments as for `logprobs_of`.
+
+    Without a verdict, of logits that are not numbers or find all impossible that is permitted, an error.
+    """
     return [
-        not_numbers() if verdict is None else (verdict, told)
+        _no_choice() if verdict is None else (verdict, told)
         for verdict, told in zip(verdicts, logprobs_of(cases, logits, verdicts), strict=True)
     ]
 
@@ -88,7 +91,7 @@ def reported(
 def prompt_logprobs(part: Scored, round_number: int) -> PromptLogprobs:
     """Report the prompt's tokens that this part's rows foretell. Raises InternalError for no numbers."""
     if any(broken_rows(part.logits)):
-        raise not_numbers()
+        raise InternalError("the target model's logits are not numbers")
     session, count = part.job.held.session, len(part.logits)
     start = part.offset + 1
     wanted = session.params.sampling.prompt_logprobs or 0
@@ -97,6 +100,6 @@ def prompt_logprobs(part: Scored, round_number: int) -> PromptLogprobs:
     return PromptLogprobs(session.sequence_id, session.epoch, round_number, start, tuple(told))
 
 
-def not_numbers() -> InternalError:
-    """The logits of a round are no distribution."""
-    return InternalError("the target model's logits are not numbers")
+def _no_choice() -> InternalError:
+    """Which of both it is `judge` does not tell: on a device that would be another copy."""
+    return InternalError("the target model's logits are not numbers, or leave no token to choose")

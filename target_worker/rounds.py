@@ -24,7 +24,8 @@ class FirstRow:
     logits: Tensor
     """float32 [1, V]."""
     verdict: tuple[int, int] | None
-    """That of a round without draft tokens: (0, next token); None where the logits are no distribution."""
+    """That of a round without draft tokens: (0, next token); None where the logits are no distribution, or
+    leave no token that the request permits."""
 
 
 @dataclass(slots=True)

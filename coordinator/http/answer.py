@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from coordinator import calls
+from coordinator.access import principal
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.http import encoding, running
@@ -133,12 +134,16 @@ def _body(content: bytes, *, more: bool = True) -> dict[str, Any]:
 async def until_named(request: Request, coordinator: Coordinator) -> None:
     """Wait for the first target, if only it can say what the model is called. The body has been read before.
 
-    Raises UnavailableError if none comes in time, CancelledError when the client goes away.
+    Raises UnavailableError if none comes in time, CancelledError when the client goes away, and
+    ResourceExhaustedError when its key's limit is reached.
     """
-    if not coordinator.known_name and not await until_client_leaves(
-        request.receive, coordinator.wait_for_target()
-    ):
-        raise CancelledError("the client went away")
+    if coordinator.known_name:
+        return
+    # Who waits holds a body. Its sequences are counted once it is known how many they are; until then it
+    # is one.
+    with coordinator.gate.holding(principal.get(), 1):
+        if not await until_client_leaves(request.receive, coordinator.wait_for_target()):
+            raise CancelledError("the client went away")
 
 
 async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from coordinator.http.schemas import CompletionRequest
 from coordinator.ledger import Commit
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
-from paceline.core.types import SamplingParams, TokenLogprobs
+from paceline.core.types import TokenLogprobs
 from paceline.rpc.codec import GenerateCall
 
 
@@ -54,7 +54,8 @@ def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
         raise InvalidArgumentError(
             "prompt", f"{len(prompts)} prompts of {sampling.n} choices are more than {limits.MAX_CHOICES}"
         )
-    check_reports(sampling, (len(prompt) for prompt in prompts if not isinstance(prompt, str)))
+    told = sampling.n * sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+    check_reports(sampling.prompt_logprobs, told)
     speculation = wanted.speculation()
     return [
         make_call(f"{request_id}-{index}", prompt, sampling, speculation, wanted.cache_salt)
@@ -76,14 +77,18 @@ def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:
     return {"prompt_logprobs": wanted.logprobs}
 
 
-def check_reports(sampling: SamplingParams, lengths: Iterable[int]) -> None:
-    """Bound what one answer tells of its prompts, of these numbers of tokens: every choice tells it again.
+def check_reports(prompt_logprobs: int | None, num_tokens: int) -> None:
+    """Bound what one answer tells of its prompts.
+
+    Args:
+        prompt_logprobs: the likeliest tokens that are told of each.
+        num_tokens: tokens of the prompts of all choices: every choice tells its prompt again.
 
     Raises InvalidArgumentError naming the core field.
     """
-    if sampling.prompt_logprobs is None:
+    if prompt_logprobs is None:
         return
-    told = (sampling.prompt_logprobs + 1) * sum(lengths) * sampling.n
+    told = (prompt_logprobs + 1) * num_tokens
     if told > limits.MAX_PROMPT_LOGPROBS:
         raise InvalidArgumentError(
             "prompt_logprobs", f"at most {limits.MAX_PROMPT_LOGPROBS} in all choices together, not {told}"
@@ -114,7 +119,9 @@ class CompletionWording:
         logprobs: LogprobWriter,
         generations: Sequence[Generation],
     ) -> None:
-        check_reports(generations[0].params.sampling, (len(each.prompt) for each in generations))
+        # The parameters are those of a first choice: the report is asked for there, `n` is 1.
+        reported = generations[0].params.sampling.prompt_logprobs
+        check_reports(reported, sum(len(each.prompt) * len(each.choices) for each in generations))
         self._head = {**head, "object": "text_completion"}
         self._wanted = wanted
         self._logprobs = logprobs

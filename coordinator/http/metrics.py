@@ -180,9 +180,7 @@ class CoordinatorCollector(Collector):
             [([role], of.failovers[role]) for role in ROLES],
             ["role"],
         )
-        yield make.counter(
-            "block_waits", "Times a sequence gave its blocks back to wait for more.", _one(of.block_waits)
-        )
+        yield make.counter("block_waits", "Times a sequence waited for free blocks.", _one(of.block_waits))
 
     def _cache(self, make: Families) -> Iterator[Metric]:
         caches = [(link, link.known.cache) for link in self._coordinator.links if link.known is not None]

@@ -71,6 +71,14 @@ class BoundedProtocol(HttpToolsProtocol):
             # While nothing is read nobody learns that the client has left. What one request more may hold
             # is bounded by the pause that its body, or another request, makes.
             self.flow.resume_reading()
+        if not self.pipeline:
+            self._answering = self.cycle
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            # uvicorn begins the one that has waited longest.
+            self._answering, _ = self.pipeline[-1]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         if not self.parser.offers_upgrade:
@@ -88,10 +96,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
                 return
         self._await_request()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _await_request(self) -> None:
         """Bound the idle time again: data ends it, also data that begins no request.

@@ -33,6 +33,9 @@ class BenchConfig:
     target_model: str = "embedded:target"
     draft_model: str = "embedded:draft"
     device: str = "auto"
+    """Of all models, ours and the peers'."""
+    draft_device: str | None = None
+    """Of our draft; None is that of the others."""
     dtype: str = "auto"
     threads: int = 1
     """CPU threads of each model, ours and the peers'."""
@@ -104,8 +107,13 @@ class BenchConfig:
     @property
     def drafts_ahead(self) -> bool:
         """True where `paceline serve` drafts ahead by itself: K is chosen there as its users get it."""
-        serving = StackConfig(target_device=self.device, draft_device=self.device)
+        serving = StackConfig(target_device=self.device, draft_device=self.device_of_draft)
         return serving.draft_config.lookahead_branches > 0
+
+    @property
+    def device_of_draft(self) -> str:
+        """What `draft_device` says, or what it is if not given."""
+        return self.device if self.draft_device is None else self.draft_device
 
 
 FULL = BenchConfig()

@@ -59,7 +59,7 @@ def _panels(record: Record, width: float, height: float, says: str) -> tuple[Fig
 
 
 def _caption(record: Record) -> str:
-    where = record.target.device_name
+    where = " and ".join(dict.fromkeys(model.device_name for model in (record.target, record.draft)))
     return (
         f"{where}, {record.machine.cores} cores; target {record.target.num_parameters / 1e6:.1f}M, "
         f"draft {record.draft.num_parameters / 1e6:.2f}M, {record.target.dtype}"

@@ -63,11 +63,16 @@ class Record:
     def notes(self) -> list[str]:
         """What a reader must know to read the figures right."""
         notes = []
-        if self.target.device == self.draft.device and self.target.device.startswith("cuda"):
+        if self.target.device != self.draft.device:
+            names = f"{self.target.device_name}, {self.draft.device_name}"
+            notes.append(f"target and draft have a device each ({names}); peers have the target's")
+        elif self.target.device.startswith("cuda"):
             notes.append(f"draft and target share one device ({self.target.device_name}) and its time")
-        elif self.target.device == "cpu":
+        models = {"draft": self.draft, "target": self.target}
+        on_cores = [role for role, model in models.items() if model.device == "cpu"]
+        if on_cores:
             notes.append(
-                f"draft, target, coordinator and client share {self.machine.cores} cores; "
+                f"{', '.join(on_cores)}, coordinator and client share {self.machine.cores} cores; "
                 f"{self.config.threads} thread(s) a model"
             )
         slowed = {"target": self.config.target_pass_seconds, "draft": self.config.draft_pass_seconds}

@@ -50,7 +50,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         target_model=config.target_model,
         draft_model=config.draft_model,
         target_device=config.device,
-        draft_device=config.device,
+        draft_device=config.device_of_draft,
         target_dtype=config.dtype,
         draft_dtype=config.dtype,
         target_threads=config.threads,

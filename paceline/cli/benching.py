@@ -42,6 +42,10 @@ def bench(
     target_model: Annotated[str | None, _option("target_model", "The large model.")] = None,
     draft_model: Annotated[str | None, _option("draft_model", "The small model.")] = None,
     device: Annotated[str | None, _option("device", "Device of all models.")] = None,
+    draft_device: Annotated[
+        str | None,
+        option("draft_device", "Device of our draft, where it has one of its own; as --device if not given."),
+    ] = None,
     dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
     threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
     target_pass_seconds: Annotated[
@@ -95,6 +99,7 @@ def bench(
         "target_model": target_model,
         "draft_model": draft_model,
         "device": device,
+        "draft_device": draft_device,
         "dtype": dtype,
         "threads": threads,
         "target_pass_seconds": target_pass_seconds,

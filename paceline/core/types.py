@@ -113,6 +113,11 @@ class SequenceParams:
     traceparent: str = ""
     """W3C trace context of the request's span; empty where the request is not traced."""
 
+    @property
+    def chooses(self) -> bool:
+        """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
+        return self.sampling.greedy or self.mode is AcceptanceMode.COUPLED
+
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
@@ -160,8 +165,8 @@ class Timings:
     sequences: int = 0
     """Sequences in the last of those passes; one, of no rows, where draft tokens were judged without any."""
     prefill: float = 0.0
-    """Of `compute`, by rows, what feeding this sequence's tokens took whose logits nobody wanted: those of a
-    prompt, or of what the worker had missed."""
+    """By rows, what feeding this sequence's tokens took whose logits nobody wanted: those of a prompt, or of
+    what the worker had missed. Part of `compute`, but for what a draft read before it was asked."""
     prefill_rows: int = 0
     """Such rows of all sequences in the last of those passes."""
 

@@ -65,7 +65,8 @@ def load_model(
     `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
     few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
     last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
-    safetensors only. Raises InvalidArgumentError naming `model` or `dtype`.
+    safetensors only, and as they are: a quantised checkpoint is refused. Raises InvalidArgumentError naming
+    `model` or `dtype`.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
@@ -76,6 +77,7 @@ def load_model(
     except (OSError, ValueError) as error:
         raise InvalidArgumentError("model", f"{name} has no configuration that can be loaded") from error
     _refuse_unsupported(config)
+    _refuse_quantised(name, config)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -279,6 +281,20 @@ def eos_token_ids(model: Any) -> frozenset[int]:
 def _refuse_unsupported(config: Any) -> None:
     if config.is_encoder_decoder:
         raise InvalidArgumentError("model", f"{config.model_type} is an encoder-decoder, not a decoder")
+
+
+def _refuse_quantised(name: str, config: Any) -> None:
+    """Such weights need their method's library and devices, and a dtype of ours cannot be given to them."""
+    for each in (config, config.get_text_config(decoder=True)):
+        settings: Mapping[str, Any] | None = getattr(each, "quantization_config", None)
+        if settings is None:
+            continue
+        # As transformers has it: bitsandbytes is the one whose older files do not name it.
+        older = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+        method = settings.get("quant_method") or ("bitsandbytes" if older else "an unnamed method")
+        raise InvalidArgumentError(
+            "model", f"{name} is quantised by {method}: only checkpoints that are not can be served"
+        )
 
 
 def _refuse_changing_positions(config: Any, longest: int) -> None:

@@ -89,16 +89,19 @@ class GrammarState:
             raise InvalidArgumentError(self.field_name, "takes too long to follow")
         return rows
 
-    def follows(self, generated: Sequence[int]) -> bool:
-        """Whether a text may go so, or so far. Raises InvalidArgumentError: the grammar met its limits."""
-        begun = self.clock()
-        try:
-            for count in range(0, len(generated), _PART):
-                self._go_to(generated[: count + _PART])
-                if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
-                    raise InvalidArgumentError(self.field_name, "takes too long to follow")
-        except InternalError:
-            return False
+    def follows(self, generated: Sequence[int], until: float) -> bool:
+        """Whether a text may go so, or so far.
+
+        Raises InvalidArgumentError: the grammar met its limits, or the clock passes `until` over it.
+        """
+        self._start_over()
+        for count, token_id in enumerate(generated):
+            if token_id in self.ends:
+                return True
+            if not self._take(token_id):
+                return False
+            if count % _PART == 0 and self.clock() > until:
+                raise InvalidArgumentError(self.field_name, "takes too long to follow")
         return True
 
     def _go_to(self, tokens: Sequence[int]) -> bool:

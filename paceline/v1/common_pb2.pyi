@@ -469,7 +469,9 @@ class Timings(_message.Message):
     rows: _builtins.int
     sequences: _builtins.int
     prefill_us: _builtins.int
-    """Of compute_us, what feeding this sequence's tokens took whose logits nobody wanted: a prompt, for one."""
+    """What feeding this sequence's tokens took whose logits nobody wanted, as of a prompt: part of compute_us,
+    but for what a draft read before it was asked.
+    """
     prefill_rows: _builtins.int
     """Such rows of all sequences in the last pass."""
     def __init__(

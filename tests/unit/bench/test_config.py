@@ -19,11 +19,12 @@ from paceline.bench.arms import (
     served,
     spaced,
 )
+from paceline.bench.config import BenchConfig
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.services import blocks_needed
-from paceline.cli import main
+from paceline.cli import benching, main
 from paceline.cli.benching import configured
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, UnavailableError
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,20 @@ def test_options_override_the_preset() -> None:
     assert configured(QUICK, {"k": None, "temperature": [], "repeats": None}) == QUICK
     changed = configured(QUICK, {"k": [3, 5], "repeats": 7, "peers": False})
     assert changed == replace(QUICK, k=(3, 5), repeats=7, peers=False)
+
+
+def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run_bench(config: BenchConfig, **more: Any) -> Any:
+        asked.append(config)
+        raise UnavailableError("nothing runs here")
+
+    monkeypatch.setattr(benching, "run_bench", run_bench)
+    for options in ([], ["--device", "cuda:0", "--draft-device", "cuda:1"]):
+        with pytest.raises(SystemExit):
+            main(["bench", "--quick", *options])
+    assert asked == [QUICK, replace(QUICK, device="cuda:0", draft_device="cuda:1")]
 
 
 def test_every_mode_and_k_is_compared_at_one_request_with_lookahead_and_without() -> None:
@@ -121,3 +136,9 @@ def test_the_service_chooses_k_as_serve_would_run_it(
     assert {arm.lookahead for arm in fixed(config)[1:]} == {ahead}
     assert {arm.lookahead for arm in arms if arm.k == config.k[0]} == {True, False}
     assert set(fixed(config)) < set(arms)
+
+
+def test_a_draft_on_a_device_drafts_ahead_of_a_target_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0,))
+    assert not replace(FULL, device="cpu").drafts_ahead
+    assert replace(FULL, device="cpu", draft_device="cuda").drafts_ahead

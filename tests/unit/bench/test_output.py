@@ -13,6 +13,8 @@ from rich.console import Console
 
 from paceline.bench import print_record, require_matplotlib, write_plots
 from paceline.bench.figures import RATIOS
+from paceline.bench.machine import Model
+from paceline.bench.plots import _caption
 from paceline.bench.record import Record
 from paceline.core.errors import FailedPreconditionError
 
@@ -43,6 +45,7 @@ def test_json_has_the_ratios_as_numbers_and_everything_else_beside_them(
     assert second["figures"]["k"] == 2
     assert second["ratios"]["speculative_over_plain"]["value"] == pytest.approx(1.6)
     assert read["settings"]["acceptance"] == ["coupled"]
+    assert read["settings"]["draft_device"] is None
     assert read["models"]["target"]["weight_bytes"] == 20_000_000
     assert read["machine"]["read_bandwidth"] == 10e9
 
@@ -78,11 +81,30 @@ def test_one_k_needs_no_table_by_k(record: Record) -> None:
     assert "By K" not in shown(replace(record, config=replace(record.config, k=(4,))))
 
 
-def test_draft_and_target_on_one_gpu_are_labelled(record: Record) -> None:
-    assert not any("share one device" in note for note in record.notes)
-    on_gpu = replace(record.target, device="cuda:0", device_name="A GPU")
-    shared = replace(record, target=on_gpu, draft=replace(on_gpu, name="draft"))
-    assert any("share one device (A GPU)" in note for note in shared.notes)
+@pytest.mark.parametrize(
+    ("target", "draft", "says"),
+    [
+        ("cuda:0", "cuda:0", "draft and target share one device (A GPU) and its time"),
+        ("cuda:0", "cuda:1", "target and draft have a device each (A GPU, A GPU); peers have the target's"),
+        ("cpu", "cpu", "draft, target, coordinator and client share 2 cores; 1 thread(s) a model"),
+        ("cpu", "cuda:0", "target, coordinator and client share 2 cores; 1 thread(s) a model"),
+        ("cuda:0", "cpu", "draft, coordinator and client share 2 cores; 1 thread(s) a model"),
+    ],
+)
+def test_who_shares_a_device_is_told(record: Record, target: str, draft: str, says: str) -> None:
+    def on(model: Model, device: str) -> Model:
+        return replace(model, device=device, device_name="A Processor" if device == "cpu" else "A GPU")
+
+    placed = replace(record, target=on(record.target, target), draft=on(record.draft, draft))
+    assert says in placed.notes
+    assert sum("share" in note for note in placed.notes) == ("share" in says)
+    assert any("a device each" in note for note in placed.notes) is (target != draft)
+
+
+def test_pictures_name_both_devices(record: Record) -> None:
+    assert _caption(record).startswith("A Processor, 2 cores; ")
+    apart = replace(record, target=replace(record.target, device="cuda:0", device_name="A GPU"))
+    assert _caption(apart).startswith("A GPU and A Processor, 2 cores; ")
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

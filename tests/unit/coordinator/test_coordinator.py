@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from coordinator import coordinator as coordinator_module
 from coordinator import main
 from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InternalError, UnavailableError
+from paceline.core.errors import InternalError, InvalidArgumentError, StaleEpochError, UnavailableError
+from paceline.core.structured import StructuredOutputs
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall, Resumption
 from paceline.v1 import common_pb2
 
 SECONDS = 30.0
@@ -76,3 +83,89 @@ async def test_a_coordinator_whose_links_died_ends(
     with pytest.raises(InternalError):
         await main._serve(config)
     assert "ValueError: a defect" in caplog.text
+
+
+def resumed(coordinator: Coordinator, received: str, **sampling: Any) -> GenerateCall:
+    """A call that goes on with a request that is not here."""
+    token_ids = tuple(coordinator.vocabulary.tokenizer.encode(received).ids)
+    asked = SamplingParams(max_tokens=50, seed=1, **sampling)
+    resumption = Resumption((len(token_ids),), (token_ids,))
+    call = GenerateCall("r", (5, 6), asked, SpeculationParams(), resumable=True)
+    return replace(call, resumption=resumption)
+
+
+@pytest.fixture
+def served(coordinator: Coordinator) -> Coordinator:
+    """Its target was there, and is away for now."""
+    link = coordinator.dispatcher.targets[0]
+    link.known = link.admitted = common_pb2.WorkerInfo(
+        model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
+    )
+    link.state = LinkState.LOST
+    coordinator._target_found.set()
+    return coordinator
+
+
+async def test_what_a_client_has_is_replayed_beside_the_loop(
+    served: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: for as long as that took all other requests stood still."""
+    threads, replay = [], coordinator_module._replay
+
+    def noting(*of: Any) -> None:
+        threads.append(threading.get_ident())
+        replay(*of)
+
+    monkeypatch.setattr(coordinator_module, "_replay", noting)
+    async with served.generating(resumed(served, "def f")) as generation:
+        assert generation.machines[0].ledger.num_generated > 0
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_client_that_comes_back_twice_meanwhile_takes_over_from_itself(
+    served: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the first call was not noticed to be lost, and the second one was refused."""
+    begun, go_on = threading.Event(), threading.Event()
+    replay = coordinator_module._replay
+
+    def slow(*of: Any) -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        replay(*of)
+
+    entered = 0
+    both = asyncio.Event()
+
+    async def call() -> None:
+        nonlocal entered
+        async with served.generating(resumed(served, "def f")) as generation:
+            entered += 1
+            if entered == 2:
+                both.set()
+            async for _ in served.parts(generation):
+                pass
+
+    monkeypatch.setattr(coordinator_module, "_replay", slow)
+    async with asyncio.timeout(SECONDS):
+        calls = [asyncio.create_task(call()) for _ in range(2)]
+        assert await asyncio.to_thread(begun.wait, SECONDS)
+        go_on.set()
+        await both.wait()
+        (told,), (reading,) = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(told.exception(), StaleEpochError)
+    assert len(served.requests) == 1
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
+async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: Coordinator) -> None:
+    structure = StructuredOutputs(regex="[a-z]+")
+    async with served.generating(resumed(served, "abc", structured_outputs=structure)):
+        pass
+    with pytest.raises(InvalidArgumentError) as refused:
+        async with served.generating(resumed(served, "a1", structured_outputs=structure)):
+            pass
+    assert refused.value.field == "received"
+    assert len(served.requests) == 0

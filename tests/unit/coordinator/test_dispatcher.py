@@ -20,12 +20,14 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import (
     InternalError,
     InvalidArgumentError,
+    NotFoundError,
     PacelineError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from paceline.core.messages import (
     CloseSequence,
+    DraftProposal,
     DraftRound,
     OpenSequence,
     RoundVerdict,
@@ -33,7 +35,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, Verdict
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
 from tests.sim.reference import LetterDetokenizer
 
 FULL = ResourceExhaustedError("no blocks")
@@ -90,6 +92,28 @@ class Service:
         assert running.target is not None
         self.it.link_events(running.target, [verdict_of(running, *token_ids)])
 
+    def propose(self, running: Running, *, of_round: int = 0) -> None:
+        """Three tokens, for the round in progress or an earlier one."""
+        machine, draft = running.machine, running.draft
+        assert draft is not None
+        number, base = of_round or machine.round, len(machine.ledger)
+        proposal = Proposal((7, 8, 9))
+        event = DraftProposal(machine.sequence_id, machine._draft.epoch, number, base, proposal, base + 2)
+        self.it.link_events(draft, [event])
+
+    def draft_round(self, *runnings: Running) -> None:
+        """Each goes on until it waits for its draft; its target answers at once."""
+        for running in runnings:
+            while running.machine.phase is Phase.VERIFYING:
+                self.answer(running, 5)
+            assert running.machine.phase is Phase.DRAFTING
+
+    def deadline(self, *runnings: Running) -> None:
+        """Their draft lets one pass: a second."""
+        self.draft_round(*runnings)
+        self.clock.now += 1.0
+        self.sweep()
+
     def failure(self, running: Running, error: PacelineError) -> SequenceFailed:
         machine = running.machine
         return SequenceFailed(machine.sequence_id, machine._target.epoch, machine.round, error)
@@ -103,6 +127,12 @@ class Service:
     def lose(self, link: FakeLink) -> None:
         link.ready = False
         self.it.link_lost(link)  # type: ignore[arg-type]
+
+    def start_over(self, link: FakeLink) -> None:
+        """What a link does that is hung up, where the worker says at once what it is."""
+        self.lose(link)
+        link.ready = True
+        self.it.link_ready(link)  # type: ignore[arg-type]
 
     def sweep(self) -> None:
         sweep = self.it.sweep()
@@ -155,11 +185,11 @@ def test_a_sequence_takes_the_least_loaded_ready_worker_of_each_kind() -> None:
     assert [link.load for link in (*service.targets, *service.drafts)] == [0, 2, 1, 1, 1]
 
 
-def test_the_draft_is_there_when_the_first_round_ends() -> None:
+def test_the_draft_is_there_when_the_first_round_begins() -> None:
     service = Service(drafts=1)
     running = service.submit()
     assert types(service.targets[0]) == [OpenSequence, VerifyRound]
-    assert service.drafts[0].sent == []
+    assert types(service.drafts[0]) == [OpenSequence]
     service.answer(running, 5)
     assert types(service.drafts[0]) == [OpenSequence, DraftRound]
 
@@ -266,6 +296,135 @@ def test_a_target_that_answers_nobody_is_hung_up() -> None:
     service.sweep()
     assert service.targets[0].hung_up == 1
     assert late.machine.phase is Phase.STALLED
+
+
+def test_a_draft_that_answers_nobody_is_hung_up_and_its_sequences_are_drafted_for_elsewhere() -> None:
+    """Once: each of them left it alone for some rounds, came back to it, and waited again."""
+    service = Service(drafts=2)
+    hung, sound = service.drafts
+    one, other, two = (service.submit() for _ in range(3))
+    assert [running.draft for running in (one, other, two)] == [hung, sound, hung]
+    service.deadline(one, two)
+    assert [draft.hung_up for draft in service.drafts] == [0, 0], "it may be reading a long prompt"
+    service.draft_round(other)
+    service.propose(other)
+    service.deadline(one, two)
+    assert [draft.hung_up for draft in service.drafts] == [1, 0]
+    service.lose(hung)
+    assert [running.draft for running in (one, other, two)] == [sound] * 3
+    for running in (one, two):
+        service.draft_round(running)
+        service.propose(running)
+        assert running.machine._proposal.num_draft_tokens == 3
+        service.answer(running, 7, 8, 9, 5)
+
+
+def test_a_draft_that_is_late_for_one_sequence_and_answers_others_stays() -> None:
+    service = Service(drafts=2)
+    draft = service.drafts[0]
+    late, _, lively = (service.submit(max_tokens=40) for _ in range(3))
+    assert late.draft is lively.draft is draft
+    for _ in range(4):
+        service.draft_round(late, lively)
+        service.clock.now += 0.1
+        service.propose(lively)
+        service.answer(lively, 7, 8, 9, 5)
+        service.clock.now += 0.9
+        service.sweep()
+    assert (draft.hung_up, late.draft) == (0, draft)
+    assert late.machine.phase is Phase.VERIFYING
+
+
+@pytest.mark.parametrize("says", ["its proposal, too late", "that it lacks the sequence"])
+def test_whatever_a_draft_says_it_does_not_hang(says: str) -> None:
+    """It is slow: each round of its only sequence is answered, but after the deadline."""
+    service = Service(drafts=1)
+    running = service.submit(max_tokens=40)
+    for _ in range(4):
+        service.draft_round(running)
+        asked = running.machine.round
+        service.deadline(running)
+        if says == "its proposal, too late":
+            service.propose(running, of_round=asked)
+        else:
+            failure = service.failure(running, NotFoundError("no such sequence"))
+            service.it.link_events(service.drafts[0], [failure])  # type: ignore[arg-type]
+    assert service.drafts[0].hung_up == 0
+
+
+def test_of_a_draft_all_that_wait_for_it_wait_at_once() -> None:
+    """Their deadlines are one second of silence, not three."""
+    service = Service(drafts=1)
+    runnings = [service.submit() for _ in range(3)]
+    for running in runnings:
+        service.draft_round(running)
+        service.clock.now += 0.25
+    for _ in runnings:
+        service.clock.now += 0.25
+        service.sweep()
+    assert [running.machine.phase for running in runnings] == [Phase.VERIFYING] * 3
+    assert service.drafts[0].hung_up == 0
+    service.deadline(*runnings)
+    assert service.drafts[0].hung_up == 1
+
+
+def test_a_draft_that_stays_silent_is_hung_up_ever_more_seldom_until_it_is_heard() -> None:
+    """It may read a prompt for longer than that, and have to begin again each time."""
+    service = Service(drafts=1)
+    (draft,) = service.drafts
+
+    def deadlines_until_hung_up() -> int:
+        running, before = service.submit(max_tokens=40), draft.hung_up
+        for count in range(1, 20):
+            service.deadline(running)
+            if draft.hung_up > before:
+                service.start_over(draft)
+                service.it.cancel(running)
+                return count
+        raise AssertionError
+
+    # A sequence of its own each, for one leaves the draft alone for longer every time.
+    counts = [deadlines_until_hung_up() for _ in range(2)]
+    assert counts == [2, 4]
+    running = service.submit()
+    service.draft_round(running)
+    service.propose(running)
+    service.it.cancel(running)
+    assert deadlines_until_hung_up() == 2
+
+
+def test_a_draft_that_may_hang_gets_one_sequence_until_it_is_heard() -> None:
+    """Once: with its sequences gone it was the least loaded one, and got all that came."""
+    service = Service(drafts=2)
+    doubtful, sound = service.drafts
+    first = service.submit()
+    service.deadline(first)
+    assert service.submit().draft is sound, "one deadline is reason enough"
+    service.deadline(first)
+    assert doubtful.hung_up == 1
+    service.start_over(doubtful)
+    assert (first.draft, doubtful.load, sound.load) == (sound, 0, 2)
+    trial = service.submit()
+    assert trial.draft is doubtful
+    assert [service.submit().draft for _ in range(3)] == [sound] * 3
+    service.draft_round(trial)
+    service.propose(trial)
+    assert [service.submit().draft for _ in range(3)] == [doubtful] * 3
+
+
+def test_one_that_may_hang_is_better_than_none_and_worse_than_an_idle_one() -> None:
+    service = Service(drafts=2, max_running=20, max_waiting=20)
+    doubtful, sound = service.drafts
+    running = service.submit()
+    service.deadline(running)
+    service.deadline(running)
+    service.start_over(doubtful)
+    service.it.cancel(running)
+    alone = service.submit()
+    assert alone.draft is sound
+    service.lose(sound)
+    assert alone.draft is doubtful
+    assert [service.submit().draft for _ in range(3)] == [doubtful] * 3
 
 
 def test_a_sequence_that_is_late_every_time_fails() -> None:

@@ -106,7 +106,7 @@ def test_what_was_begun_past_an_end_that_nobody_foresaw_is_closed() -> None:
 
 def test_every_round_is_chosen_once_while_the_one_before_lasts() -> None:
     it, policy = chosen(0, 0, 0, 0, 2)
-    assert [c[0] for c in policy.told()] == ["verifying", "judged", "choose", "verifying", "choose"]
+    assert [c[0] for c in policy.told()] == ["verifying", "choose", "judged", "verifying", "choose"]
     for _ in range(2):
         goes_on(it, 5)
         assert [c[0] for c in policy.told()] == ["judged", "verifying", "choose"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,13 +170,45 @@ def test_nothing_happens_before_a_target_is_ready() -> None:
     assert it.phase is Phase.NEW
 
 
-def test_the_first_round_prefills_without_a_draft() -> None:
+def test_the_first_round_prefills_and_the_draft_may_do_so_meanwhile() -> None:
     it = Driver()
     it(Signal.DRAFT_READY)
-    opening, round_one = sent(it(Signal.TARGET_READY))
-    assert opening == OpenSequence("s", 1, PROMPT, it.machine.params)
-    assert round_one == VerifyRound("s", 1, 1, 3, (), Proposal())
+    opening = OpenSequence("s", 1, PROMPT, it.machine.params)
+    assert it(Signal.TARGET_READY) == [
+        ToTarget(opening),
+        ToTarget(VerifyRound("s", 1, 1, 3, (), Proposal())),
+        ToDraft(opening),
+    ]
     assert (it.phase, it.machine.deadline) == (Phase.VERIFYING, 10.0)
+
+
+@pytest.mark.parametrize("why", ["no draft tokens", "no draft", "no room"])
+def test_nobody_reads_what_will_not_be_drafted_for(why: str) -> None:
+    it = Driver(k=0 if why == "no draft tokens" else 3, max_tokens=2 if why == "no room" else 50)
+    if why != "no draft":
+        it(Signal.DRAFT_READY)
+    actions = it(Signal.TARGET_READY)
+    assert actions
+    assert not any(isinstance(action, ToDraft) for action in actions)
+
+
+def test_a_target_that_is_lost_meanwhile_opens_the_draft_no_second_time() -> None:
+    it = Driver()
+    it(Signal.DRAFT_READY)
+    it(Signal.TARGET_READY)
+    it(Signal.TARGET_LOST)
+    assert not any(isinstance(action, ToDraft) for action in it(Signal.TARGET_READY))
+
+
+def test_a_draft_that_came_meanwhile_is_asked_in_the_second_round() -> None:
+    it = Driver()
+    it(Signal.TARGET_READY)
+    it(Signal.DRAFT_READY)
+    _, *asked = it.judge(4)
+    assert sent(asked) == [
+        OpenSequence("s", 1, (1, 2, 3, 4), it.machine.params),
+        DraftRound("s", 1, 2, 4, (), 3),
+    ]
 
 
 def test_a_whole_round() -> None:
@@ -185,10 +218,7 @@ def test_a_whole_round() -> None:
     emit, *asked = it.judge(4)
     assert isinstance(emit, Emit)
     assert emit.commit.origins == (TokenOrigin.TARGET,)
-    assert sent(asked) == [
-        OpenSequence("s", 1, (1, 2, 3, 4), it.machine.params),
-        DraftRound("s", 1, 2, 4, (), 3),
-    ]
+    assert sent(asked) == [DraftRound("s", 1, 2, 4, (4,), 3)]
     assert (it.phase, it.machine.deadline) == (Phase.DRAFTING, 1.0)
     # The target committed the token itself, so it lacks nothing.
     assert sent(it.propose(5, 6, 7)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5, 6, 7)))]
@@ -543,6 +573,15 @@ def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_reque
     assert sent(it.target_fails(error)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
     *_, fail = it.target_fails(error)
     assert fail == Fail(error), "without a proposal it is the request that is wrong"
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_where_tokens_are_drawn_by_ratios_a_model_that_breaks_ends_the_request(mode: AcceptanceMode) -> None:
+    """Without the proposal again, tokens that it breaks on would come more seldom than in plain decoding."""
+    it = verifying(5)
+    it.machine.params = replace(it.machine.params, mode=mode)
+    *_, fail = it.target_fails(InternalError("nan after token 5"))
+    assert isinstance(fail, Fail)
 
 
 def test_a_target_that_keeps_refusing_ends_the_request() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from coordinator.events import Signal
 from coordinator.member import Verification
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import (
     Continuations,
     DraftProposal,
@@ -28,6 +30,7 @@ class Scripted:
     ks: list[int]
     copies: list[int] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    prefills: list[float] = field(default_factory=list)
     open_eyes: bool = True
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -36,6 +39,7 @@ class Scripted:
 
     def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
         self.calls.append(("proposed", num_draft, seconds, lacking))
+        self.prefills.append(prefill)
 
     def asks(self, lacking: int) -> None:
         self.calls.append(("asks", lacking))
@@ -53,7 +57,8 @@ class Scripted:
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         self.calls.append(("judged", num_draft, num_accepted, timing, *([match] if match else [])))
 
-    def waits(self) -> None: ...
+    def waits(self) -> None:
+        self.calls.append(("waits",))
 
     def leave(self) -> None:
         self.calls.append(("leave",))
@@ -82,13 +87,39 @@ def verdict(it: Driver, *token_ids: int) -> list[Any]:
 
 
 def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
+    """The next one is chosen meanwhile: the draft may read the prompt as well."""
     it, policy = begun(2)
+    remaining = it.machine.ledger.remaining
     assert policy.told() == [
         ("verifying", 0, True),
+        ("choose", 5, it.length - 1, remaining + 1),
         ("judged", 0, 0, None),
-        ("choose", 5, it.length, it.machine.ledger.remaining),
         ("asks", it.length),
     ]
+
+
+def test_what_reading_took_the_draft_is_told() -> None:
+    it, policy = begun(2)
+    policy.told()
+    proposal = DraftProposal("s", 1, 2, 4, Proposal((5, 6)), 5, Timings(prefill=0.125))
+    it(proposal)
+    assert policy.prefills == [0.125]
+
+
+@pytest.mark.parametrize("why", ["blocks", "target", "client"])
+def test_who_waits_is_in_no_pass(why: str) -> None:
+    it, policy = begun(0, 0)
+    policy.told()
+    match why:
+        case "blocks":
+            it.target_fails(ResourceExhaustedError("full", 1.0))
+        case "target":
+            it(Signal.TARGET_LOST)
+        case _:
+            it(Signal.CLIENT_BEHIND)
+            it.judge(5)
+            it.judge(6)
+    assert ("waits",) in policy.told()
 
 
 def test_a_round_is_told_with_what_was_waited_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,27 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         load_model(tmp_path, dtype="int3")
     assert caught.value.field == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes"),
+        ({"bits": 4}, "an unnamed method"),
+    ],
+)
+@pytest.mark.parametrize("place", ["quantization_config", "text_config"])
+def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(
+    tmp_path: Path, settings: dict[str, Any], method: str, place: str
+) -> None:
+    """There are none."""
+    quantised = {"model_type": "llama", "quantization_config": settings}
+    whole = {"model_type": "llava", "text_config": quantised}
+    (tmp_path / "config.json").write_text(json.dumps(whole if place == "text_config" else quantised))
+    with pytest.raises(InvalidArgumentError, match=f"quantised by {method}") as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core import limits
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import GrammarState, Mask
@@ -160,11 +160,13 @@ def test_whether_a_text_may_go_so_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     whole = max(itertools.islice(paths(language), 50), key=len)
     assert len(whole) > 2
     for path in (whole[:count] for count in range(len(whole) + 1)):
-        assert state.follows(path)
-        assert state.follows([*path, wrong]) is (wrong in tokens_of(language.start().masks(path)[0]))
-    monkeypatch.setattr(limits, "MAX_STRUCTURE_SECONDS", -1.0)
+        assert state.follows(path, math.inf)
+        assert state.follows([*path, wrong], math.inf) is (
+            wrong in tokens_of(language.start().masks(path)[0])
+        )
     with pytest.raises(InvalidArgumentError, match="too long"):
-        state.follows(whole)
+        state.follows(whole, until=state.clock() - 1)
+    assert language.agrees(state.masks(whole[:1])[0], whole[:1])
 
 
 def test_where_no_token_can_go_on_the_field_is_named() -> None:

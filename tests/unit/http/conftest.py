@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from coordinator.access import Gate
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.ledger import Commit, Finish
@@ -56,6 +57,7 @@ class ScriptedCoordinator:
     calls: list[GenerateCall] = field(default_factory=list)
     running: int = 0
     recorder: Recorder = field(default_factory=Recorder)
+    gate: Gate = field(default_factory=Gate)
     links: tuple[Any, ...] = ()
     config: Any = field(default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8))
     dispatcher: Any = field(
@@ -105,7 +107,7 @@ class ScriptedCoordinator:
             yield SimpleNamespace(
                 call=call,
                 prompt=prompt,
-                params=SequenceParams(call.sampling, AcceptanceMode.COUPLED, len(prompt)),
+                params=SequenceParams(call.sampling.of_choice(0), AcceptanceMode.COUPLED, len(prompt)),
                 choices=range(call.sampling.n),
                 machines=[machine] * call.sampling.n,
             )

@@ -10,9 +10,11 @@ import httpx2
 import orjson
 import pytest
 
+from coordinator.access import Gate
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from paceline.core.errors import UnavailableError
+from paceline.core.keys import ApiKey, KeyRing, digest
 
 HANG = 30.0
 REQUESTS = [
@@ -82,3 +84,31 @@ async def test_a_client_that_leaves_is_not_waited_with(
         await answering
     assert exchange.sent[0]["status"] == 499
     assert not coordinator.calls
+
+
+@pytest.mark.parametrize(("path", "values"), REQUESTS)
+async def test_a_key_s_limit_holds_while_its_requests_wait(
+    path: str, values: dict[str, Any], waiting: asyncio.Event, coordinator: Any
+) -> None:
+    coordinator.gate = Gate(KeyRing([ApiKey(name="a", sha256=digest("pl-a"), max_sequences=1)]))
+    app = make_app(coordinator, ChatTemplate("{{ messages[0].content }}"), gate=coordinator.gate)
+    headers = {"authorization": "Bearer pl-a"}
+    async with (
+        asyncio.timeout(HANG),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app), base_url="http://test", headers=headers
+        ) as client,
+    ):
+        first = asyncio.create_task(client.post(path, json=values))
+        await waiting.wait()
+        second = await client.post(path, json=values)
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        coordinator.found.set()
+        assert (await first).status_code == 200
+        assert (await client.post(path, json=values)).status_code == 200
+        coordinator.found.clear()
+        waiting.clear()
+        third = asyncio.create_task(client.post(path, json=values))
+        await waiting.wait()
+        coordinator.found.set()
+        assert (await third).status_code == 200, "who waited before is counted no more"

@@ -1,0 +1,176 @@
+"""Prompts that are read before anybody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draft_worker import reading
+from draft_worker.drafter import Drafter
+from paceline.core.clock import ManualClock
+from paceline.core.errors import InternalError, ResourceExhaustedError
+from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
+
+VOCAB = 6
+MODEL = ToyModel(VOCAB)
+GREEDY = SamplingParams(temperature=0.0, seed=3)
+PROMPT = tuple(i % VOCAB for i in range(10))
+
+
+class TimedRunner(ToyRunner):
+    """A pass takes a second."""
+
+    clock: ManualClock
+
+    def forward(self, inputs: Any) -> Any:
+        self.clock.advance(1.0)
+        return super().forward(inputs)
+
+
+class Worker:
+    """A drafter that reads four tokens at a time."""
+
+    def __init__(self, branches: int = 1, num_blocks: int = 50) -> None:
+        self.clock = ManualClock()
+        self.runner = TimedRunner(MODEL, num_blocks, 4)
+        self.runner.clock = self.clock
+        config = draft_config(support_mass=0.9, lookahead_branches=branches, lookahead_sequences=1)
+        self.it = Drafter(self.runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=self.clock)
+
+    def open(self, name: str = "s", epoch: int = 1) -> None:
+        params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, len(PROMPT))
+        assert not self.it.handle(OpenSequence(name, epoch, PROMPT, params), 0.0)
+
+    def ask(self, k: int = 2, name: str = "s") -> list[Any]:
+        """The second round, behind the target's first token."""
+        return list(self.it.handle(DraftRound(name, 1, 2, len(PROMPT) + 1, (3,), k), 0.0))
+
+    def run(self) -> list[Any]:
+        events: list[Any] = []
+        while self.it.has_work:
+            events += self.it.step()
+        return events
+
+    def answer(self) -> Any:
+        """To the round in progress; then it is ahead of the verdict, which is another matter."""
+        while not (events := self.it.step()):
+            pass
+        (event,) = events
+        return event
+
+    def cached(self, name: str = "s") -> list[int]:
+        held = self.it.holdings.find(name)
+        assert held is not None
+        return self.runner.read(held.table)
+
+
+@pytest.fixture(autouse=True)
+def _four_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "ROWS", 4)
+
+
+def best(n: int) -> tuple[int, ...]:
+    tokens = [*PROMPT, 3]
+    for _ in range(n):
+        tokens.append(own_choice(MODEL, tokens, GREEDY, 3))
+    return tuple(tokens[len(PROMPT) + 1 :])
+
+
+def test_what_was_opened_is_read_and_the_round_feeds_what_is_new() -> None:
+    worker = Worker()
+    worker.open()
+    assert worker.run() == []
+    assert worker.runner.passes == [4, 4, 2]
+    assert worker.cached() == list(PROMPT)
+    worker.ask()
+    event = worker.answer()
+    assert event.proposal.token_ids == best(2)
+    assert worker.runner.passes == [4, 4, 2, 1, 1]
+    assert event.timings.prefill == 3.0, "what was read before it was asked"
+
+
+def test_a_round_comes_first_and_reads_the_rest() -> None:
+    worker = Worker()
+    worker.open()
+    worker.open("other")
+    worker.it.step()
+    worker.ask()
+    worker.it.step()
+    assert worker.runner.passes == [4, 7], "nothing of the other one"
+    event = worker.answer()
+    assert event.proposal.token_ids == best(2)
+    assert event.timings.prefill == pytest.approx(1 + 6 / 7)
+    worker.run()
+    assert worker.cached("other") == list(PROMPT)
+
+
+def test_a_draft_that_does_not_look_ahead_reads_nothing_before_it_is_asked() -> None:
+    worker = Worker(branches=0)
+    worker.open()
+    assert not worker.it.has_work
+    worker.ask()
+    event = worker.answer()
+    assert event.proposal.token_ids == best(2)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 3])
+@pytest.mark.parametrize("ending", ["close", "drop", "reopen"])
+def test_what_is_over_is_not_read_on(ending: str, passes: int) -> None:
+    worker = Worker()
+    worker.open()
+    for _ in range(passes):
+        worker.it.step()
+    match ending:
+        case "close":
+            worker.it.handle(CloseSequence("s", 1), 0.0)
+        case "drop":
+            worker.it.drop("s")
+        case _:
+            worker.open(epoch=2)
+            assert worker.it.has_work
+            worker.run()
+            assert worker.cached() == list(PROMPT)
+            worker.it.drop("s")
+    assert not worker.it.has_work
+    assert worker.runner.pool.used_blocks == 0
+
+
+def test_without_room_it_is_left_to_the_round() -> None:
+    worker = Worker(num_blocks=2)
+    worker.open()
+    assert worker.run() == []
+    assert worker.runner.pool.used_blocks == 0
+    worker.ask()
+    event = worker.answer()
+    assert isinstance(event, SequenceFailed)
+    assert isinstance(event.error, ResourceExhaustedError)
+
+
+def test_who_loses_its_blocks_while_it_is_read_is_read_from_the_beginning() -> None:
+    worker = Worker()
+    worker.open()
+    worker.it.step()
+    held = worker.it.holdings.find("s")
+    assert held is not None
+    held.cut_to(0)
+    worker.run()
+    assert worker.cached() == list(PROMPT)
+
+
+def test_what_fails_while_it_is_read_is_told_when_the_round_fails() -> None:
+    worker = Worker()
+    worker.open()
+    worker.runner.crash_on = lambda token_ids: RuntimeError("broken") if token_ids[0] == 4 else None
+    assert worker.run() == []
+    worker.ask()
+    event = worker.answer()
+    assert isinstance(event, SequenceFailed)
+    assert isinstance(event.error, InternalError)
+    worker.runner.crash_on = lambda token_ids: None
+    worker.ask()
+    again = worker.answer()
+    assert isinstance(again, DraftProposal)
+    assert again.proposal.token_ids == best(2)

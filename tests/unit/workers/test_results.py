@@ -1,0 +1,23 @@
+"""What is said of a round without a verdict."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from paceline.core.errors import InternalError
+from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from target_worker.decide import Case, judge
+from target_worker.results import reported
+
+
+def test_a_round_without_a_verdict_names_both_reasons() -> None:
+    """Numbers of which the request permits none, and no numbers."""
+    sampling = SamplingParams(temperature=0.0, allowed_token_ids=(1,), seed=1)
+    case = Case(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())
+    for row in ([0.0, -math.inf, 0.0, 1.0], [math.nan] * 4):
+        logits = torch.tensor([row])
+        (error,) = reported([case], logits, judge([case], logits, logits))
+        assert isinstance(error, InternalError)
+        assert error.message == "the target model's logits are not numbers, or leave no token to choose"
