@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +34,7 @@ from coordinator.observer import Observer, RoundRecord, tell_all
 from coordinator.record import Record
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running, Untold
+from coordinator.silence import Silence
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
@@ -76,7 +77,9 @@ class Dispatcher:
         self._blocks = Blocks(self._sequences, self._handle)
         self._submitted = 0
         self._heard: dict[Link, float] = {}
-        """When a worker last gave a verdict."""
+        """When a target worker last gave a verdict."""
+        self._silences: defaultdict[Link, Silence] = defaultdict(Silence)
+        """Of the draft workers."""
         self._held: Untold | None = None  # but while a frame of answers is taken up
 
     @property
@@ -188,6 +191,8 @@ class Dispatcher:
             self._release(held)
 
     def _take_up(self, link: Link, events: Iterable[Any]) -> None:
+        if link in self.drafts:
+            self._silences[link] = Silence(self._clock())  # whatever it says, to whomever
         for event in events:
             if isinstance(event, RoundVerdict):
                 self._heard[link] = self._clock()
@@ -208,7 +213,7 @@ class Dispatcher:
             for running in list(self._sequences.values()):
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
-                    self._handle(running, Signal.DEADLINE)
+                    self._deadline_passed(running, deadline)
                 behind = running.behind_since
                 if behind is not None and now - behind >= self._unread_timeout:
                     self._cut(running)
@@ -233,7 +238,7 @@ class Dispatcher:
         """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
         the target's first pass finds it there."""
         wants_draft = running.machine.num_speculative_tokens > 0
-        if running.draft is None and wants_draft and (draft := _least_loaded(self.drafts)) is not None:
+        if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
             running.draft = draft
             draft.load += 1
             running.machine.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
@@ -244,6 +249,16 @@ class Dispatcher:
             if target.known is not None:
                 running.machine.target_max_len = target.known.max_model_len
             self._handle(running, Signal.TARGET_READY)
+
+    def _free_draft(self) -> Link | None:
+        """The least loaded one. One that may hang has a single sequence, whose answer tells."""
+
+        def cost(link: Link) -> tuple[bool, int, bool]:
+            silence = self._silences[link]
+            doubtful = silence.deadlines > 0 or silence.hang_ups > 0
+            return doubtful and link.load > 0, link.load, doubtful
+
+        return min((link for link in self.drafts if link.ready), key=cost, default=None)
 
     def _handle(self, running: Running, event: Event) -> None:
         begun = self._clock()
@@ -316,6 +331,15 @@ class Dispatcher:
         elif running.unread > limits.MAX_UNREAD_TOKENS and running.behind_since is None:
             running.behind_since = self._clock()
             self._handle(running, Signal.CLIENT_BEHIND)
+
+    def _deadline_passed(self, running: Running, deadline: float) -> None:
+        """A draft that hangs loses all its sequences, and is ready again once its engine answers. One that
+        is late for this sequence is left alone by it for a while: so the machine does."""
+        draft = running.draft if running.machine.phase is Phase.DRAFTING else None
+        self._handle(running, Signal.DEADLINE)
+        sent_at = deadline - running.machine.deadlines.draft
+        if draft is not None and self._silences[draft].is_too_long(sent_at, deadline):
+            draft.hang_up()
 
     def _late(self, running: Running) -> None:
         """A target did not answer in time. If it answers others it is alive, and only this sequence moves."""

@@ -1,0 +1,115 @@
+"""A draft worker that hangs while another one stands beside it: its sequences move there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from harness.history import Recording, validate
+from harness.oracle import Ids, Oracle
+from harness.pair import Pair
+from harness.prompts import SOURCE
+from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
+from harness.waiting import HANG, until
+from harness.wire import Proxy
+
+from paceline.core.messages import DraftProposal, DraftRound
+
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+COUPLED: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 77}
+LENGTH = 200
+"""Long enough that a fault hits it in the middle."""
+DRAFT_TIMEOUT = 0.5
+
+
+@pytest.fixture(scope="module")
+def prompt(oracle: Oracle) -> Ids:
+    return oracle.encode(SOURCE)[:48]
+
+
+@pytest.fixture(scope="module")
+def second_draft(pair_paths: Pair) -> Iterator[str]:
+    """The address of a draft worker beside the stack's own."""
+    with own_worker("draft", pair_paths.draft) as address:
+        yield address
+
+
+def start(own: OwnCoordinator, prompt: Ids, sampling: Mapping[str, Any], length: int = LENGTH) -> Recording:
+    parameters = {"max_tokens": length, "ignore_eos": True, **sampling}
+    # Nothing is copied from the text, so that every round asks the draft.
+    return Recording(own.address, prompt, parameters, {"num_speculative_tokens": 4, "prompt_lookup": False})
+
+
+def without_fault(stack: RunningStack, prompt: Ids, sampling: Mapping[str, Any]) -> Ids:
+    parameters = {"max_tokens": LENGTH, "ignore_eos": True, **sampling}
+    speculation = {"num_speculative_tokens": 0}
+    return stack.client.generate(prompt, parameters, speculation=speculation, timeout=HANG).token_ids
+
+
+def proposals(proxy: Proxy) -> int:
+    return sum(isinstance(event, DraftProposal) for event in list(proxy.events))
+
+
+def rounds_asked(proxy: Proxy) -> int:
+    return sum(isinstance(command, DraftRound) for command in list(proxy.commands))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
+def test_a_stopped_draft_hands_its_sequences_to_another(
+    faulty: RunningStack, second_draft: str, prompt: Ids, sampling: Mapping[str, Any]
+) -> None:
+    """SIGSTOP, and no SIGCONT before the stream has ended."""
+    expected = without_fault(faulty, prompt, sampling)
+    targets, stopped = [faulty.stack.address_of("target")], faulty.stack.address_of("draft")
+    with (
+        Proxy(second_draft, "draft") as sound,
+        own_coordinator(faulty.pair, targets, [stopped, sound.address], draft_timeout=DRAFT_TIMEOUT) as own,
+    ):
+        stream = start(own, prompt, sampling)
+        stream.wait_for_tokens(20)
+        assert rounds_asked(sound) == 0
+        faulty.stack.kill("draft", signal.SIGSTOP)
+        try:
+            history = stream.result()
+            validate(history, expected)
+            assert own.log.find("did not answer in time")
+            assert proposals(sound) > 0
+            # The first round, two that waited in vain, and those that left the draft alone meanwhile.
+            what = history.finished.speculative_decoding
+            assert what.num_rounds - what.num_spec_steps < what.num_spec_steps
+            # It is not ready before its engine answers, so nobody new waits for it.
+            validate(start(own, prompt, sampling, 20).result(), expected[:20])
+        finally:
+            faulty.stack.kill("draft", signal.SIGCONT)
+
+
+def test_a_draft_that_takes_rounds_and_answers_none_is_left_to_those_who_try_it(
+    faulty: RunningStack, second_draft: str, prompt: Ids
+) -> None:
+    """It says what it is, and so its link is ready again at once."""
+    expected = without_fault(faulty, prompt, GREEDY)
+    targets = [faulty.stack.address_of("target")]
+    with (
+        Proxy(faulty.stack.address_of("draft"), "draft") as mute,
+        Proxy(second_draft, "draft") as sound,
+        own_coordinator(
+            faulty.pair, targets, [mute.address, sound.address], draft_timeout=DRAFT_TIMEOUT
+        ) as own,
+    ):
+        mute.mangle = lambda _: None
+        validate(start(own, prompt, GREEDY).result(), expected)
+        assert proposals(sound) > 0
+        until(lambda: len(own.log.find(f"{mute.address} is ready")) > 1, "the link of the mute one ready")
+        # One request after the other goes to the one that answers.
+        asked = rounds_asked(mute)
+        for _ in range(2):
+            validate(start(own, prompt, GREEDY, 20).result(), expected[:20])
+        assert rounds_asked(mute) == asked
+        # Of two at a time one tries the other draft, and finds that it answers again.
+        mute.mangle = lambda frame: frame
+        streams = [start(own, prompt, GREEDY) for _ in range(2)]
+        for stream in streams:
+            validate(stream.result(), expected)
+        assert proposals(mute) > 0
