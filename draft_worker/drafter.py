@@ -92,7 +92,8 @@ class Drafter:
             clock=clock,
         )
         passes = self.observer.passes["ahead"]
-        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock)
+        beside = config.max_mixed_prefill_tokens or None
+        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock, beside)
 
     @property
     def has_work(self) -> bool:

@@ -18,7 +18,7 @@ from paceline.engine.passes import Job, run_pass
 from paceline.telemetry.worker import Passes
 
 ROWS = 64
-"""Of one pass: a round that arrives waits for it."""
+"""Of one pass: a round that arrives waits for it. While others run it has no more than is read beside them."""
 
 
 class Reading:
@@ -31,13 +31,18 @@ class Reading:
         spare: Callable[[], bool],
         passes: Passes,
         clock: Clock,
+        beside: int | None,
     ) -> None:
-        """`spare` gives back blocks that are worth less than a prompt's; False when there were none."""
+        """`spare` gives back blocks that are worth less than a prompt's; False when there were none.
+
+        `beside`: rows of prefill in a pass that others wait for.
+        """
         self._runner = runner
         self._holdings = holdings
         self._spare = spare
         self._passes = passes
         self._clock = clock
+        self._beside = ROWS if beside is None else min(beside, ROWS)
         self._waiting: dict[str, Held[DraftProposal]] = {}
         self._seconds: dict[str, float] = {}
         """What was read so far took, by sequence."""
@@ -63,8 +68,9 @@ class Reading:
         # Made anew each time: meanwhile a round of another sequence may have taken its blocks.
         job = Job(held, held.session.tokens[held.table.length :], rows=1, arrived=self._clock())
         if job.feed:
+            rows = self._beside if len(self._holdings) > 1 else ROWS
             result = run_pass(
-                [job], self._runner, ROWS, self._clock, self._holdings, self._spare, passes=self._passes
+                [job], self._runner, rows, self._clock, self._holdings, self._spare, passes=self._passes
             )
             self._seconds[sequence_id] += job.compute
             if not (result.finished or result.failed):

@@ -33,11 +33,11 @@ class TimedRunner(ToyRunner):
 class Worker:
     """A drafter that reads four tokens at a time."""
 
-    def __init__(self, branches: int = 1, num_blocks: int = 50) -> None:
+    def __init__(self, branches: int = 1, num_blocks: int = 50, **changes: Any) -> None:
         self.clock = ManualClock()
         self.runner = TimedRunner(MODEL, num_blocks, 4)
         self.runner.clock = self.clock
-        config = draft_config(support_mass=0.9, lookahead_branches=branches, lookahead_sequences=1)
+        config = draft_config(support_mass=0.9, lookahead_branches=branches, lookahead_sequences=1, **changes)
         self.it = Drafter(self.runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=self.clock)
 
     def open(self, name: str = "s", epoch: int = 1) -> None:
@@ -105,6 +105,15 @@ def test_a_round_comes_first_and_reads_the_rest() -> None:
     assert event.timings.prefill == pytest.approx(1 + 6 / 7)
     worker.run()
     assert worker.cached("other") == list(PROMPT)
+
+
+def test_where_others_run_it_is_read_in_smaller_pieces() -> None:
+    worker = Worker(max_mixed_prefill_tokens=2)
+    worker.open()
+    worker.it.step()
+    worker.open("other")
+    worker.run()
+    assert worker.runner.passes == [4, 2, 2, 2, 2], "the other one has the full blocks of the first"
 
 
 def test_a_draft_that_does_not_look_ahead_reads_nothing_before_it_is_asked() -> None:
