@@ -18,7 +18,7 @@ from paceline.engine.passes import Job, run_pass
 from paceline.telemetry.worker import Passes
 
 ROWS = 64
-"""Of one pass: a round that arrives waits for it. While others run it has no more than is read beside them."""
+"""Of one pass: a round that arrives waits for it. While others run it is no more than is read beside them."""
 
 
 class Reading:

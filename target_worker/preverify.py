@@ -86,6 +86,10 @@ class FirstRows:
             since, had_it = waited
             self.worth.observe(had_it, self.clock() - since)
 
+    def answered(self) -> None:
+        """All verdicts of a pass are out."""
+        self.worth.turn()
+
     def gone(self, sequence_id: str) -> None:
         """It ended."""
         self._waits.pop(sequence_id, None)

@@ -331,6 +331,7 @@ class Verifier:
                 self._gathering.answered(r.command.sequence_id, r.rows, now)
                 self._first_rows.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
+        self._first_rows.answered()
         return events
 
     def _settle(

@@ -31,11 +31,15 @@ def _kept() -> dict[bool, deque[float]]:
 
 @dataclass(slots=True)
 class Worth:
-    """Told of every round how long it took; says whether the next one is to have it."""
+    """Told of every round how long it took; says whether the next ones are to have it.
+
+    Sequences that share a pass have it alike: all of them wait for those of them that have it.
+    """
 
     has_it: bool = True
-    """What the next round is to have."""
+    """What rounds are to have after the verdicts that are going out."""
     _rounds: int = 0
+    _turns: int = 0
     _seconds: dict[bool, deque[float]] = field(default_factory=_kept)
 
     def observe(self, had_it: bool, seconds: float) -> None:
@@ -43,11 +47,14 @@ class Worth:
         if self._rounds % (TRIED + STAYS) < TRIED:
             self._seconds[had_it].append(seconds)
         self._rounds += 1
-        at = self._rounds % (TRIED + STAYS)
-        if at < TRIED:
-            self.has_it = at % 2 == 0
-        elif at == TRIED:
+        if self._rounds % (TRIED + STAYS) == TRIED:
             self.has_it = self._is_better
+
+    def turn(self) -> None:
+        """The verdicts of a pass are out. Two groups that take turns have it two passes long each."""
+        if self._rounds % (TRIED + STAYS) < TRIED:
+            self._turns += 1
+            self.has_it = self._turns % 4 < 2
 
     @property
     def _is_better(self) -> bool:

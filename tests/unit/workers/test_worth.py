@@ -18,6 +18,7 @@ def shares(with_it: float, without: float, rounds: int, worth: Worth, seed: int 
         has_it = worth.has_it
         had += has_it
         worth.observe(has_it, (with_it if has_it else without) * rng.uniform(0.5, 1.5))
+        worth.turn()
     return had / rounds
 
 
@@ -45,4 +46,27 @@ def test_a_pause_of_the_machine_decides_nothing() -> None:
     for i in range(TRIED):
         has_it = worth.has_it
         worth.observe(has_it, 1000.0 if i == 12 else 0.9 if has_it else 1.0)
+        worth.turn()
     assert worth.has_it
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("with_it", "stays"), [(0.8, True), (1.3, False)])
+def test_sequences_that_share_a_pass_have_it_alike(
+    size: int, groups: int, with_it: float, stays: bool
+) -> None:
+    """Once: of two in a pass always the same one had it, and both waited for it: nothing was compared."""
+    worth = Worth()
+    had = [[worth.has_it] * size for _ in range(groups)]
+    seen: list[set[bool]] = [set() for _ in range(groups)]
+    for pass_ in range(-(-TRIED // size)):
+        group = pass_ % groups
+        for i in range(size):
+            worth.observe(had[group][i], with_it if any(had[group]) else 1.0)
+            had[group][i] = worth.has_it
+        worth.turn()
+        assert len(set(had[group])) == 1 or worth._rounds >= TRIED
+        seen[group].add(had[group][0])
+    assert worth.has_it is stays
+    assert seen == [{True, False}] * groups
