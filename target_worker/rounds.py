@@ -59,7 +59,7 @@ def following_late(
 ) -> VerifyRound | None:
     """The next round of a sequence whose verdict is out already; None where it was not told, or has begun."""
     verdict = session.answer
-    if verdict is None or session.question is None:
+    if verdict is None or session.question is None or session.abandoned:
         return None
     if place(command) != (session.epoch, session.round, session.question[0]):
         return None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from paceline.cli.connecting import Connection
 from paceline.cli.options import Defaults, option, options_from_fields
@@ -113,7 +114,7 @@ def status(
     if as_json:
         print(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         if not console.is_terminal:
             console.width = _PIPED_WIDTH
         console.print(status_table(answer))
@@ -130,9 +131,10 @@ def status_table(answer: ServerStatus) -> Table:
     for title in ("vocabulary", "cache used", "prefix hits", "preemptions"):
         table.add_column(title, justify="right", no_wrap=True)
     mine = answer.coordinator
-    table.add_row("coordinator", mine.address, str(mine.process_id), "ready")
-    for worker in answer.workers:
-        table.add_row(*_worker_row(worker))
+    rows = [["coordinator", mine.address, str(mine.process_id), "ready"], *map(_worker_row, answer.workers)]
+    for row in rows:
+        # Not as markup: addresses and reasons may have brackets.
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -58,6 +58,8 @@ class Session(Generic[Answer]):
     round: int = 0
     question: Question | None = None
     answer: Answer | None = None
+    _before: tuple[int, Question | None, Answer | None] = (0, None, None)
+    """The round before the present one, with its question and answer."""
 
     def begin(
         self, epoch: int, round_number: int, base_length: int, tail: Sequence[int], question: Question
@@ -84,6 +86,7 @@ class Session(Generic[Answer]):
             )
         del self.tokens[start:]
         self.tokens.extend(tail)
+        self._before = self.round, self.question, self.answer
         self.round, self.question, self.answer = round_number, question, None
         return Disposition.COMPUTE
 
@@ -101,11 +104,19 @@ class Session(Generic[Answer]):
             start = 0
         return next(i for i in range(start, bound) if self.cached[i] != self.tokens[i])
 
+    @property
+    def abandoned(self) -> bool:
+        """The round after the last answered one was begun, and is to be asked before it begins again."""
+        return self.round == self._before[0]
+
     def finish(self, answer: Answer) -> None:
         """Keep the answer for a repetition of the round."""
         self.answer = answer
 
     def abandon_round(self) -> None:
-        """Forget that the last round was asked, so that asking it again computes it."""
-        self.round -= 1
-        self.question, self.answer = None, None
+        """Forget that the last round was asked, so that asking it again computes it.
+
+        The one before may be asked again as well: the worker began this one by itself, and its answer to that
+        one crossed with a refusal that the same round had met before.
+        """
+        self.round, self.question, self.answer = self._before

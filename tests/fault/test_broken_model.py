@@ -10,8 +10,10 @@ from harness.history import Recording, validate
 from harness.pair import Pair
 from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG, until
+from harness.wire import Proxy
 
 from paceline.core.errors import InternalError
+from paceline.core.messages import SequenceFailed
 
 POISON = 200
 """Its embedding is not a number: after it the model has no logits."""
@@ -57,6 +59,12 @@ def check_pools_whole(own: OwnCoordinator) -> None:
     )
 
 
+def failures(draft: Proxy) -> int:
+    """Sequences that a draft could not go on with for logits that are not numbers."""
+    failed = (event.error for event in list(draft.events) if isinstance(event, SequenceFailed))
+    return sum("not numbers" in error.message for error in failed)
+
+
 def test_logits_that_are_not_numbers_end_one_request(
     pair_paths: Pair, poisoned: Path, poisoned_draft: str
 ) -> None:
@@ -85,13 +93,19 @@ def test_logits_that_are_not_numbers_end_one_request(
 def test_a_draft_whose_logits_are_not_numbers_costs_speed_only(
     faulty: RunningStack, poisoned_draft: str
 ) -> None:
-    with own_coordinator(faulty.pair, [faulty.stack.address_of("target")], [poisoned_draft]) as own:
+    with (
+        Proxy(poisoned_draft, "draft") as draft,
+        own_coordinator(faulty.pair, [faulty.stack.address_of("target")], [draft.address]) as own,
+    ):
         for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
             for mode in ("coupled", "rejection", "block"):
                 parameters = {"max_tokens": 24, "ignore_eos": True, **sampling}
                 prompt = [5, POISON, 7]
-                speculation = {"num_speculative_tokens": 4, "acceptance": mode}
+                speculation = {"num_speculative_tokens": 4, "acceptance": mode, "prompt_lookup": False}
+                before = failures(draft)
                 history = Recording(own.address, prompt, parameters, speculation).result()
+                # It was asked, and this is what it said.
+                assert failures(draft) > before
                 validate(history)
                 assert len(history.token_ids) == 24
                 if mode == "coupled" or sampling["temperature"] == 0:

@@ -357,7 +357,7 @@ def test_a_target_with_another_tokenizer_than_the_coordinators_is_refused(
 
 
 def test_a_slow_reader_loses_nothing(stack: RunningStack, client: Client) -> None:
-    """A client that does not read pauses its own sequence and no other; then it gets every token."""
+    """A client that pauses gets every token in the end, and others are served meanwhile."""
     parameters = {"max_tokens": 300, "temperature": 1.0, "seed": 4, "ignore_eos": True}
     stream = client.stream("import", parameters, timeout=HANG)
     next(stream)

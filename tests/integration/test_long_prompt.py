@@ -75,9 +75,3 @@ def test_running_streams_hardly_pause(stack: RunningStack, oracle: Oracle, k: in
     assert len(result.token_ids) == 1
     assert all(running)
     assert min(meanwhile) >= ROUNDS
-
-
-def test_the_prompt_is_long(oracle: Oracle) -> None:
-    """Longer than a pass may be."""
-    tokens: Ids = oracle.encode(SOURCE * 4)
-    assert len(tokens) >= LONG

@@ -11,6 +11,7 @@ from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack, own_coordinator, sound_stack, together
 from harness.waiting import HANG, until
+from harness.web import connect
 from harness.wire import Line, next_round
 
 from paceline.core.errors import InvalidArgumentError, NotFoundError
@@ -57,14 +58,23 @@ def check(stack: RunningStack, oracle: Oracle, count: int, k: int, address: str 
         oracle.check_greedy(prompt, tokens, NEW_TOKENS, ignore_eos=True)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-@pytest.mark.parametrize("count", [2, 3, 12])
+def waits(stack: RunningStack) -> float:
+    """Times that a sequence was without blocks, or had to give its own up."""
+    (http,) = [*connect(stack.stack.http_address)]
+    return http.total("paceline:block_waits_total") + http.total("paceline:num_preemptions_total")
+
+
+@pytest.mark.parametrize(("count", "k"), [(2, 4), (3, 0), (3, 4), (12, 0), (12, 4)])
 def test_requests_that_do_not_fit_together_all_finish(
     small: RunningStack, oracle: Oracle, count: int, k: int
 ) -> None:
+    """Two may pass each other by; more of them must wait, and this is about what happens then."""
+    before = waits(small)
     for _ in range(2):
         check(small, oracle, count, k)
         small.check_pools_whole()
+    if count > 2:
+        assert waits(small) > before
 
 
 def test_sampled_requests_under_pressure_keep_their_tokens(small: RunningStack, oracle: Oracle) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import httpx2
 import pytest
+from harness.commands import command
 from harness.oracle import Ids, Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
@@ -149,13 +148,11 @@ def test_a_salt_beyond_the_bound_is_refused(stack: RunningStack) -> None:
 
 
 def test_the_status_shows_hits_and_preemptions(stack: RunningStack) -> None:
-    command = [sys.executable, "-P", "-m", "paceline", "status", "--address", stack.address]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True).stdout
+    words = ("status", "--address", stack.address)
+    shown = command(*words).stdout
     assert "prefix hits" in shown
     assert "preemptions" in shown
-    told = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, timeout=HANG, check=True).stdout
-    )
+    told = json.loads(command(*words, "--json").stdout)
     target = next(w for w in told["workers"] if w["role"] == "target")["info"]["cache"]
     assert target["prefix_cache_queries"] >= target["prefix_cache_hits"] >= 0
     assert (target["num_preemptions"], told["coordinator"]["num_preemptions"]) == (0, 0)

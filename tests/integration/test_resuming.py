@@ -12,6 +12,7 @@ from harness.history import validate
 from harness.resumed import history_of
 from harness.stacks import OwnCoordinator, RunningStack, own_coordinator
 from harness.waiting import HANG, until
+from harness.web import Http
 
 from paceline.client import AsyncClient, Client, GenerationChunk, GenerationResult, sync_client
 from paceline.client.channel import CHANNEL_OPTIONS
@@ -25,6 +26,7 @@ from paceline.core.errors import (
     PacelineError,
     UnavailableError,
 )
+from paceline.core.limits import MAX_UNREAD_TOKENS
 from paceline.rpc.status import from_rpc_error
 from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
@@ -312,17 +314,33 @@ def begin(address: str, name: str, sampling: Mapping[str, Any] = LONG) -> tuple[
 def test_a_client_that_never_comes_back_frees_everything_in_time(
     stack: RunningStack, hasty: OwnCoordinator
 ) -> None:
+    finished = hasty.client.status().coordinator.finished_requests
     channel, _ = begin(hasty.address, "gone")
     assert running(hasty.client) == 1
     channel.close()
-    until(lambda: running(hasty.client) == 0, "the end of what was held")
+    until(lambda: running(hasty.client) == 0, "the end of what was held", timeout=10.0)
+    assert hasty.client.status().coordinator.finished_requests == finished
     stack.check_pools_whole()
 
 
-def test_a_held_request_pauses_at_the_bound(stack: RunningStack) -> None:
+def test_a_held_request_pauses_at_the_bound(stack: RunningStack, http: Http) -> None:
     """Nobody reads it: it neither runs to its end nor ends, until it is cancelled by name."""
-    channel, _ = begin(stack.address, "held")
+
+    def generated() -> float:
+        return http.total("paceline:generation_tokens_total") - before
+
+    before = http.total("paceline:generation_tokens_total")
+    # Sooner there than what is sampled, for its text repeats itself and is foreseen.
+    channel, _ = begin(stack.address, "held", {**GREEDY, "max_tokens": 1500})
     channel.close()
+    looks = [0.0]
+
+    def stands_still() -> bool:
+        looks.append(generated())
+        return looks[-1] == looks[-2] >= MAX_UNREAD_TOKENS
+
+    until(stands_still, "the pause of a request that nobody reads", timeout=25.0, pause=0.2)
+    assert generated() < LONG["max_tokens"]
     assert running(stack.client) == 1
     with stack.stub() as stub:
         with pytest.raises(grpc.RpcError) as caught:

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from harness.waiting import HANG
 
 from paceline.rpc import server as module
 from paceline.rpc.server import Server
 
 METHOD = "/test.Test/Stream"
+CHILD = """
+import asyncio, sys
+from paceline.rpc.server import Server
+
+async def serve(exit_with_parent):
+    server = Server("test", "127.0.0.1", 0)
+    await server.start()
+    server.announce()
+    await server.run_until_stopped(exit_with_parent=exit_with_parent)
+
+asyncio.run(serve(sys.argv[1] == "with its parent"))
+"""
 
 
 class Slow(grpc.GenericRpcHandler):
@@ -91,3 +107,23 @@ async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
             await call.read()
         await asyncio.wait_for(serving, module.DRAIN_SECONDS / 2)
     assert server.abandoned
+
+
+@pytest.mark.parametrize("when", ["with its parent", "by itself"])
+def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None:
+    """However a supervisor ends, its end of the pipe is closed then."""
+    command = [sys.executable, "-P", "-c", CHILD, when]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdin
+            assert child.stdout
+            assert json.loads(child.stdout.readline())["event"] == "ready"
+            child.stdin.close()
+            if when == "by itself":
+                # One that ended wrongly would have by then: nothing runs that it could wait for.
+                with pytest.raises(subprocess.TimeoutExpired):
+                    child.wait(1.0)
+                child.terminate()
+            assert child.wait(HANG) == 0
+        finally:
+            child.kill()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import openai
 import pytest
+from harness.commands import Done, command
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack, own_coordinator, together
@@ -176,10 +175,16 @@ def test_what_is_cut_short_says_so(client: Client, prompt: Ids) -> None:
 
 
 def test_log_probabilities_are_the_models_own(client: Client, prompt: Ids) -> None:
-    """Raw, as always: not of the masked distribution, and finite."""
+    """Raw, as always: those of a request without a structure, and finite."""
+    free = client.generate(prompt, {"max_tokens": 1, "temperature": 0, "logprobs": 3}, timeout=HANG)
     result = generate(client, prompt, "choice", 3, temperature=0, logprobs=3)
     assert result.logprobs is not None
     first = result.logprobs[0]
+    assert free.logprobs is not None
+    both = first.keys() & free.logprobs[0].keys()
+    assert len(both) >= 3
+    for token in both:
+        assert first[token].logprob == pytest.approx(free.logprobs[0][token].logprob, abs=1e-4)
     assert first[result.token_ids[0]].rank >= 1
     assert all(entry.logprob > -1e9 for entry in first.values())
 
@@ -238,15 +243,9 @@ def test_the_command_line_names_what_is_wrong(stack: RunningStack, tmp_path: Pat
         assert "Traceback" not in answer.stderr
 
 
-def generate_by_command(stack: RunningStack, *options: str) -> subprocess.CompletedProcess[str]:
+def generate_by_command(stack: RunningStack, *options: str) -> Done:
     words = ["generate", "x = ", "--json", "--temperature", "0", "--max-tokens", "900", *options]
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "paceline", *words, "--address", stack.address],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
+    return command(*words, "--address", stack.address)
 
 
 # ---- over HTTP -------------------------------------------------------------------------------------------
@@ -265,13 +264,13 @@ class Answer(BaseModel):
 
 
 def test_completions_take_both_forms(http: Http) -> None:
-    given: dict[str, Any] = {"model": http.model, "prompt": "x = ", "max_tokens": 200, "seed": 3}
+    given: dict[str, Any] = {"model": http.model, "prompt": "x = ", "max_tokens": 900, "seed": 3}
     by_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     got = http.openai.completions.create(**given, extra_body={"response_format": by_schema})
     other = http.openai.completions.create(**given, extra_body={"structured_outputs": {"json": SCHEMA}})
     assert got.choices[0].text == other.choices[0].text
-    if got.choices[0].finish_reason == "stop":
-        assert follows_schema(got.choices[0].text)
+    assert got.choices[0].finish_reason == "stop"
+    assert follows_schema(got.choices[0].text)
     chosen = http.openai.completions.create(**given, extra_body={"structured_outputs": {"choice": CHOICE}})
     assert chosen.choices[0].text in CHOICE
 

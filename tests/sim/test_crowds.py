@@ -53,8 +53,17 @@ def rate(
 
 
 @functools.cache
+def fixed(machine: Machine, concurrency: int, text: str, k: int) -> float:
+    return rate(machine, concurrency, text, k)
+
+
+def plain(machine: Machine, concurrency: int) -> float:
+    """Without drafts it is the same for every text."""
+    return fixed(machine, concurrency, "all alike", 0)
+
+
 def best(machine: Machine, concurrency: int, text: str) -> float:
-    return max(rate(machine, concurrency, text, k) for k in (0, 1, 2, 4))
+    return max(plain(machine, concurrency), *(fixed(machine, concurrency, text, k) for k in (1, 2, 4)))
 
 
 def of_the_best(machine: Machine, concurrency: int, text: str) -> float:
@@ -69,7 +78,7 @@ def test_half_of_them_drafting_is_worse_than_half_of_each(concurrency: int) -> N
     def half(pair: Pair) -> Policy:
         return Fixed(pair, 4 * (next(numbers) % 2))
 
-    alone = [rate(CROWDED, concurrency, "all alike", k) for k in (0, 4)]
+    alone = [plain(CROWDED, concurrency), fixed(CROWDED, concurrency, "all alike", 4)]
     assert rate(CROWDED, concurrency, "all alike", make=half) < 0.95 * mean(alone)
 
 

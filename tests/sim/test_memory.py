@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import SamplingParams
 from tests.sim.scenarios import DRAFT, EOS, MAX_MODEL_LEN, TARGET, check_equal, crowded_world
 from tests.sim.world import Faults, Request, World, chosen_seeds
@@ -98,7 +98,7 @@ def test_a_bounded_queue_refuses_what_it_cannot_hold_and_serves_the_rest() -> No
     world.run()
     refused = [client for client in world.clients if client.refused is not None]
     assert refused
-    assert all(isinstance(client.refused, PacelineError) for client in refused)
+    assert all(isinstance(client.refused, ResourceExhaustedError) for client in refused)
     for client in world.clients:
         if client.refused is None:
             check_equal(client)

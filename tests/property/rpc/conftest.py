@@ -80,6 +80,7 @@ speculations = st.builds(
     SpeculationParams,
     num_speculative_tokens=st.none() | st.just("auto") | st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
     acceptance=st.none() | modes,
+    prompt_lookup=st.none() | st.booleans(),
 )
 salts = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_CACHE_SALT_CHARACTERS)
 names = st.text(st.characters(codec="utf-8"), max_size=limits.MAX_REQUEST_ID_CHARACTERS)
@@ -176,6 +177,7 @@ def verdicts(draw: Any) -> Verdict:
         draw(uint32),
         draw(timings),
         logprobs=reports if draw(st.booleans()) else (),
+        went_on_with=draw(st.none() | uint32),
     )
 
 
@@ -187,12 +189,23 @@ closes = st.builds(messages.CloseSequence, sequence_id=texts, epoch=uint32)
 verify_rounds = st.builds(
     messages.VerifyRound, **addresses, base_length=uint32, committed_tail=ids, proposal=proposals()
 )
+by_outcome = st.dictionaries(st.tuples(uint32, uint32), proposals(), max_size=3)
+"""Proposals for outcomes of a round: (accepted, next token)."""
+verify_aheads = st.builds(
+    messages.VerifyAhead,
+    **addresses,
+    base_length=uint32,
+    proposals=by_outcome,
+    plain_otherwise=st.booleans(),
+)
 draft_rounds = st.builds(
     messages.DraftRound,
     **addresses,
     base_length=uint32,
     committed_tail=ids,
     num_draft_tokens=st.integers(1, limits.MAX_SPECULATIVE_TOKENS),
+    num_lookahead_tokens=st.integers(0, limits.MAX_SPECULATIVE_TOKENS),
+    proposal_known=st.booleans(),
 )
 prompt_logprobs = st.builds(
     messages.PromptLogprobs,
@@ -209,6 +222,7 @@ draft_proposals = st.builds(
     num_computed_tokens=uint32,
     timings=timings,
 )
+continuations = st.builds(messages.Continuations, **addresses, base_length=uint32, proposals=by_outcome)
 paceline_errors = st.one_of(
     st.builds(errors.InvalidArgumentError, texts.filter(bool), texts.filter(bool)),
     st.builds(errors.TokenizerMismatchError, texts.filter(bool), texts.filter(bool)),
@@ -240,10 +254,10 @@ def wire() -> SimpleNamespace:
         proposals=proposals(),
         timings=timings,
         verdicts=verdicts(),
-        target_commands=st.lists(opens | verify_rounds | closes, max_size=4),
+        target_commands=st.lists(opens | verify_rounds | verify_aheads | closes, max_size=4),
         draft_commands=st.lists(opens | draft_rounds | closes, max_size=4),
         target_events=st.lists(round_verdicts | prompt_logprobs | failures, max_size=4),
-        draft_events=st.lists(draft_proposals | failures, max_size=4),
+        draft_events=st.lists(draft_proposals | continuations | failures, max_size=4),
         errors=paceline_errors,
         same_error=same_error,
     )

@@ -93,6 +93,21 @@ class RunningStack:
             left = {w.role: w.info.cache for w in status.workers if w.info is not None}
             raise AssertionError(f"something is left behind: {status.coordinator}, {left}") from None
 
+    def num_finished(self) -> int:
+        """Requests that came to their own end."""
+        return self.client.status().coordinator.finished_requests
+
+    def check_cut_short(self, num_finished: int) -> None:
+        """What was given up ends soon, and before it would have by itself: no more than these finished."""
+
+        def idle() -> bool:
+            return self.client.status().coordinator.running == 0
+
+        # Less than the coordinator waits for a client that does not read, or that may come back.
+        until(idle, "the end of what was given up", timeout=10.0)
+        assert self.num_finished() == num_finished
+        self.check_pools_whole()
+
     def check_logs(self) -> None:
         """No process has seen an exception that it did not expect."""
         lines = list(self.log.lines)

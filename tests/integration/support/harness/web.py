@@ -26,6 +26,11 @@ class Http:
     def post(self, path: str, values: Any) -> httpx2.Response:
         return httpx2.post(self.url + path, json=values, timeout=HANG)
 
+    def total(self, metric: str) -> float:
+        """The sum of a metric's samples, whatever their labels."""
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{"))
+
 
 def connect(address: str) -> Iterator[Http]:
     url = f"http://{address}"
