@@ -184,7 +184,7 @@ class Goodput(Member):
         drafts, ballot = self.habits.drafts, self._ballot
         news = drafts.observed - self._seen
         much = min(pair.sequences // CROWD, self._seen)
-        if ballot is None or news > much or (not news and self._off >= self._reconsiders):
+        if ballot is None or news > much or self._off >= self._reconsiders:
             self._seen, self._reconsiders = drafts.observed, self._off + int(RECONSIDER * pair.crowds)
             expected = drafts.expected(self.num_speculative_tokens)
             ballot = Ballot(expected, self._wish(expected, table.beside_drafts))
@@ -342,6 +342,7 @@ class Goodput(Member):
 
     def _end_probe(self, *, useful: bool) -> None:
         self._probe_left, self._off = None, 0
+        self._reconsiders = int(RECONSIDER * self.pair.crowds)
         self._probe_after = PROBE_FIRST if useful else min(2 * self._probe_after, PROBE_LAST)
         self.pair.probed(useful=useful)
 

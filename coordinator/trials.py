@@ -218,7 +218,8 @@ class Trials:
         least = min(TRIAL_DRAFT, agreement.max_draft) if either else 1
         other = 0 if agreement.drafts else max(agreement.num_draft, least)
         if not known:
-            return other
+            # What was best at another load says little of this one.
+            return 0 if agreement.drafts else min(TRIAL_DRAFT, agreement.max_draft)
         worth = _share(agreement, known) >= (WORTH_FIRST if either else WORTH)
         if not worth and not agreement.drafts and self.rounds - self.ended < HOPELESS * size:
             return None

@@ -87,6 +87,15 @@ def test_trials_of_what_is_close_cost_little() -> None:
     assert 0 < lost < 1.2 * TRIAL_COST * 4000
 
 
+def test_the_first_trial_of_a_load_takes_no_k_of_another_one() -> None:
+    """Once: one client had settled on eight draft tokens, and sixteen that came tried eight at once."""
+    agreement, trials = Agreement(MOST), Trials.of(16)
+    agreement.num_draft = 8
+    while trials.trial is None:
+        trials.step(agreement, 16, known=False, reading=False)
+    assert trials.trial.num_draft == 2
+
+
 def test_where_plain_decoding_is_far_behind_neighbours_are_tried() -> None:
     agreement, trials = plain_is_far_behind(), Trials.of(1)
     trials.number = 2
