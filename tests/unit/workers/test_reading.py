@@ -147,6 +147,23 @@ def test_what_is_over_is_not_read_on(ending: str, passes: int) -> None:
     assert worker.runner.pool.used_blocks == 0
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_opening_that_comes_twice_changes_nothing(asked: bool) -> None:
+    """What a round and its branches hang on is not fed beside them."""
+    worker = Worker()
+    worker.open()
+    worker.it.step()
+    if asked:
+        worker.ask()
+    worker.open()
+    assert worker.it._reading.has_work is not asked
+    if not asked:
+        worker.ask()
+    event = worker.answer()
+    assert event.proposal.token_ids == best(2)
+    assert event.timings.prefill > 1.0, "the first pass is counted"
+
+
 def test_without_room_it_is_left_to_the_round() -> None:
     worker = Worker(num_blocks=2)
     worker.open()
