@@ -126,4 +126,4 @@ QUICK = replace(
     repeats=2,
     prompts=2,
 )
-"""The ratios at one request, in about a minute with the embedded pair."""
+"""The ratios at one request, in under a minute with the embedded pair."""

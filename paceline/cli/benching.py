@@ -89,7 +89,7 @@ def bench(
         ),
     ] = None,
     no_peers: Annotated[bool, option("no_peers", "Leave other systems out.")] = False,
-    quick: Annotated[bool, option("quick", "Only the ratios at one request, in about a minute.")] = False,
+    quick: Annotated[bool, option("quick", "Only the ratios at one request, in under a minute.")] = False,
     json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
     plots: Annotated[Path | None, option("plots", "Write PNG files to this folder.", file_okay=False)] = None,
     verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,

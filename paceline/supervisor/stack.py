@@ -76,12 +76,15 @@ class Stack:
         config: StackConfig,
         supervisor: Supervisor,
         sockets: Path | None,
+        environment: Mapping[str, str],
         fork_server: ForkServer | None = None,
     ) -> None:
-        """`sockets` is the folder for the workers' local sockets, if they have any."""
+        """`sockets` is the folder for the workers' local sockets, if they have any; all processes have this
+        `environment`, whatever becomes of ours."""
         self.config = config
         self.supervisor = supervisor
         self._sockets = sockets
+        self._environment = environment
         self._fork_server = fork_server
         self._workers = 0
 
@@ -139,14 +142,10 @@ class Stack:
 
     def start(self, *processes: tuple[str, str, Config]) -> list[ChildStatus]:
         """The same for several at a time."""
-        environment = child_environment(self.config.environment)
-        specs = [
-            self._process(role, command, self._reached(config), environment)
-            for role, command, config in processes
-        ]
+        specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
         return self.supervisor.start(specs, self.config.start_timeout)
 
-    def _process(self, role: str, command: str, config: Config, environment: Mapping[str, str]) -> ChildSpec:
+    def _process(self, role: str, command: str, config: Config) -> ChildSpec:
         start = start_process
         if self._fork_server is not None and isinstance(config, WorkerConfig) and self.config.forks(config):
             start = self._fork_server.start
@@ -154,7 +153,7 @@ class Stack:
             role=role,
             command=(*PROGRAM, command, *arguments(replace(config, port=0))),
             port=config.port,
-            environment=environment,
+            environment=self._environment,
             start=start,
         )
 
@@ -192,12 +191,15 @@ def serve_stack(
     """
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
+    # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.
+    environment = child_environment(config.environment)
+    own = _own_fork_server(config, environment)
     with (
         _folder_of_sockets(config) as sockets,
-        _own_fork_server(config) if fork_server is None else contextlib.nullcontext(fork_server) as forker,
+        own if fork_server is None else contextlib.nullcontext(fork_server) as forker,
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
-        stack = Stack(config, supervisor, sockets, forker)
+        stack = Stack(config, supervisor, sockets, environment, forker)
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles)
         )
@@ -209,19 +211,23 @@ def serve_stack(
 
 
 @contextlib.contextmanager
-def _own_fork_server(config: StackConfig) -> Iterator[ForkServer | None]:
+def _own_fork_server(config: StackConfig, environment: Mapping[str, str]) -> Iterator[ForkServer | None]:
     """One that can be forked by now; None where no worker is to be."""
     if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
         yield None
         return
-    with paceline_fork_server(config.environment) as server:
+    with _fork_server(environment) as server:
         server.wait_until_loaded(config.start_timeout)
         yield server
 
 
 def paceline_fork_server(environment: Mapping[str, str]) -> ForkServer:
     """Of workers; `environment` is that of a StackConfig."""
-    return ForkServer(PROGRAM, ("fork-server",), child_environment(environment))
+    return _fork_server(child_environment(environment))
+
+
+def _fork_server(environment: Mapping[str, str]) -> ForkServer:
+    return ForkServer(PROGRAM, ("fork-server",), environment)
 
 
 @contextlib.contextmanager
