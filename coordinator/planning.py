@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.answers import shortened
+from coordinator.answers import shortened, verdict_fits
 from coordinator.lookup import LONGEST, Match, copied
 from coordinator.sequence import Sequence
 from paceline.core.types import Proposal, Verdict
@@ -124,6 +124,16 @@ class Planner(Sequence):
 
     def _foreseen_by(self, verdict: Verdict) -> Proposal:
         return self._foreseen.get((verdict.num_accepted, verdict.token_ids[-1]), NOTHING)
+
+    def _fits(self, verdict: Verdict) -> bool:
+        """True for a verdict that the round in progress can have."""
+        wants_logprobs = self.params.sampling.logprobs is not None
+        return (
+            verdict_fits(verdict, self._proposal, len(self.ledger), self.vocabulary_size)
+            and bool(verdict.logprobs) == wants_logprobs
+            and not self.ledger.lacks_prompt_logprobs
+            and self._might_go_on(verdict)
+        )
 
     def _might_go_on(self, verdict: Verdict) -> bool:
         """True where what the target says it has begun by itself was handed to it."""

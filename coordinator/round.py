@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.answers import is_sensible, verdict_fits, with_origins
+from coordinator.answers import is_sensible, with_origins
 from coordinator.events import (
     Action,
     Emit,
@@ -56,7 +56,7 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.messages import Continuations, DraftProposal, PromptLogprobs, RoundVerdict, SequenceFailed
-from paceline.core.types import Proposal, Verdict
+from paceline.core.types import Proposal
 
 MAX_ATTEMPTS = 4
 """Times one round may be put to the target again before the sequence fails."""
@@ -295,15 +295,6 @@ class RoundMachine(Planner):
         if report is None:
             return self._fail(InternalError("the target worker's log-probabilities do not fit the prompt"))
         return [Emit(report)] if report.prompt_logprobs else []
-
-    def _fits(self, verdict: Verdict) -> bool:
-        wants_logprobs = self.params.sampling.logprobs is not None
-        return (
-            verdict_fits(verdict, self._proposal, len(self.ledger), self.vocabulary_size)
-            and bool(verdict.logprobs) == wants_logprobs
-            and not self.ledger.lacks_prompt_logprobs
-            and self._might_go_on(verdict)
-        )
 
     # ---- what can go wrong -------------------------------------------------------------------------
 

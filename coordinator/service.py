@@ -7,10 +7,11 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from coordinator.access import principal
 from coordinator.coordinator import Coordinator
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = TypeVar("Answer")
+Question = TypeVar("Question", bound=Message)
 
 _STATES = {
     LinkState.CONNECTING: pb.WORKER_STATE_CONNECTING,
@@ -74,7 +76,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
         """End a request that its client will not resume."""
-        return await _or_abort(context, self._cancel(request))
+        return await _or_abort(context, self._cancel, request)
 
     async def _cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
         name = codec.cancel_request_from_proto(request)
@@ -83,10 +85,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         """The one model this coordinator serves."""
-        return await _or_abort(context, self._list_models(request))
+        return await _or_abort(context, self._list_models, request)
 
-    async def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
-        codec.refuse_unknown_fields(request, "request")
+    async def _list_models(self, _: pb.ListModelsRequest) -> pb.ListModelsResponse:
         info = self._coordinator.target_info()
         model = pb.Model(
             id=self._coordinator.model_name,
@@ -97,27 +98,24 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Text to ids."""
-        return await _or_abort(context, self._tokenize(request))
+        return await _or_abort(context, self._tokenize, request)
 
     async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        codec.refuse_unknown_fields(request, "request")
         ids = await self._coordinator.tokenize(request.text)
         return pb.TokenizeResponse(token_ids=ids, max_model_len=self._coordinator.target_info().max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:  # noqa: N802
         """Ids to text."""
-        return await _or_abort(context, self._detokenize(request))
+        return await _or_abort(context, self._detokenize, request)
 
     async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        codec.refuse_unknown_fields(request, "request")
         return pb.DetokenizeResponse(text=self._coordinator.detokenize(request.token_ids))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """The coordinator and its workers, as they are now."""
-        return await _or_abort(context, self._status(request))
+        return await _or_abort(context, self._status, request)
 
-    async def _status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
-        codec.refuse_unknown_fields(request, "request")
+    async def _status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         coordinator, dispatcher = self._coordinator, self._coordinator.dispatcher
         k = coordinator.config.num_speculative_tokens
         status = pb.CoordinatorStatus(
@@ -145,10 +143,13 @@ def _deadline(context: Context) -> float:
     return math.inf if remaining is None else monotonic() + remaining
 
 
-async def _or_abort(context: Context, answer: Awaitable[Answer]) -> Answer:
+async def _or_abort(
+    context: Context, answer: Callable[[Question], Awaitable[Answer]], request: Question
+) -> Answer:
     """The answer, or the call's end with a status that says why there is none."""
     try:
-        return await answer
+        codec.refuse_unknown_fields(request, "request")
+        return await answer(request)
     except PacelineError as error:
         await abort(context, error)
     except Exception as error:

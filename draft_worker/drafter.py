@@ -132,11 +132,11 @@ class Drafter:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
         grammar = grammar_for(command.params, self._grammars)
         held = self.holdings.find(command.sequence_id)
-        is_here = held is not None and held.session.epoch == command.epoch
-        if held is not None and held.session.epoch < command.epoch:
+        is_new = held is None or held.session.epoch < command.epoch
+        if is_new:
             self._leave(command.sequence_id)
         self.holdings.open(command, grammar)
-        if self._config.lookahead_branches and not is_here:
+        if self._config.lookahead_branches and is_new:
             self._reading.begin(command.sequence_id)
 
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:

@@ -182,8 +182,12 @@ def _with_costs(alpha: float | None, k: int, ahead: Cell | None, plain: Cell | N
 
 
 def _decode_speedup(of: Cell | None, to: Cell | None) -> float | None:
-    spread = decode_ratio(of, to) if of and to else None
+    spread = _decode_spread(of, to)
     return spread.median if spread else None
+
+
+def _decode_spread(of: Cell | None, to: Cell | None) -> Spread | None:
+    return decode_ratio(of, to) if of and to else None
 
 
 def _over(a: float | None, b: float | None) -> float | None:
@@ -272,16 +276,15 @@ def _between(of: Cell | None, to: Cell | None) -> Ratio | None:
 
 def _decoding(of: Cell | None, to: Cell | None) -> Ratio | None:
     """From the first token on: what speculation makes faster, however long the prompt is."""
-    spread = decode_ratio(of, to) if of and to else None
+    spread = _decode_spread(of, to)
     return Ratio.of_spread(spread, of, to.arm.name) if of and to and spread else None
 
 
 def _over_theory(ahead: Cell | None, plain: Cell | None, predicted: float | None) -> Ratio | None:
-    decoding = _decoding(ahead, plain)
-    if ahead is None or decoding is None or not predicted:
+    spread = _decode_spread(ahead, plain)
+    if ahead is None or spread is None or not predicted:
         return None
-    spread = Spread(decoding.value, decoding.q1, decoding.q3).over(predicted)
-    return Ratio.of_spread(spread, ahead, "theorem 3.8")
+    return Ratio.of_spread(spread.over(predicted), ahead, "theorem 3.8")
 
 
 def _worst(candidates: Iterable[Ratio | None]) -> Ratio | None:

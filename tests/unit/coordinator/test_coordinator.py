@@ -13,7 +13,6 @@ from coordinator import coordinator as coordinator_module
 from coordinator import main
 from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
-from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError, InvalidArgumentError, StaleEpochError, UnavailableError
 from paceline.core.structured import StructuredOutputs
@@ -22,17 +21,6 @@ from paceline.rpc.codec import GenerateCall, Resumption
 from paceline.v1 import common_pb2
 
 SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary.load("embedded:target")
-
-
-@pytest.fixture
-async def coordinator(vocabulary: Vocabulary) -> Coordinator:
-    config = CoordinatorConfig(targets=("a:1", "b:1"), tokenizer="embedded:target")
-    return Coordinator(config, vocabulary)
 
 
 def info(model: str) -> common_pb2.WorkerInfo:
@@ -92,18 +80,6 @@ def resumed(coordinator: Coordinator, received: str, **sampling: Any) -> Generat
     resumption = Resumption((len(token_ids),), (token_ids,))
     call = GenerateCall("r", (5, 6), asked, SpeculationParams(), resumable=True)
     return replace(call, resumption=resumption)
-
-
-@pytest.fixture
-def served(coordinator: Coordinator) -> Coordinator:
-    """Its target was there, and is away for now."""
-    link = coordinator.dispatcher.targets[0]
-    link.known = link.admitted = common_pb2.WorkerInfo(
-        model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
-    )
-    link.state = LinkState.LOST
-    coordinator._target_found.set()
-    return coordinator
 
 
 async def test_what_a_client_has_is_replayed_beside_the_loop(

@@ -21,11 +21,6 @@ BAD = StructuredOutputs(regex="(")
 EOS = [0]
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary.load("embedded:target")
-
-
 @pytest.fixture
 def structures(vocabulary: Vocabulary) -> Iterator[Structures]:
     made = Structures(vocabulary)

@@ -1,0 +1,34 @@
+"""A coordinator without processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.coordinator import Coordinator
+from coordinator.links import LinkState
+from coordinator.vocabulary import Vocabulary
+from paceline.core.config import CoordinatorConfig
+from paceline.v1 import common_pb2
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.load("embedded:target")
+
+
+@pytest.fixture
+async def coordinator(vocabulary: Vocabulary) -> Coordinator:
+    config = CoordinatorConfig(targets=("a:1", "b:1"), tokenizer="embedded:target")
+    return Coordinator(config, vocabulary)
+
+
+@pytest.fixture
+def served(coordinator: Coordinator) -> Coordinator:
+    """One whose target was there, and is away for now: no request comes to an end."""
+    link = coordinator.dispatcher.targets[0]
+    link.known = link.admitted = common_pb2.WorkerInfo(
+        model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
+    )
+    link.state = LinkState.LOST
+    coordinator._target_found.set()
+    return coordinator
