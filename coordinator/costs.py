@@ -376,6 +376,11 @@ def bracket(sequences: int) -> int:
     return (max(sequences, 1) - 1).bit_length()
 
 
+def least(load: int) -> int:
+    """Sequences of which it is the bracket, at least."""
+    return (1 << (load - 1)) + 1 if load else 1
+
+
 def weight(sequences: int) -> float:
     """Of one measurement where so many share a pass: they tell nearly the same, and not quite."""
     return 1 / math.sqrt(max(sequences, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from coordinator.agreement import Ballot
 from coordinator.costs import sampling, weight
@@ -22,8 +23,6 @@ APART = 2
 """Sequences up to which a proposal takes the time of its own tokens; those of more come together."""
 STEADY = 0.1
 """Share by which the sequences, and the rows of all of them, may change during a round that is measured."""
-PREFILL = 0.5
-"""A pass of which more than this share of the rows read a prompt tells nothing of verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +36,23 @@ class Verification:
     sequences: int
     """In that pass; at least 1."""
     prefill_rows: int = 0
-    """Of these rows, those of prompts."""
+    """Rows of prompts that the round waited for, in that pass and before it."""
 
     @classmethod
     def of(cls, seconds: float, timings: Timings) -> Verification | None:
         """None when the worker did not say what was in the pass."""
         if not timings.sequences:
             return None
-        return cls(seconds, timings.rows, timings.sequences, timings.prefill_rows)
+        prefill_rows = timings.prefill_rows + timings.prefill_rows_before
+        return cls(seconds, timings.rows, timings.sequences, prefill_rows)
 
 
 @dataclass(slots=True)
 class Member:
     """A sequence that learns, and lets the others learn; it does not choose."""
+
+    chooses: ClassVar[bool] = False
+    """Its K is chosen, so that it takes part in trials."""
 
     pair: Pair
     num_speculative_tokens: int
@@ -62,6 +65,8 @@ class Member:
     """Draft tokens of its round, and those that were not copied."""
     _yield: float = 0.0
     _catching_up: bool = False
+    """The draft reads what it lacks of it; the same for its prompt and the target."""
+    _prefilling: bool = False
     _readings: int = 0
     """Of the pair, when the draft was asked."""
     _mean_draft: float = 0.0
@@ -88,8 +93,8 @@ class Member:
         pair = self.pair
         if num_draft == 0:
             return
-        pair.spent(seconds, 0)
-        load = pair.costs.at(pair.sequences)
+        self._spent(seconds, 0)
+        load = pair.costs.at(pair.crowd)
         if lacking > CATCH_UP:
             pair.caught_up(prefill, lacking)
         elif self._settled and pair.settled and not (seconds and pair.read_much_since(self._readings)):
@@ -97,7 +102,8 @@ class Member:
 
     def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
         """This sequence's share of the rows in flight."""
-        self._is_catching_up(prefills)
+        self._is_catching_up(False)
+        self._is_prefilling(prefills)
         pair, drafted = self.pair, 0 if match else num_draft
         pair.proposals += drafted > 0
         self._share(True, num_draft, drafted, self._expected(num_draft, match))
@@ -107,15 +113,19 @@ class Member:
     def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
         """Learn what a verification takes, and what is accepted."""
         pair = self.pair
-        self._is_catching_up(False)
-        pair.verdicts += 1
+        self._is_prefilling(False)
+        pair.judged()
         if timing is not None:
-            pair.spent(timing.seconds, num_accepted + 1)
+            self._spent(timing.seconds, num_accepted + 1)
             pair.lasted(timing.seconds, num_draft if match else 0)
             if pair.verdicts % sampling(pair.sequences) == 0:
                 self._time(timing)
         if num_draft:
             self.habits.of(match).observe(num_draft, num_accepted)
+
+    def _spent(self, seconds: float, made: int) -> None:
+        if self.chooses:
+            self.pair.spent(seconds, made)
 
     def _time(self, timing: Verification) -> None:
         """Learn what a verification takes, and what copies add to one without drafts."""
@@ -127,14 +137,17 @@ class Member:
         # While everybody changes K, comes or goes, nobody knows what was in the pass.
         alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
         stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
-        prefill = timing.prefill_rows > PREFILL * timing.rows
-        if alike and stay and not prefill:
-            pair.costs.at(pair.sequences).judged(mean, timing.seconds, share, trial=pair.trial is not None)
+        if alike and stay:
+            prompts = pair.prompts
+            prompts.observe((pair.load, round(mean)), timing.prefill_rows, timing.seconds)
+            seconds = prompts.without(timing.prefill_rows, timing.seconds)
+            if seconds is not None:
+                pair.costs.at(pair.crowd).judged(mean, seconds, share, trial=pair.trial is not None)
         # Without drafts and prompts all of it is known, if all sequences share it.
         shared = timing.sequences >= max(2, (1 - STEADY) * pair.sequences)
         if shared and self._only_copies is not None and self._only_copies == pair.only_copies:
             more = timing.rows / timing.sequences - 1
-            pair.costs.at(pair.sequences).copied(more, timing.seconds, share)
+            pair.costs.at(pair.crowd).copied(more, timing.seconds, share)
 
     def _expected(self, num_draft: int, match: int) -> float:
         """Tokens of a round with so many draft tokens."""
@@ -152,6 +165,7 @@ class Member:
     def waits(self) -> None:
         """It takes part in no pass until it is put again, and what it would be read for nobody waits for."""
         self._is_catching_up(False)
+        self._is_prefilling(False)
         self._share(False, 0, 0, 0.0)
 
     def leave(self) -> None:
@@ -175,10 +189,15 @@ class Member:
         self.pair.readings += now and not self._catching_up
         self._catching_up = now
 
+    def _is_prefilling(self, now: bool) -> None:
+        self.pair.prefilling += now - self._prefilling
+        self.pair.readings += now and not self._prefilling
+        self._prefilling = now
+
     def _share(self, present: bool, in_flight: int, drafted: int, expected: float) -> None:
         pair = self.pair
         if present is not self._joined:
-            pair.counts(present - self._joined)
+            pair.counts(present - self._joined, choosing=self.chooses)
         pair.drafting += in_flight - self._in_flight
         pair.drafted += drafted - self._drafted
         pair.yields += expected - self._yield

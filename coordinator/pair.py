@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from coordinator.agreement import Agreement, Ballot
 from coordinator.copying import Comparison, Copying
-from coordinator.costs import Costs, RoundSeconds, bracket
+from coordinator.costs import Costs, RoundSeconds, bracket, least
 from coordinator.habits import Habits, Kind
+from coordinator.prompt_rows import PromptRows
 from coordinator.trials import Trial, Trials
 
 MEMORY = 500.0
@@ -32,6 +33,12 @@ COPY_AGAIN = 64
 FRESH, FRESH_PLAIN = 2, 16
 """Verdicts for which what a round takes holds, or one of each sequence if they are more; without drafting
 eight of each. Half as many in a trial, where every measurement tells."""
+BETWEEN = 4
+"""Sequences from which on one that is between two requests makes no other load: of five clients four are
+there now and then, and what belongs together would be interrupted whenever one of them is."""
+PATIENCE = 2
+"""A trial for which so many times the verdicts came that it needs is none: hardly anybody takes part, for the
+draft is gone, or its load was left and is met again."""
 PROBE_FIRST, PROBE_LAST = 16, 512
 """Rounds of the pair between two probes; they double while probes find nothing."""
 CROWD = 8
@@ -44,12 +51,15 @@ class Pair:
 
     max_draft: int
     costs: Costs = field(default_factory=Costs)
+    prompts: PromptRows = field(default_factory=PromptRows)
     habits: Habits = field(default_factory=lambda: Habits.of_all(MEMORY))
     agreement: Agreement = field(init=False)
     sequences: int = 0
     """Those that verify rounds: they share passes."""
+    choosing: int = 0
+    """Of these, those whose K is chosen: they take part in trials."""
     load: int = 0
-    """The bracket of costs that so many are in."""
+    """The bracket of costs that they are in."""
     drafting: int = 0
     """Draft tokens in the present rounds of all of them."""
     drafted: int = 0
@@ -57,7 +67,9 @@ class Pair:
     yields: float = 0.0
     """Tokens that these rounds are expected to make."""
     catching_up: int = 0
-    """Sequences that a worker reads: the target prefills, or the draft catches up."""
+    """Sequences of which the draft reads what it lacks."""
+    prefilling: int = 0
+    """Sequences whose prompt the target reads."""
     beginners: int = 0
     """Times that one began to draft after a plain round."""
     readings: int = 0
@@ -100,6 +112,11 @@ class Pair:
         return max(self.sequences, 1)
 
     @property
+    def crowd(self) -> int:
+        """Sequences, as their load counts them: with one that will be back."""
+        return max(self.sequences, least(self.load))
+
+    @property
     def crowds(self) -> float:
         """At least one. Of sixteen clients one is usually between two requests: parts of a crowd count."""
         return max(1.0, self.sequences / CROWD)
@@ -116,17 +133,17 @@ class Pair:
         Nor do they tell what is on trial where not as many take part as when it began.
         """
         trial = self.trial
-        others = trial is not None and abs(self.sequences - trial.size) > max(1, ALIKE * trial.size)
+        others = trial is not None and abs(self.choosing - trial.size) > max(1, ALIKE * trial.size)
         return self._rounds >= self._settled_at and not self._reading and not others
 
     @property
     def _reading(self) -> bool:
-        return self.catching_up > self.sequences // CATCHING_UP
+        return self.catching_up + self.prefilling > self.sequences // CATCHING_UP
 
     @property
     def only_copies(self) -> int | None:
         """A number that stays while all rows of passes are plain ones or copies; None while some are not."""
-        if self.catching_up or self.drafted:
+        if self.catching_up or self.prefilling or self.drafted:
             return None
         return self.readings + self.proposals
 
@@ -144,7 +161,7 @@ class Pair:
         """One sequence begins a round."""
         self._rounds += 1
         if self.load not in self._trials:
-            self._trials[self.load] = Trials.of(self.size)
+            self._trials[self.load] = Trials.of(max(self.choosing, 1))
             self._settle()
 
     def rests(self, *, drafting: bool) -> bool:
@@ -168,10 +185,10 @@ class Pair:
         """What a round takes as things are; None while nothing is known of the target."""
         # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
         if self.verdicts >= self._old_at or self.load != self._known_load or self._seconds is None:
-            self._seconds = self.costs.round_seconds(self.sequences, self.max_draft)
+            self._seconds = self.costs.round_seconds(self.crowd, self.max_draft)
             self._known_load = self.load
             self._old_at = self.verdicts + self._holds()
-            self._knows_drafting = self.costs.knows_drafting(self.sequences)
+            self._knows_drafting = self.costs.knows_drafting(self.crowd)
             self._agree()
         return self._seconds
 
@@ -197,11 +214,13 @@ class Pair:
         else:
             self.agreement.drafts = False
 
-    def counts(self, change: int) -> None:
-        """Sequences come or go."""
+    def counts(self, change: int, *, choosing: bool) -> None:
+        """Sequences come or go, whose K is chosen or not."""
         self.sequences += change
+        self.choosing += change * choosing
         load = bracket(self.sequences)
-        if load != self.load:
+        between = self.sequences >= BETWEEN and bracket(self.sequences + 1) == self.load
+        if load != self.load and not between:
             self._no_comparison()
             self.load = load
 
@@ -215,12 +234,20 @@ class Pair:
 
     def schedule(self) -> None:
         """End a trial that is over, begin one that is due."""
-        trials = self._trials[self.load]
-        if trials.step(self.agreement, self.size, known=self._knows_drafting, reading=self._reading):
+        trials, size = self._trials[self.load], max(self.choosing, 1)
+        if trials.step(self.agreement, size, known=self._knows_drafting, reading=self._reading):
             self._settle()
             self._old_at = 0
             if trials.trial is not None:
-                self.costs.at(self.sequences).verdict.fade(trials.trial.num_draft)
+                rounds = trials.trial.most - trials.rounds
+                trials.trial.patience = self.verdicts + PATIENCE * rounds * self.size // size
+                self.costs.at(self.crowd).verdict.fade(trials.trial.num_draft)
+
+    def _give_up_trial(self) -> None:
+        """One that does not come to its end: while it lasts, much is not learned."""
+        self._trials[self.load].give_up(max(self.choosing, 1))
+        self._settle()
+        self._old_at = 0
 
     def _settle(self) -> None:
         """What is measured next still tells of what was before."""
@@ -232,11 +259,18 @@ class Pair:
         self.catch_up += (seconds / tokens - self.catch_up) * (CATCH_UP_SHARE if self.catch_up else 1.0)
 
     def spent(self, seconds: float, made: int) -> None:
-        """A sequence has waited for a proposal or a verdict, which made so many tokens."""
+        """A sequence whose K is chosen waited for a proposal or a verdict, which made so many tokens."""
         trial = self.trial
         if trial is not None:
             trial.seconds += seconds
             trial.made += made
+
+    def judged(self) -> None:
+        """Count a verdict."""
+        self.verdicts += 1
+        trial = self.trial
+        if trial is not None and self.verdicts > trial.patience:
+            self._give_up_trial()
 
     # ---- copies ------------------------------------------------------------------------------------
 
@@ -249,6 +283,8 @@ class Pair:
     def lasted(self, seconds: float, copied: int) -> None:
         """A round with so many copied tokens lasted so long, from one verdict to the next."""
         if self.sequences < CROWD:
+            if self.sequences < CROWD - 1:
+                self._no_comparison()
             return
         if self.drafted or self.agreement.drafts or self.trial is not None:
             self._no_comparison()
@@ -256,7 +292,7 @@ class Pair:
         comparison = self._comparisons.setdefault(self.load, Comparison())
         found = comparison.judged(seconds, copied, self.sequences)
         if found is not None:
-            self.costs.at(self.sequences).copies.compared(found)
+            self.costs.at(self.crowd).copies.compared(found)
             self._old_at = 0
 
     def _no_comparison(self) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from coordinator.acceptance import expected_tokens
 from coordinator.agreement import ADVANTAGE, Ballot, interpolated
@@ -133,7 +133,7 @@ class Fixed(Member):
         if drafting:
             copied = self.habits.of(match).expected(k)[-1]
             drafted = self.habits.drafts.expected(drafting)[-1]
-            share = self.pair.costs.draft_share(self.pair.sequences, drafting)
+            share = self.pair.costs.draft_share(self.pair.crowd, drafting)
             if copied <= (1 - share) * drafted and not self._tries_copy(match):
                 return 0
         return k
@@ -142,6 +142,8 @@ class Fixed(Member):
 @dataclass(slots=True)
 class Goodput(Member):
     """The K that makes the most tokens per second, up to `num_speculative_tokens`."""
+
+    chooses: ClassVar[bool] = True
 
     _seen: int = 0
     """Verdicts that the ballot knows of."""
@@ -289,8 +291,12 @@ class Goodput(Member):
         return gain * min(HORIZON, remaining / expected[k]) >= price * self._catch_up(lacking)
 
     def _catch_up(self, lacking: int) -> float:
-        """Seconds that a sequence waits while the draft reads what so many lack alike: each waits for all."""
-        return self.pair.catch_up * lacking * self.pair.size
+        """Seconds that sequences wait while the draft reads what this one lacks.
+
+        Where all lack as much each of them waits for all. What it reads while the target reads it as well,
+        it reads while it has nothing else to do.
+        """
+        return self.pair.catch_up * lacking * (1 if self._prefilling else self.pair.size)
 
     def _price(self, own: float, seconds: Sequence[float]) -> float:
         """Tokens that a second makes for a sequence: the others as they are, this one at its best, `own`."""

@@ -60,15 +60,23 @@ class Trial:
     until: int
     """Round of its load in which it ends where what came of it is far behind."""
     size: int = 1
-    """Sequences when it began. With others it would compare passes of many with passes of few."""
+    """Sequences that take part, when it began. With others it would compare passes of many with those of few.
+    """
     longer: int = 0
     """Rounds that it lasts beyond that where it is not."""
     waits: int = 0
     """Rounds that it may still be longer."""
+    patience: int = 0
+    """Verdicts of its pair after which it is given up."""
     seconds: float = 0.0
     """That all its sequences waited, for proposals and verdicts."""
     made: int = 0
     """Tokens that came of it."""
+
+    @property
+    def most(self) -> int:
+        """Round of its load in which it ends at the latest."""
+        return self.until + self.longer + self.waits
 
     def ends(self, round_: int, rate: float) -> bool:
         """True where it is over, or plainly no match for `rate`, tokens per second of a sequence."""
@@ -140,6 +148,11 @@ class Trials:
         # Beside prompts that are read it would say little.
         due = self.rounds >= self.next and not reading
         return (due and self._begin(agreement, size, known=known)) or ended
+
+    def give_up(self, size: int) -> None:
+        """End a trial of which nothing came, and begin it again later."""
+        self.trial, self.number = None, self.number - 1
+        self.ended, self.next = self.rounds, self.rounds + self.interval * size
 
     def _doubt(self, agreement: Agreement, size: int, *, known: bool) -> None:
         """Bring the next trial forward if things are not any more as they were at the last one."""

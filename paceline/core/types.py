@@ -169,6 +169,9 @@ class Timings:
     what the worker had missed. Part of `compute`, but for what a draft read before it was asked."""
     prefill_rows: int = 0
     """Such rows of all sequences in the last of those passes."""
+    prefill_rows_before: int = 0
+    """Such rows for which a round waited until its first pass: of the pass that ran when it arrived, by how
+    much of that was still to come. A target tells it."""
 
 
 @dataclass(frozen=True, slots=True)

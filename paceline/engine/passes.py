@@ -58,6 +58,8 @@ class Job:
     sequences_in_pass: int = 0
     prefill: float = 0.0
     prefill_in_pass: int = 0
+    prefill_before: int = 0
+    """Rows of prompts that it waited for until its first pass."""
 
     @property
     def sequence_id(self) -> str:
@@ -109,6 +111,7 @@ class Job:
             sequences=self.sequences_in_pass,
             prefill=self.prefill,
             prefill_rows=self.prefill_in_pass,
+            prefill_rows_before=self.prefill_before,
         )
 
 
@@ -182,11 +185,13 @@ def run_pass(
     except Exception:
         log.exception("a pass over %d sequences failed; running them one by one", len(chunks))
         done, result.logits = _forward_one_by_one(chunks, runner, result)
-    spent = clock() - begun
+    ended = clock()
+    spent = ended - begun
     rows = sum(chunk.count for _, chunk in done)
     if passes is not None:
         passes.ran(rows, len(done), spent)
     prefills = [chunk.count - (job.rows if chunk.final else 0) for job, chunk in done]
+    holdings.passed(begun, ended, sum(prefills))
     for (job, chunk), own_prefill in zip(done, prefills, strict=True):
         job.ran(begun, spent, rows, len(done), own_prefill, sum(prefills))
         if chunk.final:

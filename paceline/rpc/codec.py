@@ -142,6 +142,7 @@ def timings_to_proto(timings: Timings) -> common_pb2.Timings:
         sequences=timings.sequences,
         prefill_us=_microseconds(timings.prefill),
         prefill_rows=timings.prefill_rows,
+        prefill_rows_before=timings.prefill_rows_before,
     )
 
 
@@ -154,6 +155,7 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
         sequences=message.sequences,
         prefill=message.prefill_us / 1e6,
         prefill_rows=message.prefill_rows,
+        prefill_rows_before=message.prefill_rows_before,
     )
 
 

@@ -464,6 +464,7 @@ class Timings(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     PREFILL_US_FIELD_NUMBER: _builtins.int
     PREFILL_ROWS_FIELD_NUMBER: _builtins.int
+    PREFILL_ROWS_BEFORE_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     compute_us: _builtins.int
     rows: _builtins.int
@@ -474,6 +475,10 @@ class Timings(_message.Message):
     """
     prefill_rows: _builtins.int
     """Such rows of all sequences in the last pass."""
+    prefill_rows_before: _builtins.int
+    """Such rows that a round waited for until its first pass: of the pass that ran when it arrived, by how much
+    of that was still to come. A target tells it.
+    """
     def __init__(
         self,
         *,
@@ -483,10 +488,11 @@ class Timings(_message.Message):
         sequences: _builtins.int = ...,
         prefill_us: _builtins.int = ...,
         prefill_rows: _builtins.int = ...,
+        prefill_rows_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "prefill_rows", b"prefill_rows", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_us", b"compute_us", "prefill_rows", b"prefill_rows", "prefill_rows_before", b"prefill_rows_before", "prefill_us", b"prefill_us", "queue_us", b"queue_us", "rows", b"rows", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,8 @@ class Job:
     """Of its round, for the coordinator."""
     answered: int = 0
     """Rounds that the target has judged."""
+    prefill_before: int = 0
+    """Rows of prompts that it waited for until its pass."""
     plain_after: int = 0
     """The round after which the target begins a plain one by itself."""
 
@@ -185,6 +187,8 @@ class ClosedLoop:
         self.verifying: list[Job] = []
         self.drafting: list[Job] = []
         self.target_busy = self.draft_busy = False
+        self.target_reads = 0.0, 0.0, 0
+        """When its pass began, when it ends, and its rows of prompts."""
         self.coordinator_free = 0.0
 
     def after(self, seconds: float, call: Callable[..., None], *args: object) -> None:
@@ -307,6 +311,8 @@ class ClosedLoop:
 
     def target_arrives(self, job: Job) -> None:
         self.verifying.append(job)
+        begun, ends, prefill = self.target_reads
+        job.prefill_before = round(prefill * max(0.0, ends - self.now) / (ends - begun)) if prefill else 0
         if not self.target_busy:
             # What arrives in the same moment shares the pass.
             self.target_busy = True
@@ -321,7 +327,9 @@ class ClosedLoop:
         prefill = sum(job.length - 1 for job in batch if job.first)
         rows = prefill + sum(job.num_draft + 1 for job in batch)
         seconds = m.target_step + m.target_sequence * len(batch) + m.target_row * rows
-        self.after(self.noisy(seconds, self.draft_busy), self.target_done, batch, rows, prefill)
+        seconds = self.noisy(seconds, self.draft_busy)
+        self.target_reads = self.now, self.now + seconds, prefill
+        self.after(seconds, self.target_done, batch, rows, prefill)
 
     def target_done(self, batch: list[Job], rows: int, prefill: int) -> None:
         for job in batch:
@@ -337,7 +345,8 @@ class ClosedLoop:
         accepted = 0
         while accepted < job.num_draft and self.rng.random() < rate:
             accepted += 1
-        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences, prefill)
+        waited, job.prefill_before = prefill + job.prefill_before, 0
+        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences, waited)
         job.policy.judged(job.num_draft, accepted, timing)
         job.first = False
         made = min(accepted + 1, job.remaining)

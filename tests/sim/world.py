@@ -624,8 +624,9 @@ class World:
         self.after(TICK, self._tick)
 
     def _check_rest(self) -> None:
-        if self.pair.sequences or self.pair.drafting or self.pair.catching_up:
-            raise SimulationError(f"the policy still counts {self.pair.sequences} sequences")
+        pair = self.pair
+        if pair.sequences or pair.drafting or pair.catching_up or pair.prefilling:
+            raise SimulationError(f"the policy still counts {pair.sequences} sequences")
         if self.dispatcher.running or self.dispatcher.waiting or self.dispatcher._sequences:
             raise SimulationError("the dispatcher still holds sequences")
         for link in [*self.targets, *self.drafts]:

@@ -152,6 +152,7 @@ timings = st.builds(
     sequences=uint32,
     prefill=seconds,
     prefill_rows=uint32,
+    prefill_rows_before=uint32,
 )
 
 

@@ -247,7 +247,7 @@ def test_few_compare_nothing() -> None:
     assert not pair._comparisons
 
 
-@pytest.mark.parametrize("what", ["a draft", "a trial", "another load"])
+@pytest.mark.parametrize("what", ["a draft", "a trial", "another load", "few are left"])
 def test_other_changes_end_a_comparison(what: str) -> None:
     pair, members = comparing(CROWD)
     (comparison,) = pair._comparisons.values()
@@ -256,10 +256,15 @@ def test_other_changes_end_a_comparison(what: str) -> None:
     if what == "a draft":
         members[0].verifying(3, prefills=False)
     elif what == "a trial":
-        pair._trials[pair.load].trial = Trial(2, until=FAR, size=CROWD)
-    else:
-        for one in members[CROWD // 2 :]:
+        pair._trials[pair.load].trial = Trial(2, until=FAR, size=CROWD, patience=FAR)
+    elif what == "another load":
+        for one in members[3:]:
             one.leave()
+        assert pair.load == 2
+    else:
+        for one in members[CROWD - 2 :]:
+            one.leave()
+        assert pair.load == 3
     members[1].judged(0, 0, timing)
     assert comparison.copying is Copying.USUAL
     assert pair.copying is Copying.USUAL

@@ -137,6 +137,23 @@ def test_what_the_draft_reads_for_one_all_wait_for(size: int, lacking: int, draf
     assert any(one.choose(MOST, lacking, 1000) for one in members) is drafts
 
 
+def test_what_the_draft_reads_while_the_target_reads_it_as_well_few_wait_for() -> None:
+    """Once: of four that drafted half decoded plainly, for 150 tokens seemed to cost each of them."""
+    pair = known_pair([1 + 0.1 * k for k in range(MOST + 1)], [0.1] * (MOST + 1), 3)
+    pair.caught_up(0.01, 1)
+    for one in crowd(pair, 2, 0.8):
+        one.choose(MOST, 0, 1000)
+    drafts = []
+    for prefills in (False, True):
+        newcomer = learned(Goodput(pair, MOST), 0.8)
+        newcomer.verifying(0, prefills=prefills)
+        newcomer.choose(MOST, 0, 1000)
+        without_trials(pair)
+        drafts.append(newcomer.choose(MOST, 4000, 1000) > 0)
+        newcomer.leave()
+    assert drafts == [False, True]
+
+
 @pytest.mark.parametrize(
     ("lacking", "remaining", "joins"), [(1000, 1000, True), (1000, 3, False), (10**6, 1000, False)]
 )
@@ -163,15 +180,15 @@ def test_who_waits_for_blocks_is_in_no_pass_and_reads_nothing(policy: type[Fixed
         one.verifying(0, prefills=True)
     for one in members[:4]:
         one.judged(0, 0, None)
-    assert (pair.sequences, pair.catching_up) == (5, 1)
+    assert (pair.sequences, pair.prefilling) == (5, 1)
     members[4].waits()
     members[4].waits()
-    assert (pair.sequences, pair.catching_up) == (4, 0)
+    assert (pair.sequences, pair.prefilling) == (4, 0)
     members[4].verifying(0, prefills=True)
-    assert (pair.sequences, pair.catching_up) == (5, 1)
+    assert (pair.sequences, pair.prefilling) == (5, 1)
     for one in members:
         one.leave()
-    assert (pair.sequences, pair.catching_up) == (0, 0)
+    assert (pair.sequences, pair.prefilling) == (0, 0)
 
 
 @pytest.mark.parametrize(("sequences", "timed"), [(1, {1, 8}), (2, {1, 8}), (4, {8})])
@@ -248,6 +265,23 @@ def test_prefill_in_the_same_pass_is_not_the_price_of_a_round() -> None:
         one.verifying(0, prefills=False)
         one.judged(0, 0, Verification(float(prefill + 1), prefill + 1, 1, prefill))
     assert pair.costs.at(1).verdict.cells[0].seconds == 1.0
+
+
+def test_prompts_that_few_rows_wait_for_are_no_price_of_drafting() -> None:
+    """Once: of plain rounds only those without prompts counted, of long ones those with them did as well."""
+    pair, base = Pair(MOST), {0: 10.0, 4: 30.0}
+    one = Fixed(pair, MOST)
+    for i in range(200):
+        k, rows = (0, 4)[i // 50 % 2], (0, 16, 16, 32)[i % 4]
+        one.verifying(k, prefills=False)
+        pair._settled_at, one._settled = 0, True
+        timings = Timings(
+            rows=k + 1 + rows // 2, sequences=1, prefill_rows=rows // 2, prefill_rows_before=rows // 2
+        )
+        one.judged(k, 0, Verification.of(base[k] + 0.5 * rows, timings))
+    cells = pair.costs.at(1).verdict.cells
+    assert {k: cell.seconds for k, cell in cells.items()} == pytest.approx(base)
+    assert all(cell.weight >= 40 for cell in cells.values())
 
 
 def test_draft_tokens_of_another_coordinator_are_no_prefill() -> None:
@@ -402,12 +436,12 @@ def test_who_leaves_takes_its_share_with_it() -> None:
     one, other = Fixed(pair, 4), Fixed(pair, 2)
     one.verifying(4, prefills=False)
     other.verifying(2, prefills=True)
-    assert (pair.sequences, pair.drafting, pair.catching_up) == (2, 6, 1)
+    assert (pair.sequences, pair.drafting, pair.prefilling) == (2, 6, 1)
     assert pair.mean_draft == 3
     one.leave()
     one.leave()
     other.leave()
-    assert (pair.sequences, pair.drafting, pair.catching_up) == (0, 0, 0)
+    assert (pair.sequences, pair.drafting, pair.prefilling) == (0, 0, 0)
     assert pair.yields == pytest.approx(0)
     Fixed(pair, 1).leave()
     assert pair.sequences == 0

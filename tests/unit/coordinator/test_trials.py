@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.agreement import Agreement
+from coordinator.costs import bracket, least
 from coordinator.member import Verification
-from coordinator.pair import Pair
+from coordinator.pair import PATIENCE, Pair
 from coordinator.policy import REST, Fixed, Goodput
 from coordinator.trials import (
     AFTERMATH,
@@ -463,3 +466,75 @@ def test_times_of_fewer_than_those_on_trial_say_nothing_of_it(size: int, left: i
         one.judged(0, 0, Verification(0.01, left, left))
     assert pair.trial is not None
     assert (pair.costs.at(size).verdict.cells[0].seconds < before) is counts
+
+
+def on_trial(pair: Pair, one: Goodput) -> Trial:
+    """The first trial of its load."""
+    while pair.trial is None:
+        one.choose(MOST, 0, 1000)
+    return pair.trial
+
+
+def test_a_trial_whose_draft_is_gone_is_given_up_and_made_later() -> None:
+    """Rounds without a draft are not chosen: the trial would last, and nothing be learned of all else."""
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1))
+    (one,) = crowd(pair, 1, 0.5)
+    trial, number = on_trial(pair, one), pair._trials[0].number
+    for _ in range(PATIENCE * (TRIAL_DRAFTING + TRIAL_WAITS)):
+        assert pair.trial is trial
+        one.verifying(0, prefills=False)
+        one.judged(0, 0, Verification(1.0, 1, 1))
+    one.verifying(0, prefills=False)
+    one.judged(0, 0, Verification(1.0, 1, 1))
+    assert pair.trial is None
+    again = on_trial(pair, one)
+    assert again.num_draft == trial.num_draft
+    assert pair._trials[0].number == number
+
+
+@pytest.mark.parametrize("fixed", [0, 4])
+def test_a_trial_is_of_those_whose_k_is_chosen(fixed: int) -> None:
+    """What others make would be taken for what the trial makes, and their rounds for its length."""
+    pair = known_pair([1.0 * (k + 1) for k in range(MOST + 1)], [0.1] * (MOST + 1), 8)
+    members = [*crowd(pair, 2, 0.5), *(Fixed(pair, fixed) for _ in range(6))]
+    for one in members[2:]:
+        one.verifying(fixed, prefills=False)
+    while pair.trial is None:
+        for one in members:
+            one.choose(MOST, 0, 1000)
+    trial = pair.trial
+    assert trial.size == 2
+    assert trial.until - pair._trials[3].rounds <= 2 * TRIAL_PLAIN
+    for one in members[2:]:
+        one.proposed(fixed, 1.0, 0)
+        one.judged(fixed, fixed, Verification(1.0, 8, 8))
+    assert (trial.made, trial.seconds) == (0, 0.0)
+    members[0].proposed(2, 1.0, 0)
+    members[0].judged(2, 1, Verification(1.0, 8, 8))
+    assert (trial.made, trial.seconds) == (2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("clients", "left", "load"),
+    [(2, 1, 0), (3, 2, 1), (5, 4, 3), (5, 3, 2), (8, 7, 3), (9, 8, 4), (9, 7, 3), (17, 16, 5), (17, 15, 4)],
+)
+def test_one_that_is_between_two_requests_makes_no_other_load(clients: int, left: int, load: int) -> None:
+    """Of nine clients eight are there now and then: that would interrupt whatever is compared."""
+    pair = Pair(MOST)
+    members = crowd(pair, clients)
+    before = pair.costs.at(pair.crowd)
+    for one in members[left:]:
+        one.leave()
+    assert pair.load == load
+    assert (pair.costs.at(pair.crowd) is before) is (load == bracket(clients))
+    for one in members[left:]:
+        one.verifying(0, prefills=False)
+    assert pair.load == bracket(clients)
+
+
+@given(st.integers(1, 4096))
+def test_a_load_begins_with_its_least(sequences: int) -> None:
+    load = bracket(sequences)
+    assert least(load) <= sequences
+    assert bracket(least(load)) == load
+    assert least(load) == 1 or bracket(least(load) - 1) == load - 1

@@ -188,6 +188,22 @@ def test_timings_tell_waiting_from_computing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arrived", "rows"), [(9.0, 6), (10.0, 6), (10.25, 4), (10.5, 3), (11.0, 0), (12.0, 0)]
+)
+def test_a_round_that_comes_during_a_pass_waits_for_the_rest_of_its_prompts(
+    arrived: float, rows: int
+) -> None:
+    clock = ManualClock(10.0)
+    runner = SlowRunner(MODEL)
+    runner.clock = clock
+    jobs = [job(runner, "long", [1] * 12, 1), job(runner, "short", [2, 3], 2)]
+    holdings: Holdings[object] = Holdings(runner.new_table, 9, clock, 1.0)
+    assert holdings.prefill_rows_since(0.0) == 0
+    run_pass(jobs, runner, 8, clock, holdings)
+    assert holdings.prefill_rows_since(arrived) == rows
+
+
+@pytest.mark.parametrize(
     ("row", "broken"),
     [
         ([0.0, 1.0], False),
