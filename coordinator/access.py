@@ -1,8 +1,9 @@
 """Who may use this coordinator, and how much: API keys and their limits, for both faces.
 
 A face hands the token of a call to `Gate.enter`, which says who calls or refuses; what the call then does is
-counted by `Gate.holding`, in the one place where sequences begin. Pure but for `principal`, the variable that
-carries the caller from the face to that place.
+counted by `Gate.holding`, in the one place where sequences begin. A call that may be free of charge goes
+through `Gate.recognise`, and is `charged` where it turns out to begin a request. Pure but for `principal`,
+the variable that carries the caller from the face to that place.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
-from paceline.core.keys import ApiKey, KeyRing
+from paceline.core.keys import KeyRing
 
 ROOM_SECONDS = 1.0
 """What a caller with too many sequences is told to wait: nobody knows when one of them ends."""
+
+
+class NeverFitsError(ResourceExhaustedError):
+    """More sequences than the key may ever have at a time: waiting does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,9 @@ class Principal:
     name: str
     """Empty where the server has no keys: everybody is the same tenant then."""
     max_sequences: int | None = None
+    owes: int | None = None
+    """The rate, in requests a minute, of which nothing was taken for this call; None once that was done, and
+    where there is no limit."""
 
 
 ANYBODY = Principal("")
@@ -65,7 +73,8 @@ class Gate:
         """`keys` None admits everybody without limits; an empty ring admits nobody."""
         self._clock = clock
         self._keys = keys
-        self._buckets: dict[str, TokenBucket] = {}
+        self._buckets: dict[tuple[str, int], TokenBucket] = {}
+        """By the key's name and rate: a key with another rate has another bucket."""
         self._held: dict[str, int] = {}
 
     @property
@@ -75,9 +84,8 @@ class Gate:
 
     def replace(self, keys: KeyRing) -> None:
         """Other keys from now on. A key whose rate is as before keeps its count; sequences stay counted."""
-        rates = {key.name: key.requests_per_minute for key in self._keys.keys} if self._keys else {}
-        same = {key.name for key in keys.keys if rates.get(key.name) == key.requests_per_minute}
-        self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in same}
+        same = {(key.name, key.requests_per_minute) for key in keys.keys}
+        self._buckets = {of: bucket for of, bucket in self._buckets.items() if of in same}
         self._keys = keys
 
     def enter(self, token: str | None) -> Principal:
@@ -86,46 +94,95 @@ class Gate:
         Raises UnauthenticatedError, in the same words for every wrong token and for none at all, or
         ResourceExhaustedError with the time until the next request.
         """
+        return self.charged(self.recognise(token))
+
+    def recognise(self, token: str | None) -> Principal:
+        """The caller, of whose rate nothing is taken yet. Raises UnauthenticatedError as `enter` does."""
         if self._keys is None:
             return ANYBODY
         key = self._keys.find(token) if token else None
         if key is None:
             raise UnauthenticatedError("a valid API key is required")
-        if key.requests_per_minute is not None:
-            seconds = self._bucket(key, key.requests_per_minute).take(self._clock())
-            if seconds:
-                message = f"this API key's limit of {key.requests_per_minute} requests a minute is reached"
-                raise ResourceExhaustedError(message, seconds)
-        return Principal(key.name, key.max_sequences)
+        return Principal(key.name, key.max_sequences, key.requests_per_minute)
 
-    def _bucket(self, key: ApiKey, per_minute: int) -> TokenBucket:
-        bucket = self._buckets.get(key.name)
-        if bucket is None:
-            bucket = self._buckets[key.name] = TokenBucket(per_minute, per_minute / 60)
-        return bucket
+    def charged(self, caller: Principal) -> Principal:
+        """The same caller once a request was taken of its rate, which for one call is done once.
+
+        Raises ResourceExhaustedError with the time until the next request.
+        """
+        if caller.owes is None:
+            return caller
+        of = caller.name, caller.owes
+        bucket = self._buckets.setdefault(of, TokenBucket(caller.owes, caller.owes / 60))
+        seconds = bucket.take(self._clock())
+        if seconds:
+            message = f"this API key's limit of {caller.owes} requests a minute is reached"
+            raise ResourceExhaustedError(message, seconds)
+        return replace(caller, owes=None)
 
     @contextlib.contextmanager
     def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
         """Count the caller's sequences for as long as the block lasts. Raises ResourceExhaustedError."""
-        self._hold(caller, sequences)
+        self.hold(caller, sequences)
         try:
             yield
         finally:
-            self._let_go(caller, sequences)
+            self.let_go(caller, sequences)
 
-    def _hold(self, caller: Principal, sequences: int) -> None:
-        held = self._held.get(caller.name, 0) + sequences
-        if caller.max_sequences is not None and held > caller.max_sequences:
-            message = f"this API key's limit of {caller.max_sequences} sequences at a time is reached"
-            raise ResourceExhaustedError(message, ROOM_SECONDS if sequences <= caller.max_sequences else None)
+    def hold(self, caller: Principal, sequences: int) -> None:
+        """Count the caller's sequences until they are let go, at once or in parts.
+
+        Raises ResourceExhaustedError; NeverFitsError where the caller may not have as many at all.
+        """
+        held, most = self._held.get(caller.name, 0) + sequences, caller.max_sequences
+        if most is not None and sequences > most:
+            message = f"this API key allows {most} sequences at a time, and this asks for {sequences}"
+            raise NeverFitsError(message)
+        if most is not None and held > most:
+            message = f"this API key's limit of {most} sequences at a time is reached"
+            raise ResourceExhaustedError(message, ROOM_SECONDS)
         self._held[caller.name] = held
 
-    def _let_go(self, caller: Principal, sequences: int) -> None:
+    def let_go(self, caller: Principal, sequences: int) -> None:
+        """Count so many of those that are held no more."""
         held = self._held[caller.name] - sequences
         if held:
             self._held[caller.name] = held
         else:
             del self._held[caller.name]
+
+
+class Group:
+    """Requests of one caller that come together: the first that begins has the sequences of all counted.
+
+    So there is room for all of them, or none begins. To each it is what the gate is to one that comes alone.
+    """
+
+    def __init__(self, gate: Gate, sequences: int) -> None:
+        """`sequences` are those of all its requests together."""
+        self._gate = gate
+        self._uncounted = sequences
+        self._spare = 0
+        """Counted for requests that have not begun."""
+        self._caller = ANYBODY
+
+    @contextlib.contextmanager
+    def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
+        """As `Gate.holding`, for one of its requests."""
+        if self._uncounted:
+            self._gate.hold(caller, self._uncounted)
+            self._caller, self._spare, self._uncounted = caller, self._uncounted, 0
+        self._spare -= sequences
+        try:
+            yield
+        finally:
+            self._gate.let_go(caller, sequences)
+
+    def close(self) -> None:
+        """None of its requests will begin any more: let go what was counted for them."""
+        if self._spare:
+            self._gate.let_go(self._caller, self._spare)
+            self._spare = 0
 
 
 def bearer(values: Iterable[str]) -> str | None:

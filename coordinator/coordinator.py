@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
-from coordinator.access import Gate, principal
+from coordinator.access import Gate, Group, principal
 from coordinator.dialects import DRAFT, TARGET, Dialect
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
@@ -81,7 +81,8 @@ class Coordinator:
         self._target_found = asyncio.Event()
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
-        self._draining = False
+        self.draining = False
+        """True once it was told to stop: nothing new begins."""
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
 
         def link(address: str, dialect: Dialect) -> Link:
@@ -139,7 +140,7 @@ class Coordinator:
     @property
     def accepting(self) -> bool:
         """True while a new request would be served."""
-        return self.serving and not self._draining
+        return self.serving and not self.draining
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids. Raises InvalidArgumentError naming `text`."""
@@ -155,24 +156,26 @@ class Coordinator:
         return self.vocabulary.decode(token_ids)
 
     @contextlib.asynccontextmanager
-    async def generating(self, call: GenerateCall, deadline: float = math.inf) -> AsyncIterator[Generation]:
+    async def generating(
+        self, call: GenerateCall, deadline: float = math.inf, group: Group | None = None
+    ) -> AsyncIterator[Generation]:
         """Take a request on, or go on with one; when the block is left the request has ended.
 
         Unless it may be resumed and the block is left by a cancellation: then it is held for a while, not
-        beyond the client's `deadline` (of the clock). Raises PacelineError; InvalidArgumentError names the
-        field.
+        beyond the client's `deadline` (of the clock). `group` is of the requests that come with it. Raises
+        PacelineError; InvalidArgumentError names the field.
         """
         with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
             if call.resumption is None:
                 # Before anything is done for it: waiting and tokenising are work as well.
-                counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
+                counted.enter_context(self._counting(call, group))
             self._refuse_when_draining()
             await self.wait_for_target()
             info, report.model = self.target_info(), self.model_name
             request = self.requests.resume(principal.get().name, call)
             if request is None:
                 if call.resumption is not None:
-                    counted.enter_context(self.gate.holding(principal.get(), call.sampling.n))
+                    counted.enter_context(self._counting(call, group))
                 prepared = await self._prepared(call, report, info)
                 if call.resumption is not None:
                     # The same client may have come back meanwhile, by another connection.
@@ -185,6 +188,12 @@ class Coordinator:
             async with self._reading(request, call, deadline) as generation:
                 self._reporting.taken_on(report, generation)
                 yield generation
+
+    def _counting(self, call: GenerateCall, group: Group | None) -> contextlib.AbstractContextManager[None]:
+        """Charge and count a request that begins. Raises ResourceExhaustedError."""
+        caller = self.gate.charged(principal.get())
+        principal.set(caller)
+        return (group or self.gate).holding(caller, call.sampling.n)
 
     async def _prepared(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
@@ -292,12 +301,12 @@ class Coordinator:
             self.dispatcher.abort(running, DeadlineExceededError(f"the request is older than {seconds:g} s"))
 
     def _refuse_when_draining(self) -> None:
-        if self._draining:
+        if self.draining:
             raise UnavailableError("the coordinator is stopping")
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those that run end; after `seconds` they are told to."""
-        self._draining = True
+        self.draining = True
         self.requests.hold_no_more()
         try:
             async with asyncio.timeout(seconds):
@@ -311,7 +320,7 @@ class Coordinator:
         """Of the request; each choice's follow from it."""
         sampling = call.sampling
         if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(64))
+            sampling = sampling.with_seed(secrets.randbits(64))
         mode = call.speculation.mode or self.config.acceptance
         bad_words = self.vocabulary.bad_words(sampling.bad_words)
         return SequenceParams(

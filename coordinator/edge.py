@@ -22,6 +22,11 @@ from paceline.rpc.shield import refusal
 
 log = logging.getLogger(__name__)
 
+_SERVICE = "/paceline.v1.GenerationService/"
+CHARGED_LATER = frozenset({f"{_SERVICE}Generate", f"{_SERVICE}Cancel"})
+"""Methods for which nothing is taken of a key's rate at the door. To cancel must always be possible, and only
+what is asked tells whether a call begins a request or goes on with one."""
+
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Asks for a key before anything of a call is read, and tells its handler who calls.
@@ -40,8 +45,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         """The method's handler, or one that refuses."""
         if not is_open(handler_call_details.method):
             metadata: Any = handler_call_details.invocation_metadata or ()
+            enter = self._gate.recognise if handler_call_details.method in CHARGED_LATER else self._gate.enter
             try:
-                caller = self._gate.enter(bearer(v for k, v in metadata if k == "authorization"))
+                caller = enter(bearer(v for k, v in metadata if k == "authorization"))
             except PacelineError as error:
                 return refusal(error)
             principal.set(caller)

@@ -69,7 +69,7 @@ class Machines:
         sampling = request.sampling.of_choice(choice)
         if received:
             # Its client was told of the prompt before the first token.
-            sampling = replace(sampling, prompt_logprobs=None)
+            sampling = sampling.without_prompt_report()
         return replace(request, sampling=sampling)
 
     def ledger(

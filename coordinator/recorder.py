@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.observer import RequestRecord, RoundRecord
 from paceline.core import limits
-from paceline.core.errors import CancelledError
+from paceline.core.errors import CancelledError, StaleEpochError
 from paceline.rpc.status import code_name
 from paceline.telemetry import histogram
 from paceline.telemetry.histogram import Histogram
@@ -113,7 +113,7 @@ class Recorder:
         parts["prefill"].observe(first - admitted)
         parts["decode"].observe(last - first)
         parts["inference"].observe(last - admitted)
-        generated = ledger.num_generated
+        generated = ledger.num_generated - running.received
         if generated > 1:
             self.token_seconds.observe((last - first) / (generated - 1))
         self.request_prompt_tokens.observe(ledger.prompt_length)
@@ -124,9 +124,12 @@ class Recorder:
 
     def request_ended(self, request: RequestRecord) -> None:
         """Take a request in."""
-        if request.error is not None and not isinstance(request.error, CancelledError):
+        # One that another call goes on with has not failed: its client has the answer from there.
+        if request.error is not None and not isinstance(request.error, CancelledError | StaleEpochError):
             self.failed[code_name(request.error)] += 1
-        if request.generation is not None:
+        generation = request.generation
+        # A call that goes on with sequences came after them; they are of the one that it resumes.
+        if generation is not None and generation.choices[0].arrived_at >= request.began:
             sampling = request.call.sampling
             self.params_n.observe(sampling.n)
             if sampling.max_tokens is not None:

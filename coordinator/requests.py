@@ -50,7 +50,7 @@ class Request:
     """Whoever reads it now; None while it is held."""
     held_until: float = 0.0
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is counted and timed for as long as it is here, or as a held one's sequences run."""
+    """What is counted and timed for as long as its sequences run or wait."""
 
     @property
     def ended(self) -> bool:
@@ -64,8 +64,10 @@ class Request:
 
     def is_asked_again_by(self, call: GenerateCall) -> bool:
         """True where `call` asks for what this request asked for; its seed may be left out."""
-        seed = self.call.sampling.seed if call.sampling.seed is None else call.sampling.seed
-        return replace(call, sampling=replace(call.sampling, seed=seed), resumption=None) == self.call
+        sampling, seed = call.sampling, self.call.sampling.seed
+        if sampling.seed is None and seed is not None:
+            sampling = sampling.with_seed(seed)
+        return replace(call, sampling=sampling, resumption=None) == self.call
 
     def agrees_with(self, resumption: Resumption) -> bool:
         """True where the client's tokens are the first ones of each choice."""
@@ -108,6 +110,11 @@ class Requests:
             self.end(before)
         self._requests[request.key] = request
         request.reader = object()
+
+    def may_be_resumed(self, principal: str, request_id: str) -> bool:
+        """True while a request is here that says so, read or held."""
+        request = self._requests.get((principal, request_id))
+        return request is not None and request.call.resumable
 
     def resume(self, principal: str, call: GenerateCall) -> Request | None:
         """The request that `call` goes on with, for a new reader; None where there is none to go on with.
@@ -180,16 +187,17 @@ class Requests:
             self.end(request)
 
     def expire(self) -> None:
-        """End those whose time is over."""
+        """End those held whose time is over, and count no more those whose sequences are, read or held."""
         now = self._clock()
-        for request in self.held:
+        for request in self._requests.values():
             self._settle(request)
+        for request in self.held:
             if now >= request.held_until:
                 self.end(request)
 
     @staticmethod
     def _settle(request: Request) -> None:
-        """One whose sequences run no more is held as a ledger alone, and does not count."""
+        """One whose sequences run no more does not count, whenever its client reads what is left of it."""
         if all(running.ended or running.machine.ledger.ended for running in request.choices):
             request.counted.close()
 

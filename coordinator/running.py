@@ -38,12 +38,17 @@ class Running:
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    received: int = field(init=False)
+    """Tokens that its client had before this coordinator generated any."""
     record: Record | None = None
     """What was emitted, where the client may come back for it."""
     unread: int = 0
     behind_since: float | None = None
     """Since when it pauses for a client that does not read."""
     parts: Parts = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.received = self.machine.ledger.num_generated
 
     @property
     def ended(self) -> bool:

@@ -59,6 +59,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream the tokens of one request, round by round."""
         try:
+            self._charge(request)
             call = codec.generate_request_from_proto(request)
             deadline = _deadline(context)
             async with self._coordinator.generating(call, deadline) as generation:
@@ -73,6 +74,16 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         except Exception as error:
             log.exception("a request failed")
             await abort(context, error)
+
+    def _charge(self, request: pb.GenerateRequest) -> None:
+        """Before it is validated, which is work, unless it goes on with what is here already.
+
+        What goes on is charged too where it turns out to begin anew. Raises ResourceExhaustedError.
+        """
+        caller = principal.get()
+        here = self._coordinator.requests.may_be_resumed(caller.name, request.request_id)
+        if not (request.resume_from and here):
+            principal.set(self._coordinator.gate.charged(caller))
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
         """End a request that its client will not resume."""

@@ -67,6 +67,7 @@ class Drafter:
         eos_token_ids: Sequence[int] = (),
         grammars: Grammars | None = None,
         clock: Clock = monotonic,
+        observer: WorkerObserver | None = None,
     ) -> None:
         self._runner = runner
         self._config = config
@@ -75,7 +76,7 @@ class Drafter:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._clock = clock
-        self.observer = WorkerObserver()
+        self.observer = WorkerObserver() if observer is None else observer
         self.holdings: Holdings[DraftProposal] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
@@ -215,6 +216,7 @@ class Drafter:
             if not found.token_ids:
                 continue
             r.job.held.fed([*chain.token_ids, *found.token_ids[:-1]])
+            r.job.held.found_sound()
             r.drafting.drawn.extend(drawn_by(found))
             if r.drafting.complete:
                 events += self._settle(r)
@@ -252,10 +254,13 @@ class Drafter:
         spent = self._clock() - begun
         for r, token in zip(rounds, drawn, strict=True):
             r.job.compute += spent
+            if token is None:
+                r.job.held.found_broken()
             if not isinstance(token, Drawn):
                 error = token or InternalError("the draft model's logits are not numbers")
                 events.append(self._fail(r.job, error))
                 continue
+            r.job.held.found_sound()
             r.drafting.drawn.append(token)
             if r.drafting.complete:
                 events += self._settle(r)

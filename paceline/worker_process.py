@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MIXED_PREFILL_ON_CPU = 16
+_STOP_SECONDS = 5.0
+"""How long the last step of the engine may take. A supervisor waits for longer."""
 
 ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
 
@@ -66,7 +69,8 @@ class Role(Generic[ConfigT]):
     """What it does in a round, as spans call it."""
     service: str
     """Full name of the gRPC service, for health checks."""
-    make_engine: Callable[[Built, ConfigT], Holder]
+    make_engine: Callable[[Built, ConfigT, WorkerObserver], Holder]
+    """The parts of an engine keep what the observer has for them: none may replace it later."""
     register: Callable[[WorkerShell, grpc.aio.Server], None]
     dialect: Dialect
     """What its stream carries."""
@@ -85,8 +89,8 @@ class WorkerShell:
         check_cores(config.cores)
         check_cores(config.message_cores, "message_cores")
         self._built = build(config)
-        self._engine = role.make_engine(self._built, _for_device(config, self._built.runner.device.type))
-        self._engine.observer = WorkerObserver(role.answers, spans)
+        chosen = _for_device(config, self._built.runner.device.type)
+        self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
         self._local: LocalServer | None = None
         self.thread: EngineThread[Any, Any] = EngineThread(
             self._engine, f"{role.name}-engine", cores=config.cores
@@ -224,7 +228,8 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         finally:
             watcher.cancel()
             shell.stop_locally()  # before all that takes time: nobody answers these streams any more
-            shell.thread.stop()
+            if not shell.thread.stop(_STOP_SECONDS):
+                _leave_the_engine()
             if metrics is not None:
                 metrics.stop()
             if spans is not None:
@@ -232,6 +237,18 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     if server.abandoned:
         # A worker without its engine thread can only be restarted: the exit code says that it failed.
         raise InternalError("the engine thread died")
+
+
+def _leave_the_engine() -> NoReturn:
+    """End the process although its engine thread is stuck.
+
+    Where its supervisor is gone nobody else would, and it would keep its device's memory.
+    """
+    log.error("the engine thread does not end; the process ends without it")
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

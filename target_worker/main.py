@@ -12,6 +12,7 @@ from paceline.engine.build import Built
 from paceline.engine.structured import grammars_of
 from paceline.rpc import frames
 from paceline.rpc.worker import Dialect, serve_stream
+from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import target_pb2, target_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
@@ -52,7 +53,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             yield frame
 
 
-def _make_verifier(built: Built, config: TargetConfig) -> Verifier:
+def _make_verifier(built: Built, config: TargetConfig, observer: WorkerObserver) -> Verifier:
     warm_up(built.runner.device)
     return Verifier(
         built.runner,
@@ -61,6 +62,7 @@ def _make_verifier(built: Built, config: TargetConfig) -> Verifier:
         max_model_len=built.max_model_len,
         eos_token_ids=sorted(built.loaded.eos_token_ids),
         grammars=grammars_of(built.loaded),
+        observer=observer,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.errors import InternalError, PacelineError
+from paceline.core.errors import InternalError
 from paceline.core.messages import PromptLogprobs
 from paceline.core.types import TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
@@ -18,6 +18,8 @@ from target_worker.rounds import Round
 
 Judgement = tuple[tuple[int, int], tuple[TokenLogprobs, ...]]
 """(accepted draft tokens, next token), and what is reported of them."""
+NO_CHOICE = "the target model's logits are not numbers, or leave no token to choose"
+"""Which of both it is `judge` does not tell: on a device that would be another copy."""
 
 
 def reads(jobs: Sequence[Job]) -> bool:
@@ -61,8 +63,8 @@ def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
 
 def judgements(
     rounds: Sequence[Round], logits: Tensor, eos_token_ids: Sequence[int]
-) -> list[Judgement | PacelineError]:
-    """What each round's rows make of it, [sum of the rounds' rows, V]; an error where that is no verdict."""
+) -> list[Judgement | None]:
+    """What each round's rows make of it, [sum of the rounds' rows, V]; None where that is no verdict."""
     cases = [
         Case(
             r.job.held.session.params if r.restriction is None else r.restriction.params,
@@ -77,13 +79,13 @@ def judgements(
 
 def reported(
     cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
-) -> list[Judgement | PacelineError]:
+) -> list[Judgement | None]:
     """Verdicts with the log-probabilities that are asked for; arguments as for `logprobs_of`.
 
-    Without a verdict, of logits that are not numbers or find all impossible that is permitted, an error.
+    None without a verdict: of logits that are not numbers, or find all impossible that is permitted.
     """
     return [
-        _no_choice() if verdict is None else (verdict, told)
+        None if verdict is None else (verdict, told)
         for verdict, told in zip(verdicts, logprobs_of(cases, logits, verdicts), strict=True)
     ]
 
@@ -98,8 +100,3 @@ def prompt_logprobs(part: Scored, round_number: int) -> PromptLogprobs:
     tokens = session.tokens[start : start + count]
     told = reported_logprobs(part.logits, tokens, [wanted] * count)
     return PromptLogprobs(session.sequence_id, session.epoch, round_number, start, tuple(told))
-
-
-def _no_choice() -> InternalError:
-    """Which of both it is `judge` does not tell: on a device that would be another copy."""
-    return InternalError("the target model's logits are not numbers, or leave no token to choose")

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import TargetConfig
-from paceline.core.errors import InvalidArgumentError, PacelineError
+from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
 from paceline.core.messages import (
     CloseSequence,
     OpenSequence,
@@ -43,6 +43,7 @@ from target_worker.decide import Case
 from target_worker.gathering import Gathering
 from target_worker.preverify import FirstRows
 from target_worker.results import (
+    NO_CHOICE,
     Judgement,
     in_progress,
     judgements,
@@ -73,6 +74,7 @@ class Verifier:
         eos_token_ids: Sequence[int] = (),
         grammars: Grammars | None = None,
         clock: Clock = monotonic,
+        observer: WorkerObserver | None = None,
     ) -> None:
         self._runner = runner
         self._budget = config.max_batch_tokens
@@ -82,7 +84,7 @@ class Verifier:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammars = grammars
         self._clock = clock
-        self.observer = WorkerObserver()
+        self.observer = WorkerObserver() if observer is None else observer
         self.holdings: Holdings[Verdict] = Holdings(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
@@ -177,6 +179,7 @@ class Verifier:
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
+        job.prefill_before = self.holdings.prefill_rows_since(arrived)
         self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
         self._gathering.back(command.sequence_id, r.rows, arrived)
         return [] if first_row is None else self._conclude(r, first_row)
@@ -268,6 +271,7 @@ class Verifier:
             try:
                 events.append(prompt_logprobs(part, self._rounds[part.job.sequence_id].command.round))
             except Exception as error:
+                part.job.held.found_broken()
                 events.append(self._fail(part.job, own_error(error, JUDGING, part.job.sequence_id)))
         if result.finished:
             events.extend(self._restrict(result.finished))
@@ -308,7 +312,7 @@ class Verifier:
         return self._answer(rounds, judged, self._clock() - begun)
 
     def _answer(
-        self, rounds: Sequence[Round], judged: Sequence[Judgement | PacelineError], spent: float
+        self, rounds: Sequence[Round], judged: Sequence[Judgement | PacelineError | None], spent: float
     ) -> list[TargetEvent]:
         """Settle what was judged, and begin what follows it by itself."""
         self._listen()
@@ -316,8 +320,10 @@ class Verifier:
         events: list[TargetEvent] = []
         for r, judgement in zip(rounds, judged, strict=True):
             r.job.compute += spent
-            if isinstance(judgement, PacelineError):
-                events.append(self._fail(r.job, judgement))
+            if judgement is None:
+                r.job.held.found_broken()
+            if judgement is None or isinstance(judgement, PacelineError):
+                events.append(self._fail(r.job, judgement or InternalError(NO_CHOICE)))
                 continue
             del self._rounds[r.command.sequence_id]
             self._first_rows.judged(r.command.sequence_id, drafted=r.rows > 1)
@@ -342,6 +348,7 @@ class Verifier:
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         held.cut_to(command.base_length + num_accepted)
+        held.found_sound()
         verdict = Verdict(num_accepted, tokens, held.table.length, r.job.timings(), logprobs)
         held.session.finish(verdict)
         if held.session.params.traceparent:

@@ -58,8 +58,10 @@ class Worth:
 
     @property
     def _is_better(self) -> bool:
-        without = self._seconds[False]
-        return not without or _mean(without) >= LEAST * _mean(self._seconds[True])
+        with_it, without = self._seconds[True], self._seconds[False]
+        if not with_it or not without:
+            return self.has_it  # the rounds of one pass may be a whole trial, all of one kind
+        return _mean(without) >= LEAST * _mean(with_it)
 
 
 def _mean(seconds: Collection[float]) -> float:

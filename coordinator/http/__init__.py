@@ -5,5 +5,5 @@ completions.py, chat.py, text.py      the endpoints that use the model and its t
 answer.py, encoding.py                an answer, whole or as server-sent events
 information.py, metrics.py            models, health, version, metrics
 errors.py, openapi.py, app.py         errors in OpenAI's shape, the document, the application
-server.py                             the application on a port, in the event loop of the gRPC face
+server.py, farewell.py                the application on a port, in the event loop of the gRPC face; its end
 """

@@ -19,6 +19,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import Completions
 from coordinator.http.encoding import JsonResponse
 from coordinator.http.errors import HttpError, on_defect, on_known_error, on_routing_error
+from coordinator.http.farewell import Farewell
 from coordinator.http.guard import Guard
 from coordinator.http.information import Information
 from coordinator.http.metrics import make_registry
@@ -61,7 +62,8 @@ def make_app(
     }
     observing = Middleware(CallObserver, recorder=coordinator.recorder)
     guard = Middleware(Guard, gate or Gate(), demands_certificates=demands_certificates)
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[observing, guard])
+    middleware = [observing, Middleware(Farewell, coordinator), guard]
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
 async def _openapi(_request: Request) -> Response:

@@ -14,7 +14,7 @@ from coordinator.http import body
 from coordinator.http.answer import Answer, until_named
 from coordinator.http.errors import from_error
 from coordinator.http.logprobs import LogprobWriter
-from coordinator.http.parameters import head_of, make_call
+from coordinator.http.parameters import head_of, make_calls
 from coordinator.http.schemas import CompletionRequest
 from coordinator.ledger import Commit
 from paceline.core import limits
@@ -56,11 +56,7 @@ def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
         )
     told = sampling.n * sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
     check_reports(sampling.prompt_logprobs, told)
-    speculation = wanted.speculation()
-    return [
-        make_call(f"{request_id}-{index}", prompt, sampling, speculation, wanted.cache_salt)
-        for index, prompt in enumerate(prompts)
-    ]
+    return make_calls(request_id, prompts, sampling, wanted.speculation(), wanted.cache_salt)
 
 
 def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:

@@ -29,6 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.access import NeverFitsError
 from coordinator.http import encoding
 from paceline.core import errors
 
@@ -52,7 +53,6 @@ _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.DeadlineExceededError: (504, "timeout_error", "timeout"),
 }
 _INTERNAL = (500, "server_error", "internal_error")
-_RETRIABLE = (429, 503)
 _VALIDATION_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -76,8 +76,6 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
-        if status in _RETRIABLE:
-            self.headers.setdefault("retry-after", str(RETRY_SECONDS))
 
     @property
     def body(self) -> dict[str, Any]:
@@ -119,10 +117,15 @@ def from_error(error: BaseException, names: Mapping[str, str] | None = None) -> 
 
 
 def _headers_of(error: errors.PacelineError) -> dict[str, str]:
-    if isinstance(error, errors.UnauthenticatedError):
-        return {"www-authenticate": "Bearer"}
-    if isinstance(error, errors.ResourceExhaustedError) and error.retry_after is not None:
-        return {"retry-after": str(math.ceil(error.retry_after))}
+    match error:
+        case errors.UnauthenticatedError():
+            return {"www-authenticate": "Bearer"}
+        case NeverFitsError():
+            return {}
+        case errors.ResourceExhaustedError(retry_after=float() | int() as seconds):
+            return {"retry-after": str(math.ceil(seconds))}
+        case errors.ResourceExhaustedError() | errors.UnavailableError():
+            return {"retry-after": str(RETRY_SECONDS)}
     return {}
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -248,3 +248,19 @@ def make_call(
     """
     call = GenerateCall(request_id, prompt, sampling, speculation, cache_salt or "")
     return generate_request_from_proto(generate_request_to_proto(call))
+
+
+def make_calls(
+    request_id: str,
+    prompts: Sequence[str | tuple[int, ...]],
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    cache_salt: str | None = None,
+) -> list[GenerateCall]:
+    """As `make_call`, one for each prompt. What they share is checked once: it may name 32,768 tokens."""
+    first = make_call(f"{request_id}-0", prompts[0], sampling, speculation, cache_salt)
+    calls, plain = [first], SamplingParams()
+    for index, prompt in enumerate(prompts[1:], 1):
+        call = make_call(f"{request_id}-{index}", prompt, plain, speculation, cache_salt)
+        calls.append(replace(call, sampling=first.sampling))
+    return calls

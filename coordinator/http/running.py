@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
+from coordinator.access import Group
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
@@ -16,9 +17,11 @@ from paceline.rpc.codec import GenerateCall
 async def taken_on(
     coordinator: Coordinator, calls: Sequence[GenerateCall]
 ) -> AsyncIterator[list[Generation]]:
-    """All of them or none. Raises PacelineError."""
+    """All of them or none: their sequences are counted before the first begins. Raises PacelineError."""
     async with contextlib.AsyncExitStack() as exits:
-        yield [await exits.enter_async_context(coordinator.generating(call)) for call in calls]
+        group = Group(coordinator.gate, sum(call.sampling.n for call in calls))
+        exits.callback(group.close)
+        yield [await exits.enter_async_context(coordinator.generating(call, group=group)) for call in calls]
 
 
 async def parts(

@@ -156,7 +156,7 @@ class ChatRequest(GenerationRequest):
         """`max_completion_tokens`, or `max_tokens` as it was once called. Raises InvalidArgumentError."""
         new, old = self.max_completion_tokens, self.max_tokens
         if None not in (new, old) and new != old:
-            raise InvalidArgumentError("max_tokens", f"is {old}, but max_completion_tokens is {new}")
+            raise InvalidArgumentError("max_completion_tokens", f"is {new}, but max_tokens is {old}")
         return old if new is None else new
 
 

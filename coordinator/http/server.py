@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from coordinator.http.guard import NAMES
@@ -26,6 +27,20 @@ KEEP_ALIVE_SECONDS = 75
 """How long a connection may be idle between two requests: longer than common proxies and pools keep one."""
 
 
+class _Flow(FlowControl):
+    """Says when a connection is read again."""
+
+    def __init__(self, transport: asyncio.Transport, read_again: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._read_again = read_again
+
+    def resume_reading(self) -> None:
+        paused = self.read_paused
+        super().resume_reading()
+        if paused:
+            self._read_again()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """A connection whose request heads are bounded in size and time, and whose idleness is in time.
 
@@ -37,6 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser: RequestParser = RequestParser(self)
         self._in_head = True
         self._head_bytes = 0
+        self._head_alone = True
+        """What is being parsed is of one unfinished head and nothing else."""
         self._certificate_names: list[str] = []
         self._head_timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
@@ -44,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._is_read_again)
         self._certificate_names = _certificate_names(transport)
         self._await_head()
 
@@ -62,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
+        self._head_alone = False
         if self.parser.offers_upgrade:
             return
         self._in_head = False
@@ -81,15 +100,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def on_message_complete(self) -> None:
+        self._head_alone = False
         if not self.parser.offers_upgrade:
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        self._head_alone = True
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # The parser has seen `data`: a head that it completed is no longer counted.
-        if self._in_head:
+        # The parser has seen `data`: a head that it completed is no longer counted, and of one that begins
+        # behind something else it is not known how much of `data` is its own.
+        if self._in_head and self._head_alone:
             self._head_bytes += len(data)
             if self._head_bytes > limits.MAX_HTTP_HEAD_BYTES:
                 self.transport.write(STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n")
@@ -110,7 +132,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        # What is not read cannot come: the time begins anew when it is read again.
+        if not self.flow.read_paused:
+            self.transport.close()
+
+    def _is_read_again(self) -> None:
+        if self._head_timer is not None:
+            self._await_head()
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

@@ -102,6 +102,11 @@ class Counts:
         return 1 + (_share(self.num_accepted_draft_tokens, self.num_spec_steps) or 0.0)
 
     @property
+    def tokens_per_round(self) -> float | None:
+        """Over all rounds, with a proposal or without; None without a round."""
+        return _share(self.completion_tokens, self.num_rounds)
+
+    @property
     def hit_rate(self) -> float | None:
         """Share of proposals that were there when the verdict came."""
         return _share(self.num_lookahead_hits, self.num_spec_steps)

@@ -95,9 +95,15 @@ class BenchConfig:
         _check(self.start_timeout > 0, "start_timeout", "must be positive")
 
     @property
+    def measures_load(self) -> bool:
+        """Several requests at a time, in a part of the run or all of it."""
+        return max(self.concurrency) > 1
+
+    @property
     def longest_answer(self) -> int:
-        """Tokens, at most."""
-        return self.max_tokens + int(self.max_tokens * self.length_spread)
+        """Tokens, at most: answers differ in length where there are several at a time."""
+        more = self.length_spread if self.measures_load else 0.0
+        return self.max_tokens + int(self.max_tokens * more)
 
     @property
     def measures_peers(self) -> bool:

@@ -34,7 +34,7 @@ def write_plots(record: Record, folder: Path) -> list[Path]:
     """Write the PNG files and return them; a plot without data is left out. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figure] = {}
-    if len(record.config.concurrency) > 1:
+    if record.config.measures_load:
         figures["throughput.png"] = throughput(record)
     if 1 in record.config.concurrency:
         figures["ratios.png"] = one_request(record)
@@ -189,7 +189,5 @@ def rounds(record: Record) -> Figure:
 
 def _tokens_a_round(cell: Cell) -> str:
     """Nothing where answers end with their opening, and no round comes after it."""
-    decoding = cell.decoding
-    if not decoding.num_rounds:
-        return ""
-    return f" {decoding.completion_tokens / decoding.num_rounds:.2f} tokens"
+    tokens = cell.decoding.tokens_per_round
+    return "" if tokens is None else f" {tokens:.2f} tokens"

@@ -7,7 +7,7 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline import assets
@@ -20,6 +20,7 @@ from paceline.bench.record import Record
 from paceline.bench.services import Services, serve
 from paceline.bench.workload import Prompt
 from paceline.client import AsyncClient, WorkerInfo
+from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import Sink
 
 Progress = Callable[[str], None]
@@ -57,6 +58,7 @@ async def _measure(
         AsyncClient(services.choosing) as choosing,
     ):
         info = {w.role: w.info for w in (await ahead.status()).workers if w.info is not None}
+        _check_lengths(config, prompt_ids, info["target"].max_model_len)
         progress("loading the peers")
         peer_arms, states = _peers(config, info, folder)
         progress("measuring the memory's bandwidth")
@@ -80,6 +82,20 @@ async def _measure(
         cells=cells,
         seconds=time.perf_counter() - begun,
     )
+
+
+def _check_lengths(config: BenchConfig, prompts: Sequence[Prompt], max_model_len: int) -> None:
+    """Before anything is measured: the longest request may be among the last ones.
+
+    Raises InvalidArgumentError.
+    """
+    longest = max(map(len, prompts))
+    if longest + config.longest_answer > max_model_len:
+        raise InvalidArgumentError(
+            "max_tokens",
+            f"answers of up to {config.longest_answer} after a prompt of {longest} tokens"
+            f" exceed the model's length of {max_model_len}",
+        )
 
 
 def _peers(

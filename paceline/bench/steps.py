@@ -144,6 +144,14 @@ class _Rounds:
         self._ledger.extend(self._tail if verdict is None else verdict.token_ids)
 
 
+def configs(threads: int) -> tuple[TargetConfig, DraftConfig]:
+    """Of workers that compute nothing ahead: what a round takes is all in it, and nothing of the next one."""
+    return (
+        TargetConfig(model="embedded:target", threads=threads, num_blocks=4096, pre_verify=False),
+        DraftConfig(model="embedded:draft", threads=threads, num_blocks=2048, lookahead_branches=0),
+    )
+
+
 def arms(
     target: Built, draft: Built, target_config: TargetConfig, draft_config: DraftConfig
 ) -> dict[str, Arm]:
@@ -202,10 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to measure")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args(argv)
-    target_config = TargetConfig(model="embedded:target", threads=arguments.threads, num_blocks=4096)
-    draft_config = DraftConfig(
-        model="embedded:draft", threads=arguments.threads, num_blocks=2048, lookahead_branches=0
-    )
+    target_config, draft_config = configs(arguments.threads)
     target, draft = build(target_config), build(draft_config)
     results = measure(arms(target, draft, target_config, draft_config), arguments.seconds)
     print(f"torch {torch.__version__}, {arguments.threads} thread(s)\n\n| | ms |\n|---|---|")

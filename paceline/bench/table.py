@@ -28,12 +28,13 @@ def print_record(record: Record, console: Console) -> None:
             for t in temperatures:
                 console.print()
                 console.print(each_k(record, t))
-    if len(record.config.concurrency) > 1:
+    if record.config.measures_load:
         for t in temperatures:
             console.print()
             console.print(concurrent(record, t))
-    console.print()
-    console.print(figures_table({t: record.figures(t) for t in temperatures}))
+    if 1 in record.config.concurrency:
+        console.print()
+        console.print(figures_table({t: record.figures(t) for t in temperatures}))
     console.print()
     console.print(ratios_table(record))
     for note in record.notes:
@@ -56,7 +57,7 @@ def heading(record: Record) -> str:
 
 
 def _spread(config: BenchConfig) -> str:
-    if max(config.concurrency) == 1 or not config.length_spread:
+    if not (config.measures_load and config.length_spread):
         return ""
     return f" (of several at a time up to {config.length_spread:.0%} more or less)"
 
@@ -98,9 +99,8 @@ def _round_columns(cell: Cell) -> Iterable[str]:
     counts = cell.counts
     if cell.arm.is_peer:
         return
-    drafted = counts.num_spec_steps > 0
     yield _percent(counts.acceptance_rate)
-    yield f"{counts.mean_acceptance_length:.2f}" if drafted else ""
+    yield _number(cell.decoding.tokens_per_round)
     yield _percent(counts.hit_rate)
     for seconds in cell.decoding.parts.values():
         yield f"{1000 * seconds:.2f}"
@@ -130,7 +130,7 @@ def concurrent(record: Record, temperature: float) -> Table:
     rows = dict.fromkeys(arm for n in levels for arm in (c.arm for c in record.cells.at(temperature, n)))
     for arm in rows:
         cells = [record.cells.find(arm, temperature, n) for n in levels]
-        if sum(cell is not None for cell in cells) > 1:
+        if any(cell is not None and cell.concurrency > 1 for cell in cells):
             table.add_row(
                 arm.name,
                 *(_rate_over(cell, record) if cell else "" for cell in cells),

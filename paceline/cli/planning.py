@@ -55,6 +55,7 @@ def demo(
     pairs: Annotated[int, option("pairs", "Measured requests with and without speculation.")] = DEMO.pairs,
     target_model: Annotated[str, option("target_model", "The large model.")] = DEMO.stack.target_model,
     draft_model: Annotated[str, option("draft_model", "The small model.")] = str(DEMO.stack.draft_model),
+    device: Annotated[str, option("device", "Device of both.")] = DEMO.stack.target_device,
     num_speculative_tokens: Annotated[
         Any, option("num_speculative_tokens", "Draft tokens a round (K), or auto.", **DRAFT_TOKENS)
     ] = DEMO.stack.num_speculative_tokens,
@@ -67,6 +68,8 @@ def demo(
     stack = StackConfig(
         target_model=target_model,
         draft_model=draft_model,
+        target_device=device,
+        draft_device=device,
         num_speculative_tokens=num_speculative_tokens,
         acceptance=acceptance,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from paceline.v1 import generation_pb2
 DEFAULT_MAX_RESUMES = 5
 CANCEL_SECONDS = 1.0
 """How long a client that closes tries to tell the server that nobody will resume its requests."""
+MAX_DOUBLINGS = 64
+"""Of a pause: so many make any pause longer than any bound on it, and more would overflow."""
 LEAST_TIMEOUT = 1e-3
 """Seconds. What is left of a deadline that is over: the call then says so."""
 
@@ -40,7 +43,7 @@ class Backoff:
 
         Up to half of it is left out at random, so that clients that were cut together do not return together.
         """
-        return min(self.first * 2.0**attempt, self.longest) * (1 - self.uniform() / 2)
+        return min(self.first * 2.0 ** min(attempt, MAX_DOUBLINGS), self.longest) * (1 - self.uniform() / 2)
 
 
 class Resuming:
@@ -61,7 +64,8 @@ class Resuming:
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
         self._id_is_ours = not request.request_id
-        self._over = False
+        self._end = threading.Lock()
+        """Taken once and for good, by whoever ends the request first: several threads may close a stream."""
         self._in_vain = 0
         """Resumes since the last chunk."""
         if backoff.most:
@@ -86,7 +90,8 @@ class Resuming:
         begun = self.assembler.request_id is not None and self.assembler.result is None
         if not (broke and begun and self.num_resumes < self._backoff.most):
             # A refused name may be that of another request.
-            self._over = isinstance(error, InvalidArgumentError)
+            if isinstance(error, InvalidArgumentError):
+                self._end.acquire(blocking=False)
             return None
         pause = self._backoff.pause(self._in_vain)
         self.num_resumes += 1
@@ -105,8 +110,7 @@ class Resuming:
 
     def abandon(self) -> str | None:
         """The id of the request if the server may hold it for nobody; None if not, or if told before."""
-        told = self._over or not self.request.resumable or self.assembler.result is not None
-        self._over = True
-        if told or not (self._id_is_ours or self.assembler.request_id is not None):
-            return None
-        return self.request.request_id
+        named = self._id_is_ours or self.assembler.request_id is not None
+        held = self.request.resumable and named and self.assembler.result is None
+        first = self._end.acquire(blocking=False)
+        return self.request.request_id if held and first else None

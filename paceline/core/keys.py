@@ -39,7 +39,8 @@ class ApiKey:
     sha256: str
     """Of the key, in hexadecimal."""
     requests_per_minute: int | None = None
-    """Calls of either face, on average; as many may come at once. None sets no limit."""
+    """Calls of either face, on average; as many may come at once. None sets no limit. Cancelling and resuming
+    count for nothing."""
     max_sequences: int | None = None
     """Sequences that run or wait at a time, each of a request's `n` and prompts. None sets no limit."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -213,7 +214,26 @@ class SamplingParams:
         if self.n == 1:
             return self
         if choice == 0:
-            return replace(self, n=1)
+            return self._with(n=1)
         assert self.seed is not None
         digest = blake2b(choice.to_bytes(8, "little"), digest_size=8, key=self.seed.to_bytes(8, "little"))
-        return replace(self, n=1, seed=int.from_bytes(digest.digest(), "little"), prompt_logprobs=None)
+        return self._with(n=1, seed=int.from_bytes(digest.digest(), "little"), prompt_logprobs=None)
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same with a seed in [0, 2^64)."""
+        return self._with(seed=seed)
+
+    def without_prompt_report(self) -> SamplingParams:
+        """The same for a client that was told of the prompt before."""
+        return self._with(prompt_logprobs=None)
+
+    def _with(self, **values: int | None) -> SamplingParams:
+        """A copy with values that are known to be good.
+
+        The rest is not checked again: that takes milliseconds where a parameter names 32,768 tokens, and a
+        request may have hundreds of completions.
+        """
+        made = copy(self)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made

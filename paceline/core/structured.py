@@ -116,7 +116,8 @@ def _schema_text(schema: Any) -> str:
     try:
         if not isinstance(schema, str):
             require(isinstance(schema, Mapping), name, "must be a JSON schema: a dictionary or JSON text")
-            return json_text.dumps(dict(schema), allow_nan=False)
+            # As it is written: its characters are counted.
+            return json_text.dumps(dict(schema), allow_nan=False, ensure_ascii=False)
         # No schema that is allowed has more, and parsing text takes memory in proportion.
         if len(schema) <= limits.MAX_STRUCTURE_CHARACTERS:
             require(isinstance(json_text.loads(schema), dict), name, "must be a JSON object")

@@ -33,6 +33,8 @@ class Held(Generic[Answer]):
     """None where nothing is cached."""
     age: int = 0
     """Older sequences have smaller numbers; no two the same."""
+    sound: int = 0
+    """So many entries, from the first on, are numbers: the row after them was a distribution."""
 
     def cut_to_ledger(self) -> None:
         """Drop the cache entries that the ledger does not confirm."""
@@ -41,6 +43,7 @@ class Held(Generic[Answer]):
     def cut_to(self, length: int) -> None:
         """Drop the cache entries at `length` and beyond, and any reservation."""
         self.table.truncate_to(length)
+        self.sound = min(self.sound, length)
         del self.session.cached[length:]
         if self.prefix is not None:
             self.prefix.cut_to(length)
@@ -55,6 +58,21 @@ class Held(Generic[Answer]):
         assert self.table.length == len(session.cached)
         if self.prefix is not None:
             self.prefix.enter(session.tokens)
+
+    def found_sound(self) -> None:
+        """The row after the last entry was a distribution, and it is made of all of them."""
+        self.sound = self.table.length
+
+    def found_broken(self) -> None:
+        """A row was none: drop what was computed since the last one that was, and let nobody find that.
+
+        A pass may lose the entries of tokens before the one that a model breaks on: attention multiplies by
+        0 what a row must not see, and NaN stays NaN.
+        """
+        length = min(self.sound, self.session.agreed_length())
+        if self.prefix is not None:
+            self.prefix.withdraw(length)
+        self.cut_to(length)
 
     def reuse(self, most: int) -> int:
         """Go on with entries of the ledger's first `most` tokens that the prefix cache has; how many."""
@@ -79,6 +97,8 @@ class Holdings(Generic[Answer]):
     prefix_index: PrefixIndex | None = field(init=False, default=None)
     num_preemptions: int = 0
     """Times a sequence lost its blocks to an older one."""
+    _last_pass: tuple[float, float, int] = (0.0, 0.0, 0)
+    """When it began and ended, and its rows of prompts."""
     _opened: int = 0
     _held: dict[str, Held[Answer]] = field(default_factory=dict)
     _leases: Leases[str] = field(init=False)
@@ -87,6 +107,16 @@ class Holdings(Generic[Answer]):
         self._leases = Leases(self.clock, self.lease_seconds)
         if self.prefix_cache:
             self.prefix_index = PrefixIndex(self.new_table().pool)
+
+    def passed(self, begun: float, ended: float, prefill_rows: int) -> None:
+        """A pass is over, of whose rows so many had logits that nobody wanted."""
+        self._last_pass = begun, ended, prefill_rows
+
+    def prefill_rows_since(self, arrived: float) -> int:
+        """Such rows of the last pass, by how much of it was still to come then."""
+        begun, ended, rows = self._last_pass
+        waited = ended - max(arrived, begun)
+        return round(rows * waited / (ended - begun)) if waited > 0 else 0
 
     def __len__(self) -> int:
         return len(self._held)

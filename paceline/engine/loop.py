@@ -89,10 +89,11 @@ class EngineThread(Generic[Command, Event]):
         """Begin; call once."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish the step in progress, then end the thread."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """Finish the step in progress, then end the thread. False if that takes longer than `timeout`."""
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     @property
     def seconds_since_progress(self) -> float:

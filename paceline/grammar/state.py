@@ -73,14 +73,16 @@ class GrammarState:
             that is drawn there is ever committed.
 
         Raises:
-            InvalidArgumentError: the grammar met its limits, or leaves no token.
+            InvalidArgumentError: the grammar met its limits, leaves no token, or takes too long: for the
+                generated tokens that the state is not behind yet, or for the rows.
             InternalError: the generated tokens do not keep to the grammar.
         """
         if (end := self._dead_end) is not None and [*generated, *drafts][: len(end)] == end:
             raise InvalidArgumentError(self.field_name, self._reason)
+        goes_on = self._go_to(generated)
         begun = self.clock()
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
-        if self._go_to(generated):
+        if goes_on:
             for row, token_id in zip(rows, (*drafts, None), strict=True):
                 self._fill(row)
                 if token_id is None or not row[token_id] or not self._take(token_id):
@@ -100,21 +102,32 @@ class GrammarState:
                 return True
             if not self._take(token_id):
                 return False
-            if count % _PART == 0 and self.clock() > until:
-                raise InvalidArgumentError(self.field_name, "takes too long to follow")
+            if count % _PART == 0:
+                self._refuse_after(until)
         return True
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
-        """Stand behind `tokens`; False if the text has ended among them."""
+        """Stand behind `tokens`; False if the text has ended among them.
+
+        Mostly it is a few tokens on. Of a sequence that was opened late it is the whole text, which has the
+        time that the coordinator gives it.
+        """
         agreed = self._agreed(tokens)
         if agreed < len(self._path):
             self._roll_back(len(self._path) - agreed)
-        for token_id in tokens[agreed:]:
+        until = self.clock() + limits.MAX_FOLLOW_SECONDS
+        for count, token_id in enumerate(tokens[agreed:]):
             if token_id in self.ends:
                 return False
             if not self._take(token_id):
                 raise InternalError("the sequence's tokens do not keep to its structured_outputs")
+            if count % _PART == 0:
+                self._refuse_after(until)
         return True
+
+    def _refuse_after(self, until: float) -> None:
+        if self.clock() > until:
+            raise InvalidArgumentError(self.field_name, "takes too long to follow")
 
     def _agreed(self, tokens: Sequence[int]) -> int:
         """How many of the first `tokens` the matcher has taken."""

@@ -113,6 +113,13 @@ class CachedPrefix:
             self.index.enter(key, blocks[i])
             self._keys.append(key)
 
+    def withdraw(self, length: int) -> None:
+        """Nobody is to find the table's blocks with entries at `length` and beyond, whoever entered them."""
+        pool = self.table.pool
+        for block in self.table.blocks[length // pool.block_size :]:
+            if pool.is_kept(block):
+                pool.discard(block)
+
     def cut_to(self, length: int) -> None:
         """Entries at `length` and beyond are gone, or stand for other tokens than before."""
         del self._keys[length // self.table.pool.block_size :]

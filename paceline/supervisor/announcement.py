@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from paceline.core.errors import InvalidArgumentError
 
@@ -17,20 +18,27 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def announced_addresses(line: str) -> tuple[str, str] | None:
-    """The address in a ready line, and that of HTTP or an empty string; None for any other line."""
+class Announced(NamedTuple):
+    """Addresses of a child that is ready; empty is none."""
+
+    address: str = ""
+    http: str = ""
+    metrics: str = ""
+
+
+def announced_addresses(line: str) -> Announced | None:
+    """The addresses in a ready line; None for any other line."""
     try:
         event = json.loads(line)
         if event["event"] != "ready":
             return None
-        address: str = event["address"]
-        http_address: str = event.get("http_address", "")
-        split_address(address)
-        if http_address:
-            split_address(http_address)
+        more = [event.get(f"{name}_address", "") for name in ("http", "metrics")]
+        announced = Announced(event["address"], *more)
+        for address in (announced.address, *filter(None, more)):
+            split_address(address)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    return address, http_address
+    return announced
 
 
 def shell_code(exit_code: int) -> int:

@@ -1,8 +1,8 @@
 """Child processes that are kept alive: start, watch, restart, stop, and never leave an orphan.
 
 A child announces itself with one JSON line on standard output,
-`{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`, and `http_address` if it serves HTTP;
-everything else it writes is a log.
+`{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`, with `http_address` and
+`metrics_address` where it has such ports; everything else it writes is a log.
 
 starting ──ready──▶ ready ──exit──▶ waiting ──backoff──▶ starting      (a restart keeps the reported ports)
     └──exit before its first announcement──▶ failed, and everything with it
@@ -27,7 +27,13 @@ from typing import IO
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError
-from paceline.supervisor.announcement import announced_addresses, last_words, shell_code, split_address
+from paceline.supervisor.announcement import (
+    Announced,
+    announced_addresses,
+    last_words,
+    shell_code,
+    split_address,
+)
 from paceline.supervisor.processes import Process, Start, start_process
 
 logger = logging.getLogger(__name__)
@@ -54,7 +60,7 @@ class ChildFailedError(PacelineError):
 class ChildSpec:
     """What to run. `--port N` is added to `command`: `port` at first, the announced one after a restart.
 
-    So is `--http-port N` after a restart, if a port for HTTP was announced.
+    So are `--http-port N` and `--metrics-port N` after a restart, if such a port was announced.
     """
 
     role: str
@@ -152,8 +158,7 @@ class _Child(threading.Thread):
         # Guarded by `changed`:
         self._process: Process | None = None
         self._port = spec.port
-        self._address = ""
-        self._http_address = ""
+        self._announced = Announced()
         self._ready_since: float | None = None
         self._starts = 0
         self.failure: ChildFailedError | None = None
@@ -163,7 +168,8 @@ class _Child(threading.Thread):
         """To be read with `changed` held."""
         pid = self._process.pid if self._process else None
         ready = self._ready_since is not None
-        return ChildStatus(self.spec.role, pid, self._address, ready, self._starts, self._http_address)
+        known = self._announced
+        return ChildStatus(self.spec.role, pid, known.address, ready, self._starts, known.http)
 
     def signal(self, *numbers: signal.Signals) -> None:
         """Signal the present process, if there is one."""
@@ -192,7 +198,7 @@ class _Child(threading.Thread):
             with self._changed:
                 if self._stopping.is_set():
                     return
-                if not self._address:
+                if not self._announced.address:
                     self.failure = ChildFailedError(self.spec.role, last_words, exit_code)
                     self._changed.notify_all()
                     return
@@ -240,23 +246,24 @@ class _Child(threading.Thread):
 
     def _ports(self) -> list[str]:
         """A restart keeps every port that was announced."""
-        ports = ["--port", str(self._port)]
-        if self._http_address:
-            ports += ["--http-port", str(split_address(self._http_address)[1])]
+        known, ports = self._announced, ["--port", str(self._port)]
+        for option, address in (("--http-port", known.http), ("--metrics-port", known.metrics)):
+            if address:
+                ports += [option, str(split_address(address)[1])]
         return ports
 
     def _read_output(self, process: Process) -> None:
         assert process.stdout
         with process.stdout:
             for line in process.stdout:
-                addresses = announced_addresses(line)
-                if addresses is None:
+                announced = announced_addresses(line)
+                if announced is None:
                     self._sink(f"[{self.spec.role}] {line.rstrip()}")
                     continue
                 with self._changed:
                     if self._process is process:
-                        self._address, self._http_address = addresses
-                        self._port = split_address(self._address)[1]
+                        self._announced = announced
+                        self._port = split_address(announced.address)[1]
                         self._ready_since = self._clock()
                         self._changed.notify_all()
 

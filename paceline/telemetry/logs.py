@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TextIO
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import InvalidArgumentError, PacelineError
 
 log = logging.getLogger(__name__)
 
@@ -141,15 +141,25 @@ def _head(created: float, level: str, role: str, logger: str, message: str) -> d
 def configure_logging(role: str, log_format: str = "text", stream: TextIO | None = None) -> None:
     """All log lines of this process go to standard error; standard output is for the announcement.
 
-    Warnings, and exceptions that nobody caught, go the same way.
+    Warnings, and exceptions that nobody caught, go the same way. Raises InvalidArgumentError where the
+    variable names no level.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(role) if log_format == "json" else TextFormatter(role))
-    level = os.environ.get(_LEVEL_VARIABLE, "INFO").upper()
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=_level(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
+
+
+def _level() -> str:
+    name = os.environ.get(_LEVEL_VARIABLE, "INFO")
+    if name.upper() not in logging.getLevelNamesMapping():
+        raise InvalidArgumentError(
+            "log_level",
+            f"{_LEVEL_VARIABLE} must be DEBUG, INFO, WARNING, ERROR or CRITICAL, got {name!r}",
+        )
+    return name.upper()
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

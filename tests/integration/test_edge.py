@@ -24,6 +24,7 @@ from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_i
 from coordinator.grpc_calls import UNKNOWN, CallObserver
 from coordinator.http.app import make_app
 from coordinator.http.server import HttpServer
+from coordinator.links import LinkState
 from coordinator.service import GenerationService
 from coordinator.vocabulary import Vocabulary
 from paceline.client import AsyncClient
@@ -37,8 +38,10 @@ from paceline.core.errors import (
 )
 from paceline.core.keyfile import write_keys
 from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall, Resumption, generate_request_to_proto
 from paceline.rpc.server import Server
-from paceline.v1 import generation_pb2, generation_pb2_grpc
+from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 TOKEN = "pl-0123456789-a-key-of-alice"
 METHODS = [
@@ -249,6 +252,81 @@ async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
         await client.detokenize([5])
 
 
+def find_target(coordinator: Coordinator) -> None:
+    """As if one had been there and were away for now: requests begin, and none comes to an end."""
+    (link,) = coordinator.dispatcher.targets
+    link.known = link.admitted = common_pb2.WorkerInfo(
+        model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
+    )
+    link.state = LinkState.LOST
+    coordinator._target_found.set()
+
+
+def asks(name: str, *received: int, again: bool = False) -> generation_pb2.GenerateRequest:
+    """A request that may be resumed; `again` resumes it after `received`."""
+    resumption = Resumption((len(received),), (received,)) if again else None
+    sampling = SamplingParams(max_tokens=50, seed=1)
+    call = GenerateCall(name, (5, 6), sampling, SpeculationParams(), resumable=True, resumption=resumption)
+    return generate_request_to_proto(call)
+
+
+class Raw:
+    """Calls of one key, message by message."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        self.metadata = (("authorization", f"Bearer {TOKEN}"),)
+
+    async def begins(self, request: generation_pb2.GenerateRequest) -> Any:
+        call: Any = self.stub.Generate(request, metadata=self.metadata, timeout=HANG)
+        assert (await call.read()).HasField("started")
+        return call
+
+    async def is_refused(self, request: generation_pb2.GenerateRequest) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await self.begins(request)
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def cancel(self, name: str) -> None:
+        request = generation_pb2.CancelRequest(request_id=name)
+        await self.stub.Cancel(request, metadata=self.metadata, timeout=HANG)
+
+
+async def test_a_key_whose_rate_is_used_up_can_still_resume_and_cancel(serve: Serve) -> None:
+    """Once: its streams that broke were lost, and what it cancelled was held for half a minute."""
+    limited = gate(key(requests_per_minute=1))
+    async with serve(limited) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        find_target(faces.coordinator)
+        raw = Raw(channel)
+        first = await raw.begins(asks("r"))
+        await raw.is_refused(asks("another"))
+        await raw.begins(asks("r", again=True))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await first.read()
+        assert failure.value.code() is grpc.StatusCode.ABORTED
+        await raw.cancel("r")
+        assert len(faces.coordinator.requests) == 0
+        await raw.is_refused(asks("r", again=True))
+
+
+async def test_resuming_what_is_not_here_is_charged_as_what_begins_is(serve: Serve) -> None:
+    clock = ManualClock()
+    limited = gate(key(requests_per_minute=1), clock=clock)
+    async with serve(limited) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        find_target(faces.coordinator)
+        raw = Raw(channel)
+        await raw.begins(asks("r", 7, again=True))
+        await raw.is_refused(asks("another"))
+        # One that is here, of which the client has other tokens, would begin anew.
+        await raw.is_refused(asks("r", 8, again=True))
+        clock.advance(60.0)
+        await raw.begins(asks("r", 8, again=True))
+        await raw.is_refused(asks("another"))
+        # Nothing of it is looked at before.
+        for broken in ({}, {"resume_from": [1], "request_id": "another"}):
+            await raw.is_refused(generation_pb2.GenerateRequest(**broken))
+
+
 # ---- sizes ----------------------------------------------------------------------------------------
 
 
@@ -272,6 +350,35 @@ async def test_waiting_for_a_target_counts(serve: Serve) -> None:
             for task in waiting:
                 task.cancel()
             await held({})
+
+
+async def test_a_request_has_room_for_all_of_its_prompts_or_begins_none(serve: Serve) -> None:
+    """Once: as many as fitted were begun first, and one that never fits was told to come back."""
+    room = gate(key(max_sequences=4))
+    async with serve(room) as faces, faces.web(TOKEN) as web:
+        find_target(faces.coordinator)
+        dispatcher, begun = faces.coordinator.dispatcher, []
+        submit = dispatcher.submit
+        dispatcher.submit = lambda *of: begun.append(of) or submit(*of)  # type: ignore[method-assign, func-returns-value]
+
+        async def ask(number: int) -> httpx2.Response:
+            values = {"prompt": ["a"] * number, "max_tokens": 4}
+            return await web.post("/v1/completions", json=values)
+
+        async def held(wanted: dict[str, int], number: int) -> None:
+            there = lambda: room._held == wanted and len(begun) == number  # noqa: E731
+            await asyncio.to_thread(until, there, f"{wanted} held")
+
+        never = await ask(8)
+        assert (never.status_code, "retry-after" in never.headers) == (429, False)
+        await held({}, 0)
+        waiting = asyncio.create_task(ask(2))
+        await held({"alice": 2}, 2)
+        later = await ask(3)
+        assert (later.status_code, later.headers["retry-after"]) == (429, "1")
+        await held({"alice": 2}, 2)
+        waiting.cancel()
+        await held({}, 2)
 
 
 async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:

@@ -203,7 +203,12 @@ def test_workers_have_metrics_of_their_own(watched: Watched) -> None:
     for role in ("target", "draft"):
         (line,) = (x for x in watched.lines() if x["role"] == role and "metrics_address" in x)
         url = f"http://{line['metrics_address']}/metrics"
-        assert watched.total("worker_pass_time_seconds_count", url, role=role, kind="rounds") > 0
+        for kind in ("rounds", "ahead"):
+            ran = {"role": role, "kind": kind}
+            until(
+                lambda url=url, ran=ran: watched.total("worker_pass_time_seconds_count", url, **ran) > 0,
+                f"passes of the {role} for {kind}",
+            )
         assert watched.total("worker_pass_rows_sum", url, role=role) > 0
         assert watched.total("worker_kv_cache_blocks", url) == 1024, "used and free, at one moment"
         until(lambda url=url: watched.total("worker_sequences_held", url) == 0, "no sequence held")

@@ -251,13 +251,18 @@ HERE = "127.0.0.1:4312"
 @pytest.mark.parametrize(
     ("line", "addresses"),
     [
-        ('{"event": "ready", "role": "draft", "address": "127.0.0.1:4312", "pid": 1}', (HERE, "")),
-        ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": "[::1]:80"}', (HERE, "[::1]:80")),
-        ('{"event": "ready", "address": "[::1]:4312"}', ("[::1]:4312", "")),
+        ('{"event": "ready", "role": "draft", "address": "127.0.0.1:4312", "pid": 1}', (HERE, "", "")),
+        (
+            '{"event": "ready", "address": "127.0.0.1:4312", "http_address": "[::1]:80"}',
+            (HERE, "[::1]:80", ""),
+        ),
+        ('{"event": "ready", "address": "127.0.0.1:4312", "metrics_address": "a:9"}', (HERE, "", "a:9")),
+        ('{"event": "ready", "address": "[::1]:4312"}', ("[::1]:4312", "", "")),
         ('{"event": "ready", "address": "127.0.0.1:0"}', None),
         ('{"event": "ready", "address": 4312}', None),
         ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": "127.0.0.1:0"}', None),
         ('{"event": "ready", "address": "127.0.0.1:4312", "http_address": 80}', None),
+        ('{"event": "ready", "address": "127.0.0.1:4312", "metrics_address": "9"}', None),
         ('{"event": "ready"}', None),
         ('{"event": "started", "address": "127.0.0.1:4312"}', None),
         ('["event"]', None),
@@ -267,7 +272,7 @@ HERE = "127.0.0.1:4312"
         ("", None),
     ],
 )
-def test_only_a_ready_line_is_an_announcement(line: str, addresses: tuple[str, str] | None) -> None:
+def test_only_a_ready_line_is_an_announcement(line: str, addresses: tuple[str, str, str] | None) -> None:
     assert announced_addresses(line) == addresses
 
 

@@ -64,6 +64,7 @@ def test_counts_are_sums_over_requests() -> None:
     assert counts.acceptance_rate == pytest.approx(0.5)
     assert counts.alpha == pytest.approx(3 / 5)
     assert counts.mean_acceptance_length == pytest.approx(2.0)
+    assert counts.tokens_per_round == pytest.approx(7 / 4), "a round without a proposal is one as well"
     assert counts.hit_rate == pytest.approx(2 / 3)
     assert counts.draft_seconds_per_token == pytest.approx(0.05)
     assert counts.target_seconds_per_round == pytest.approx(0.1)
@@ -75,6 +76,7 @@ def test_without_drafts_there_are_no_rates() -> None:
     counts = Counts(requests=1, num_rounds=3, target=0.3, total=0.3)
     assert counts.acceptance_rate is counts.hit_rate is counts.draft_seconds_per_token is None
     assert counts.alpha is None
+    assert Counts().tokens_per_round is None
     assert counts.mean_acceptance_length == 1
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import print_record, require_matplotlib, write_plots
+from paceline.bench.cells import Cells
 from paceline.bench.figures import RATIOS
 from paceline.bench.machine import Model
 from paceline.bench.plots import _caption
@@ -63,7 +64,7 @@ def test_json_has_every_run_of_every_cell(record: Record) -> None:
 
 def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     text = shown(record)
-    assert row(text, "lookahead, coupled, K=4")[:3] == ["150.0", "125-175", "2.00"]
+    assert row(text, "lookahead, coupled, K=4")[:5] == ["150.0", "125-175", "2.00", "19%", "2.00"]
     assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]", "1.60", "[1.60-1.60]"]
     assert row(text, "served_over_plain") == ["2.40", "[2.40-2.40]"] * 2
     assert row(text, "worst_over_plain")[:4] == ["1.28", "[1.28-1.28]", "at", "4"]
@@ -74,6 +75,41 @@ def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     assert row(text, "step over floor") == ["5.00", "5.00"]
     assert row(text, "client's share of a core, at most") == ["90%"] * 3
     assert "CTranslate2: absent, pip install ctranslate2" in text
+
+
+def at(record: Record, *concurrency: int) -> Record:
+    """The same run, of these alone."""
+    cells = Cells(cell for cell in record.cells if cell.concurrency in concurrency)
+    return replace(record, config=replace(record.config, concurrency=concurrency), cells=cells)
+
+
+def under_load(text: str) -> set[str]:
+    """Names of the rows of the first table by concurrency."""
+    table = text.partition("Requests at a time")[2].split("\n\n")[0]
+    _, _, heads_and_rows = table.partition("\n ")
+    return {line.partition("  ")[0] for line in heads_and_rows.splitlines()[1:]}
+
+
+@pytest.mark.parametrize("concurrency", [(4,), (1, 4), (1, 2, 4)])
+def test_what_was_measured_at_several_requests_is_shown(record: Record, concurrency: tuple[int, ...]) -> None:
+    """Once: at a single concurrency nothing was, and at one beside 1 not how plain decoding repeats."""
+    assert under_load(shown(at(record, *concurrency))) == {
+        "plain, again",
+        "plain",
+        "speculative, coupled, K=4",
+        "lookahead, coupled, K=4",
+        "lookahead, coupled, K=2",
+        "lookahead, coupled, K=auto",
+        "as served, coupled, K=auto",
+        "client's share of a core, at most",
+    }
+
+
+def test_nothing_explains_one_request_where_none_was_measured(record: Record) -> None:
+    assert "What explains it" in shown(record)
+    several = shown(at(record, 2, 4))
+    assert "What explains it" not in several
+    assert row(several, "worst_over_plain")
 
 
 def test_one_k_needs_no_table_by_k(record: Record) -> None:
@@ -120,6 +156,11 @@ def test_plots_are_pictures(record: Record, tmp_path: Path) -> None:
     assert [file.name for file in files] == ["throughput.png", "ratios.png", "rounds.png"]
     for file in files:
         assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_run_at_one_concurrency_has_its_plot(record: Record, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert [file.name for file in write_plots(at(record, 4), tmp_path)] == ["throughput.png"]
 
 
 def test_a_run_at_one_request_has_no_plot_over_concurrency(record: Record, tmp_path: Path) -> None:

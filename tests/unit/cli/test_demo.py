@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
+from paceline.cli import main, planning
 from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
 from paceline.core.types import AcceptanceMode, TokenOrigin
 from paceline.demo import (
@@ -54,7 +55,6 @@ def result(
     rounds: int = 2,
     drafted: int = 8,
     accepted: int = 4,
-    total: float = 0.1,
 ) -> GenerationResult:
     return GenerationResult(
         request_id="r",
@@ -78,7 +78,7 @@ def result(
             num_lookahead_hits=0,
             num_prompt_lookups=min(rounds, 1),
         ),
-        timings=RoundTimings(draft=0.02, target=0.04, queue=0.01, wire=0.015, coordinator=0.005, total=total),
+        timings=RoundTimings(draft=0.02, target=0.04, queue=0.01, wire=0.02, coordinator=0.01, total=0.1),
         outputs=(),
     )
 
@@ -179,11 +179,13 @@ def test_rates_are_medians_and_counts_are_the_last_request_s() -> None:
 
 
 def test_the_parts_of_a_round_add_up() -> None:
-    shown = render(round_account(result(), result(total=0.2)))
-    shares = [line.split("%")[0].split()[-1] for line in shown.splitlines() if "%" in line]
+    """Once there was a row for what they leave open: the total is their sum, so it was always 0."""
+    shown = render(round_account(result(), result()))
+    rows = [line.split() for line in shown.splitlines() if "%" in line]
+    assert [row[0] for row in rows] == ["draft", "target", "queue", "wire", "coordinator"]
+    shares = [row[-1].removesuffix("%") for row in rows]
     assert sum(map(int, shares)) == 100
     assert "10.00 ms" in shown  # 0.02 s of draft time in 2 rounds
-    assert "55.00 ms" in shown  # what the longer total leaves open
 
 
 def test_equal_tokens_are_told_and_different_ones_too() -> None:
@@ -203,3 +205,18 @@ def test_alpha_is_of_the_draft_tokens_that_were_judged() -> None:
     origins = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION) * 2
     told = conclusions([Measured(replace(result(), origins=origins), 1.0)], [Measured(result(), 1.0)])
     assert "α = 0.67" in told[1]
+
+
+@pytest.mark.parametrize(("options", "device"), [([], "cpu"), (["--device", "cuda"], "cuda")])
+def test_it_runs_on_the_cpu_unless_told_otherwise(
+    options: list[str], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once on a GPU where there was one: of a small one's memory each worker took what was free for both."""
+    asked: list[DemoConfig] = []
+    monkeypatch.setattr(planning, "run_demo", lambda config, console: asked.append(config))
+    with pytest.raises(SystemExit) as end:
+        main(["demo", *options])
+    assert not end.value.code
+    both = {"target_device": device, "draft_device": device}
+    assert asked == [DemoConfig(stack=replace(DemoConfig().stack, **both))]
+    assert (DemoConfig().stack.target_device, DemoConfig().stack.draft_device) == ("cpu", "cpu")

@@ -65,6 +65,19 @@ def test_bad_arguments_are_one_line_and_code_2(
 
 
 @pytest.mark.parametrize(
+    "words", [["coordinator", "--target", "a:1", "--tokenizer", "x"], ["serve", "--log-format", "json"]]
+)
+def test_a_level_of_logs_that_is_none_is_told_like_a_bad_argument(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_LOG_LEVEL", "verbose")
+    code, out, err = run(words, capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: log_level: PACELINE_LOG_LEVEL must be DEBUG, ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("error", "code", "line"),
     [
         (errors.InvalidArgumentError("seed", "is odd"), 2, "error: seed: is odd\n"),

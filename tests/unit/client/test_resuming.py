@@ -260,6 +260,21 @@ def test_closing_a_stream_cancels_the_request_by_name(server: Any, resuming: Any
     assert server.cancelled.empty()
 
 
+async def test_a_stream_that_another_task_closes_is_cancelled_once(server: Any, messages: Any) -> None:
+    """Once: its reader said so again, and may have ended a new request of the same name."""
+    server.play_and_block(*messages.good[:2])
+    async with asyncio.timeout(WAIT), AsyncClient(server.address) as client:
+        stream = client.stream("x", request_id="mine")
+        await anext(stream)
+        reading = asyncio.create_task(stream.__anext__())
+        await asyncio.sleep(0)
+        await stream.aclose()
+        with pytest.raises(CancelledError):
+            await reading
+    assert server.cancelled.get(timeout=WAIT) == "mine"
+    assert server.cancelled.empty()
+
+
 def test_dropping_a_stream_cancels_the_request_by_name(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     with Client(server.address) as client:
@@ -342,6 +357,7 @@ def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
     late, early = Backoff(uniform=lambda: 0.0), Backoff(uniform=lambda: 1.0)
     assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert [early.pause(i) for i in range(3)] == [0.1, 0.2, 0.4]
+    assert late.pause(100_000) == 5.0
 
 
 def begun(messages: Any, timeout: float | None = None, clock: ManualClock | None = None) -> Resuming:
@@ -367,6 +383,13 @@ def test_progress_makes_the_next_pause_short_again(messages: Any) -> None:
 
 def test_a_closed_client_is_no_reason_to_go_on(messages: Any) -> None:
     assert begun(messages).pause_after(ClientClosedError("closed")) is None
+
+
+def test_the_end_is_told_once_whatever_is_read_after_it(messages: Any) -> None:
+    resuming = begun(messages)
+    assert resuming.abandon() == resuming.request.request_id
+    assert resuming.pause_after(CancelledError("closed")) is None
+    assert resuming.abandon() is None
 
 
 def test_what_is_left_of_the_deadline(messages: Any) -> None:

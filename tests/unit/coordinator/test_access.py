@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.access import ANYBODY, Gate, Principal, TokenBucket, bearer
+from coordinator.access import ANYBODY, Gate, Group, NeverFitsError, Principal, TokenBucket, bearer
 from paceline.core.clock import ManualClock
 from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
 from paceline.core.keys import ApiKey, KeyRing, digest
@@ -99,6 +99,18 @@ def test_a_refused_token_takes_nothing_of_anybodys_rate() -> None:
     gate.enter("pl-alice")
 
 
+def test_who_was_recognised_is_charged_later_and_once() -> None:
+    gate = Gate(KeyRing([key("alice", requests_per_minute=1)]), ManualClock())
+    alice, *_ = (gate.recognise("pl-alice") for _ in range(3))
+    charged = gate.charged(alice)
+    assert gate.charged(charged) == charged == Principal("alice")
+    with pytest.raises(ResourceExhaustedError):
+        gate.charged(gate.recognise("pl-alice"))
+    with pytest.raises(UnauthenticatedError):
+        gate.recognise("pl-wrong")
+    assert gate.charged(Gate().recognise(None)) is ANYBODY
+
+
 def refused(gate: Gate, caller: Principal, sequences: int) -> ResourceExhaustedError:
     with pytest.raises(ResourceExhaustedError) as failure, gate.holding(caller, sequences):
         pass
@@ -118,6 +130,33 @@ def test_sequences_are_counted_for_as_long_as_they_are_held() -> None:
     assert refused(gate, alice, 4).retry_after is None
     with gate.holding(alice, 3):
         pass
+
+
+def test_requests_that_come_together_have_room_together_or_not_at_all() -> None:
+    gate = Gate(KeyRing([key("alice", max_sequences=4)]))
+    alice = gate.enter("pl-alice")
+    group = Group(gate, 3)
+    with group.holding(alice, 1):
+        assert refused(gate, alice, 2).retry_after is not None, "the other two are counted already"
+        with pytest.raises(ResourceExhaustedError), Group(gate, 2).holding(alice, 1):
+            pass
+        with group.holding(alice, 2):
+            assert gate._held == {"alice": 3}
+        assert gate._held == {"alice": 1}
+    group.close()
+    assert gate._held == {}
+    with pytest.raises(NeverFitsError), Group(gate, 5).holding(alice, 1):
+        pass
+
+
+def test_what_is_counted_for_requests_that_never_begin_is_let_go() -> None:
+    gate = Gate()
+    group = Group(gate, 4)
+    with group.holding(ANYBODY, 1):
+        group.close()
+        assert gate._held == {ANYBODY.name: 1}
+    group.close()
+    assert gate._held == {}
 
 
 def test_what_fails_is_let_go_too() -> None:

@@ -136,6 +136,26 @@ async def test_a_client_that_comes_back_twice_meanwhile_takes_over_from_itself(
     await asyncio.wait([reading])
 
 
+async def test_parameters_are_not_checked_again_for_every_choice(
+    served: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: 128 choices of 32,768 allowed tokens stopped the event loop for a second."""
+    sampling = SamplingParams(n=4, max_tokens=5, allowed_token_ids=range(3, 99))
+    begun = GenerateCall("n", (5, 6), sampling, SpeculationParams())
+    going_on = resumed(served, "def f", prompt_logprobs=1)
+    checked: list[SamplingParams] = []
+
+    def note(made: SamplingParams) -> None:
+        checked.append(made)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", note)
+    async with served.generating(begun) as generation:
+        assert len({machine.params.sampling.seed for machine in generation.machines}) == 4
+    async with served.generating(going_on) as generation:
+        assert generation.params.sampling.prompt_logprobs is None
+    assert not checked
+
+
 async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: Coordinator) -> None:
     structure = StructuredOutputs(regex="[a-z]+")
     async with served.generating(resumed(served, "abc", structured_outputs=structure)):

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coordinator.coordinator import Coordinator
 from coordinator.ledger import Finish
 from coordinator.observer import RequestRecord, RoundRecord
 from coordinator.recorder import PHASES, Recorder
-from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError
-from paceline.core.types import FinishReason, SamplingParams, Timings, Verdict
+from coordinator.running import Running
+from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
+from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, Verdict
+from paceline.rpc.codec import GenerateCall, Resumption
+
+SECONDS = 30.0  # after which a test has failed
 
 
 def sequence(prompt: int = 7, **more: Any) -> Any:
-    values: dict[str, Any] = {"arrived_at": 0.0, "admitted_at": 0.0, "first_token_at": None, "error": None}
+    values: dict[str, Any] = {"arrived_at": 0.0, "admitted_at": 0.0, "received": 0, "error": None}
+    values |= {"first_token_at": None, "last_token_at": None}
     ledger = SimpleNamespace(prompt_length=prompt, num_generated=0, finish=None)
     machine = SimpleNamespace(ledger=ledger)
-    return SimpleNamespace(machine=machine, last_token_at=None, **(values | more))
+    return SimpleNamespace(machine=machine, **(values | more))
+
+
+def generation(arrived_at: float = 0.0) -> Any:
+    return SimpleNamespace(choices=[sequence(arrived_at=arrived_at)])
 
 
 def play(recorder: Recorder, running: Any, record: RoundRecord, now: float) -> None:
@@ -84,6 +95,16 @@ def test_the_parts_of_a_request() -> None:
     assert recorder.finished == {"stop": 1}
 
 
+def test_tokens_that_a_client_came_with_took_no_time_here() -> None:
+    """Once: after a restart of the coordinator the times of a few tokens were shared out to all of them."""
+    recorder, running = Recorder(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
+    running.machine.ledger.num_generated = 511
+    running.machine.ledger.finish = Finish(FinishReason.STOP)
+    recorder.sequence_ended(running, 3.0)
+    assert (recorder.token_seconds.count, recorder.token_seconds.sum) == (1, 0.1)
+    assert recorder.request_generation_tokens.sum == 11
+
+
 def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
     recorder = Recorder()
     recorder.sequence_ended(sequence(), 1.0)
@@ -109,6 +130,46 @@ def test_requests_that_failed_are_counted_by_code(
     recorder.request_ended(request)
     assert recorder.failed == failed
     assert recorder.params_n.count == 0
-    request.generation = SimpleNamespace()  # type: ignore[assignment]
+    request.generation = generation()
     recorder.request_ended(request)
     assert (recorder.params_n.sum, recorder.params_max_tokens.sum) == (2, 30)
+
+
+def test_a_request_that_is_resumed_counts_once_and_has_not_failed() -> None:
+    """Once: each of its calls counted, and those that lost it to the next one had failed."""
+    recorder = Recorder()
+    call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
+    lost, taken_over = CancelledError("the client went away"), StaleEpochError("resumed by another call")
+    for began, error in ((1.0, lost), (2.0, taken_over), (3.0, None)):
+        request = RequestRecord(call, "m", began, error=error)
+        request.generation = generation(arrived_at=1.0)
+        recorder.request_ended(request)
+    assert recorder.failed == {}
+    assert (recorder.params_n.count, recorder.params_max_tokens.count) == (1, 1)
+
+
+async def test_a_call_that_lost_its_request_to_another_one_has_not_failed(served: Coordinator) -> None:
+    received = tuple(served.vocabulary.tokenizer.encode("def f").ids)
+    asked = SamplingParams(max_tokens=50, seed=1)
+    resumption = Resumption((len(received),), (received,))
+    call = GenerateCall("r", (5, 6), asked, SpeculationParams(), resumable=True, resumption=resumption)
+    running: asyncio.Queue[Running] = asyncio.Queue()
+
+    async def read() -> None:
+        async with served.generating(call) as generation:
+            running.put_nowait(generation.choices[0])
+            async for _ in served.parts(generation):
+                pass
+
+    async with asyncio.timeout(SECONDS):
+        first = asyncio.create_task(read())
+        choice = await running.get()
+        second = asyncio.create_task(read())
+        assert await running.get() is choice
+        with pytest.raises(StaleEpochError):
+            await first
+        second.cancel()
+        await asyncio.wait([second])
+    assert choice.received == len(received)
+    assert served.recorder.failed == {}
+    assert served.recorder.params_n.count == 1

@@ -21,6 +21,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import (
     AlreadyExistsError,
     CancelledError,
+    DeadlineExceededError,
     InternalError,
     NotFoundError,
     StaleEpochError,
@@ -187,6 +188,22 @@ def test_what_has_ended_is_held_and_counts_no_more() -> None:
     service.it.expire()
     assert service.it.held == [whole, lost]
     assert counted == set()
+
+
+def test_what_has_ended_counts_no_more_although_its_client_does_not_read() -> None:
+    """Once: a client that stopped reading near the end kept its key's share for ever."""
+    service = Service()
+    whole, failed = service.begin("whole"), service.begin("failed")
+    counted = {"whole", "failed"}
+    for request in (whole, failed):
+        request.counted.callback(counted.discard, request.call.request_id)
+    service.it.expire()
+    assert counted == {"whole", "failed"}, "they run still"
+    commit(whole.choices[0], *range(20))
+    service.dispatcher.abort(failed.choices[0], DeadlineExceededError("too old"))
+    service.it.expire()
+    assert counted == set()
+    assert (len(service.it), service.it.held) == (2, []), "both are read as before"
 
 
 def test_a_name_that_is_used_again_ends_what_had_it() -> None:

@@ -16,6 +16,7 @@ from paceline.core.types import (
     SamplingParams,
     SparseDistribution,
     SpeculationParams,
+    StructuredOutputs,
 )
 
 
@@ -122,6 +123,24 @@ def test_choices_are_requests_of_their_own() -> None:
     assert alone.of_choice(0) is alone
 
 
+def test_copies_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(seed=7, n=4, allowed_token_ids=range(100), prompt_logprobs=3)
+    checked: list[SamplingParams] = []
+
+    def note(made: SamplingParams) -> None:
+        checked.append(made)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", note)
+    copies = [params.of_choice(i) for i in range(4)]
+    other, silent = params.with_seed(8), params.without_prompt_report()
+    assert not checked
+    monkeypatch.undo()
+    assert {copy.allowed_token_ids for copy in copies} == {tuple(range(100))}
+    assert other == dataclasses.replace(params, seed=8)
+    assert silent == dataclasses.replace(params, prompt_logprobs=None)
+    assert params.seed == 7
+
+
 def test_neighbouring_seeds_have_no_choice_in_common() -> None:
     seeds = [SamplingParams(seed=s, n=8).of_choice(i).seed for s in range(50) for i in range(8)]
     assert len(set(seeds)) == 50 * 8
@@ -190,3 +209,12 @@ def test_speculation_params_refuse_what_cannot_be_honoured(name: str, value: Any
 def test_sizes() -> None:
     assert Proposal((1, 2, 3)).num_draft_tokens == 3
     assert len(SparseDistribution(b"12345678", b"12345678")) == 2
+
+
+def test_a_schema_has_as_many_characters_as_its_text() -> None:
+    """Once: each one beyond ASCII counted as the six of its escape."""
+    text = "ж" * (limits.MAX_STRUCTURE_CHARACTERS - len('{"const": ""}'))
+    assert StructuredOutputs(json={"const": text}).json == f'{{"const": "{text}"}}'
+    with pytest.raises(InvalidArgumentError) as caught:
+        StructuredOutputs(json={"const": text + "ж"})
+    assert caught.value.field == "structured_outputs.json"

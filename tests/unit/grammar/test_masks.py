@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core import limits
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import GrammarState, Mask
@@ -207,8 +208,43 @@ def test_a_dead_end_is_not_walked_into_again(monkeypatch: pytest.MonkeyPatch) ->
     assert state.masks(tokens[:1]).any()
 
 
-def test_masks_that_take_too_long_end_the_sequence() -> None:
-    times = iter([0.0, 5.0])
-    state = grammars(clock=lambda: next(times)).start(StructuredOutputs(regex="a*"))
+class Timed:
+    """A state whose tokens and rows take so many seconds each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, token: float, row: float) -> None:
+        self.now = 0.0
+        self.spends(monkeypatch, "_take", token)
+        self.spends(monkeypatch, "_fill", row)
+        monkeypatch.setattr(state_module, "_PART", 2)
+        self.state = grammars(clock=lambda: self.now).start(StructuredOutputs(regex="a*"))
+
+    def spends(self, monkeypatch: pytest.MonkeyPatch, name: str, seconds: float) -> None:
+        method = getattr(GrammarState, name)
+
+        def slow(*of: object) -> object:
+            self.now += seconds
+            return method(*of)
+
+        monkeypatch.setattr(GrammarState, name, slow)
+
+
+def test_masks_that_take_too_long_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = TOKENS.index("a")
+    for token, row, drafts in ((0.0, 0.6, []), (0.3, 0.0, [a, a])):
+        with monkeypatch.context() as patched:
+            timed = Timed(patched, token, row)
+            with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
+                timed.state.masks([a], drafts)
+
+
+def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: it had that of one round's masks, and long texts ended when their target changed."""
+    text = [TOKENS.index("a")] * 30
+    timed = Timed(monkeypatch, token=0.9 * limits.MAX_FOLLOW_SECONDS / len(text), row=0.4)
+    assert tokens_of(timed.state.masks(text)[0]) >= {END, text[0]}
+    assert timed.now > limits.MAX_STRUCTURE_SECONDS
+    slow = Timed(monkeypatch, token=1.2 * limits.MAX_FOLLOW_SECONDS / len(text), row=0.0)
     with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
-        state.masks([])
+        slow.state.masks(text)

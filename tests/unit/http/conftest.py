@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.access import Gate
+from coordinator.access import Gate, Group
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.ledger import Commit, Finish
@@ -53,6 +53,7 @@ class ScriptedCoordinator:
     """Set while a target is there, or was."""
     accepting: bool = True
     serving: bool = True
+    draining: bool = False
     refusal: PacelineError | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     running: int = 0
@@ -94,7 +95,7 @@ class ScriptedCoordinator:
         return self.vocabulary.decode(token_ids)
 
     @contextlib.asynccontextmanager
-    async def generating(self, call: GenerateCall) -> AsyncIterator[Any]:
+    async def generating(self, call: GenerateCall, *, group: Group) -> AsyncIterator[Any]:
         self.calls.append(call)
         if self.refusal is not None:
             raise self.refusal

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from coordinator.access import NeverFitsError
 from coordinator.http.errors import HttpError, from_error
 from paceline.core import errors, limits
 
@@ -51,6 +52,12 @@ async def test_each_error_has_its_status_and_shape(
 def test_an_unexpected_error_says_nothing() -> None:
     told = from_error(ValueError("a prompt's text"))
     assert (told.status, told.message) == (500, "internal error")
+
+
+def test_only_who_may_find_room_later_is_told_when_to_come_back() -> None:
+    assert from_error(NeverFitsError("more than ever")).headers == {}
+    assert from_error(errors.ResourceExhaustedError("full")).headers == {"retry-after": "1"}
+    assert from_error(errors.ResourceExhaustedError("full", 29.5)).headers == {"retry-after": "30"}
 
 
 def test_an_answer_that_is_an_error_stays_as_it_is() -> None:

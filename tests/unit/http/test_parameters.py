@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import orjson
 import pytest
 
 from coordinator.http.body import parse
+from coordinator.http.completions import calls_of
 from coordinator.http.errors import HttpError, from_error
 from coordinator.http.schemas import ChatRequest, CompletionRequest
 from paceline.core.errors import InvalidArgumentError
@@ -200,8 +201,36 @@ def test_both_names_of_the_limit(values: dict[str, int], limit: int | None, name
 
 def test_two_limits_that_disagree_are_refused() -> None:
     wanted = read(ChatRequest, {**CHAT, "max_tokens": 3, "max_completion_tokens": 4})
-    with pytest.raises(InvalidArgumentError, match="max_tokens"):
+    with pytest.raises(InvalidArgumentError) as caught:
         _ = wanted.token_limit
+    told = from_error(caught.value, wanted.names)
+    assert told.param == "max_completion_tokens"
+    assert told.message == "max_completion_tokens: is 4, but max_tokens is 3"
+
+
+def test_what_prompts_have_in_common_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: 256 prompts and 32,768 allowed tokens stopped the event loop for seconds."""
+    checked: list[SamplingParams] = []
+    check = SamplingParams.__post_init__
+
+    def noting(made: SamplingParams) -> None:
+        check(made)
+        if made.allowed_token_ids:
+            checked.append(made)
+
+    monkeypatch.setattr(SamplingParams, "__post_init__", noting)
+
+    def calls(*prompts: str) -> Any:
+        values = {"prompt": prompts, "allowed_token_ids": [1, 2], "seed": 3, "cache_salt": "mine", "n": 2}
+        values["speculative_decoding"] = {"num_speculative_tokens": 5}
+        return calls_of(read(CompletionRequest, values), "id")
+
+    (alone,) = calls("a")
+    times = len(checked)
+    for index, call in enumerate(calls(*"abcdefgh")):
+        expected = replace(alone, request_id=f"id-{index}", prompt="abcdefgh"[index])
+        assert call == expected
+    assert len(checked) == 2 * times
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,66 @@ async def test_a_head_that_never_ends_is_refused(coordinator: Any) -> None:
         assert good.startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize(("size", "status"), [(1, b"200"), (70_000, b"431")])
+async def test_a_head_that_begins_behind_much_else_is_counted_from_its_next_bytes(
+    size: int, status: bytes, coordinator: Any
+) -> None:
+    """Once: a read of much that ended in the first line of a head was all taken for that head."""
+    large = b'{"prompt": "%s", "max_tokens": 1}' % (b"x" * 2 * limits.MAX_HTTP_HEAD_BYTES)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(large)
+    async with served(make_app(coordinator, None)) as server, connected(server) as (reader, writer):
+        while not (connections := server._uvicorn.server_state.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        (protocol,) = connections
+        # By hand: how much comes in one read is the system's to say.
+        for read in (head + large + b"GET /version HTTP/1.1\r\n", b"x-a: %s\r\n" % (b"y" * size)):
+            protocol.data_received(read)
+        if not protocol.transport.is_closing():
+            writer.write(CLOSE)
+        answer = await reader.read()
+    assert b"HTTP/1.1 %s " % status in answer
+
+
+def answering_after(may_answer: asyncio.Event, begun: asyncio.Event) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    return app
+
+
+# Three requests and the first line of a fourth: with two that wait for their turn nothing more is read.
+UNREAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3 + b"GET / HTTP/1.1\r\n"
+
+
+async def test_a_client_that_is_not_read_is_not_late_with_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: answers in progress were cut while the server itself had stopped reading."""
+    may_answer = asyncio.Event()
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.1)
+    app = answering_after(may_answer, asyncio.Event())
+    async with served(app) as server, connected(server) as (reader, writer):
+        writer.write(UNREAD)
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(module, "HEAD_SECONDS", 10 * HANG)
+        may_answer.set()
+        writer.write(CLOSE)
+        answers = await reader.read()
+    assert answers.count(b"HTTP/1.1 200 ") == 4
+
+
+async def test_the_time_for_a_head_begins_anew_when_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer, begun = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(module, "HEAD_SECONDS", 10 * HANG)
+    async with served(answering_after(may_answer, begun)) as server, connected(server) as (reader, writer):
+        writer.write(UNREAD)
+        await begun.wait()
+        monkeypatch.setattr(module, "HEAD_SECONDS", 0.05)
+        may_answer.set()
+        await reader.read()  # until the client is let go: the fourth head does not come
+
+
 async def test_bytes_of_a_body_are_not_those_of_a_head(coordinator: Any) -> None:
     prompt = b'{"prompt": "%s", "max_tokens": 1}' % (b"x" * 2 * limits.MAX_HTTP_HEAD_BYTES)
     head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(prompt)
@@ -222,6 +282,24 @@ async def test_a_port_that_is_taken(coordinator: Any) -> None:
         with pytest.raises(UnavailableError, match="cannot listen on"):
             await other.start()
         await other.stop(1)
+
+
+async def test_what_the_end_overtakes_is_told_in_our_own_words(coordinator: Any) -> None:
+    """A body that has not come, and a wait for a target: once they were answered 500, as text."""
+    coordinator.found.clear()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n"
+    server = HttpServer(make_app(coordinator, None), "127.0.0.1", 0)
+    await server.start()
+    asking = [asyncio.create_task(exchange(server, head, body)) for body in (b'{"pro', b'{"prompt": "x"}')]
+    while len(server._uvicorn.server_state.tasks) < len(asking):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    coordinator.draining = True
+    await server.stop(0)
+    for answer in await asyncio.gather(*asking):
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"service_unavailable"' in answer
+        assert b"retry-after: 1" in answer
+    assert [status for _, _, status in coordinator.recorder.http_calls] == ["503"]
 
 
 async def test_an_answer_that_is_being_sent_is_finished_before_the_end() -> None:

@@ -122,6 +122,7 @@ def test_unlimited_max_tokens() -> None:
         ({"logit_bias": {2**32: 1.0}}, "logit_bias"),
         ({"stop": ("\ud800",)}, "stop"),
         ({"bad_words": ("\ud800",)}, "bad_words"),
+        ({"structured_outputs": {"json": {"const": "\ud800"}}}, "structured_outputs.json"),
         ({"allowed_token_ids": (2**32,)}, "allowed_token_ids"),
     ],
 )

@@ -14,14 +14,15 @@ from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, Supervisor
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 READY = '{"event": "ready", "address": "127.0.0.1:5000"}\n'
+WITH_PORTS = READY.replace("}", ', "http_address": "127.0.0.1:5001", "metrics_address": "127.0.0.1:5002"}')
 
 
 class Child:
     """A process that is ready at once and ends when it is told how; any signal ends it too."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, says: str) -> None:
         self.pid = pid
-        self.stdin, self.stdout, self.stderr = io.StringIO(), io.StringIO(READY), io.StringIO()
+        self.stdin, self.stdout, self.stderr = io.StringIO(), io.StringIO(says), io.StringIO()
         self.signals: list[int] = []
         self._end: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
@@ -42,11 +43,14 @@ class Child:
 class Program:
     """Starts children, whose pids count them."""
 
-    def __init__(self) -> None:
+    def __init__(self, says: str = READY) -> None:
+        self.says = says
         self.children: list[Child] = []
+        self.commands: list[list[str]] = []
 
     def __call__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Child:
-        self.children.append(Child(len(self.children)))
+        self.commands.append([*command])
+        self.children.append(Child(len(self.children), self.says))
         return self.children[-1]
 
 
@@ -60,6 +64,18 @@ def test_a_child_ended_by_a_signal_without_a_name_is_started_again() -> None:
         supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
         program.children[0].end(-40)
         assert supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG).pid == 1
+
+
+def test_a_child_is_started_again_on_every_port_that_it_had() -> None:
+    """Once on another one for metrics, where it had chosen that by itself."""
+    program = Program(WITH_PORTS)
+    with supervising() as supervisor:
+        supervisor.start([ChildSpec(role="a", command=("a", "--metrics-port", "0"), start=program)], HANG)
+        program.children[0].end(1)
+        supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
+    first, second = program.commands
+    assert first == ["a", "--metrics-port", "0", "--port", "0"]
+    assert second[3:] == ["--port", "5000", "--http-port", "5001", "--metrics-port", "5002"]
 
 
 def test_a_child_that_could_not_be_waited_for_is_ended_and_started_again(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import InternalError
+from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.telemetry import logs
 
 SECRET = "the prompt"
@@ -46,6 +46,22 @@ def lines() -> Any:
     stream = io.StringIO()
     logs.configure_logging("target", "json", stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["DEBUG", "warning", "Error"])
+def test_the_environment_names_the_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
+    logs.configure_logging("target", "text", io.StringIO())
+    assert logging.getLevelName(logging.getLogger().level) == name.upper()
+
+
+@pytest.mark.parametrize("name", ["verbose", "", "10"])
+def test_what_is_no_level_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: it ended the process with a traceback."""
+    monkeypatch.setenv("PACELINE_LOG_LEVEL", name)
+    with pytest.raises(InvalidArgumentError, match=f"PACELINE_LOG_LEVEL must be .*got '{name}'") as refused:
+        logs.configure_logging("target", "text", io.StringIO())
+    assert refused.value.field == "log_level"
 
 
 def test_a_json_line_says_when_who_and_what(lines: Any) -> None:

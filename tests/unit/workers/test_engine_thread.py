@@ -122,7 +122,7 @@ class Case:
 
     def finish(self) -> None:
         self.it.start()
-        self.it.stop()
+        assert self.it.stop()
 
 
 def test_events_reach_the_stream_their_command_came_from() -> None:
@@ -331,3 +331,12 @@ def test_a_step_begins_when_the_wait_is_over() -> None:
     case.it.stop()
     assert stream.events == [Done("a")]
     assert not waits
+
+
+def test_a_thread_that_is_stuck_is_not_waited_for_for_ever() -> None:
+    case, moves = Case(), threading.Event()
+    case.it.ask(moves.wait)  # type: ignore[arg-type]
+    case.it.start()
+    assert not case.it.stop(0.01)
+    moves.set()
+    assert case.it.stop(60)

@@ -6,10 +6,9 @@ import math
 
 import torch
 
-from paceline.core.errors import InternalError
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from target_worker.decide import Case, judge
-from target_worker.results import reported
+from target_worker.results import NO_CHOICE, reported
 
 
 def test_a_round_without_a_verdict_names_both_reasons() -> None:
@@ -18,6 +17,5 @@ def test_a_round_without_a_verdict_names_both_reasons() -> None:
     case = Case(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())
     for row in ([0.0, -math.inf, 0.0, 1.0], [math.nan] * 4):
         logits = torch.tensor([row])
-        (error,) = reported([case], logits, judge([case], logits, logits))
-        assert isinstance(error, InternalError)
-        assert error.message == "the target model's logits are not numbers, or leave no token to choose"
+        assert reported([case], logits, judge([case], logits, logits)) == [None]
+    assert NO_CHOICE == "the target model's logits are not numbers, or leave no token to choose"

@@ -50,6 +50,19 @@ def test_a_pause_of_the_machine_decides_nothing() -> None:
     assert worth.has_it
 
 
+@pytest.mark.parametrize("kind", [True, False])
+def test_a_trial_of_one_kind_alone_decides_nothing(kind: bool) -> None:
+    """Once: the verdicts of one pass over 96 sequences were a trial, which ended the engine thread."""
+    worth = Worth()
+    while worth.has_it is not kind:
+        worth.turn()
+    for _ in range(TRIED):
+        worth.observe(kind, 1.0)
+    assert worth.has_it is kind
+    shares(1.3 if kind else 0.8, 1.0, 2 * PERIOD, worth)
+    assert worth.has_it is not kind, "the next one decides"
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(("with_it", "stays"), [(0.8, True), (1.3, False)])

@@ -1,0 +1,41 @@
+"""What a request is told that the end of the server overtakes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.coordinator import Coordinator
+from coordinator.http.errors import from_error
+from paceline.core.errors import UnavailableError
+
+
+class Farewell:
+    """ASGI middleware: a request that is cut while the coordinator stops is answered 503 all the same.
+
+    Such are a body that does not come and a wait for a target: to the coordinator nothing runs yet, so that
+    it does not wait for them, and the port cancels them. To one that was begun to be answered nothing can be
+    added.
+    """
+
+    def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
+        self._app = app
+        self._coordinator = coordinator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        begun = False
+
+        async def observed(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        except asyncio.CancelledError:
+            if begun or not self._coordinator.draining:
+                raise
+            stopping = from_error(UnavailableError("the coordinator is stopping"))
+            await stopping.response()(scope, receive, send)

@@ -1,0 +1,88 @@
+"""What a run finds out before it measures anything. Nothing is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.bench import run
+from paceline.bench.config import QUICK, BenchConfig
+from paceline.bench.services import Services
+from paceline.bench.workload import Prompt, answer_lengths
+from paceline.core.errors import InvalidArgumentError
+
+LENGTH = 100
+"""Of the model."""
+PROMPTS: list[Prompt] = [(1,) * 30, (1, 2)]
+SEVERAL = replace(QUICK, concurrency=(1, 4), max_tokens=50, length_spread=0.5)
+
+
+class Measuring(Exception):  # noqa: N818 - no error, an end
+    """It would begin."""
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run as far as to the first measurement."""
+
+    class Client:
+        def __init__(self, address: str) -> None: ...
+
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def status(self) -> Any:
+            workers = [SimpleNamespace(role="target", info=SimpleNamespace(max_model_len=LENGTH))]
+            return SimpleNamespace(workers=workers)
+
+    def begin(*_: Any) -> None:
+        raise Measuring
+
+    monkeypatch.setattr(run, "AsyncClient", Client)
+    monkeypatch.setattr(run, "_peers", begin)
+    services = Services("a:1", "b:1", "c:1")
+    return lambda config: run._measure(config, services, PROMPTS, Path(), lambda _: None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(QUICK, max_tokens=71),
+        replace(SEVERAL, length_spread=0.45),
+        replace(SEVERAL, concurrency=(4,), max_tokens=71, length_spread=0.0),
+    ],
+)
+async def test_answers_that_the_model_is_too_short_for_are_refused_first(
+    measure: Any, config: BenchConfig
+) -> None:
+    """Once: when the first of them came, after all that was measured at one request."""
+    with pytest.raises(InvalidArgumentError, match=f"length of {LENGTH}") as refused:
+        await measure(config)
+    assert refused.value.field == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(QUICK, max_tokens=70, length_spread=0.5),
+        replace(SEVERAL, length_spread=0.4),
+    ],
+)
+async def test_answers_that_fit_are_measured(measure: Any, config: BenchConfig) -> None:
+    """One request at a time has no spread."""
+    with pytest.raises(Measuring):
+        await measure(config)
+
+
+@pytest.mark.parametrize("config", [QUICK, SEVERAL])
+def test_no_answer_is_longer_than_the_longest(config: BenchConfig) -> None:
+    for clients in config.concurrency:
+        for client in range(clients):
+            lengths = answer_lengths(config.max_tokens, config.length_spread, client, 8 if clients > 1 else 1)
+            assert max(lengths) <= config.longest_answer
