@@ -51,7 +51,8 @@ MAX_STRUCTURE_CHOICES: Final = 1024
 MAX_STRUCTURE_SECONDS: Final = 0.5
 """Processor time for compiling a structure and trying it, and for the masks of one round."""
 MAX_FOLLOW_SECONDS: Final = 2.0
-"""Processor time for following what a client that resumes has of all choices: of some 500,000 tokens."""
+"""Processor time for following what a client that resumes has of all choices: of some 500,000 tokens. In a
+worker, for following one text that it has not followed yet."""
 MAX_STRUCTURE_CHECKS: Final = 256
 """Structures that wait for being compiled at a time; one more is refused with RESOURCE_EXHAUSTED."""
 MAX_COMPILED_STRUCTURES: Final = 256
