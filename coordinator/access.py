@@ -120,6 +120,12 @@ class Gate:
             raise ResourceExhaustedError(message, seconds)
         return replace(caller, owes=None)
 
+    def charge(self) -> Principal:
+        """The same of who calls now, which the rest of the call is told as well."""
+        caller = self.charged(principal.get())
+        principal.set(caller)
+        return caller
+
     @contextlib.contextmanager
     def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
         """Count the caller's sequences for as long as the block lasts. Raises ResourceExhaustedError."""

@@ -168,14 +168,14 @@ class Coordinator:
         with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
             if call.resumption is None:
                 # Before anything is done for it: waiting and tokenising are work as well.
-                counted.enter_context(self._counting(call, group))
+                counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
             self._refuse_when_draining()
             await self.wait_for_target()
             info, report.model = self.target_info(), self.model_name
             request = self.requests.resume(principal.get().name, call)
             if request is None:
                 if call.resumption is not None:
-                    counted.enter_context(self._counting(call, group))
+                    counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
                 prepared = await self._prepared(call, report, info)
                 if call.resumption is not None:
                     # The same client may have come back meanwhile, by another connection.
@@ -188,12 +188,6 @@ class Coordinator:
             async with self._reading(request, call, deadline) as generation:
                 self._reporting.taken_on(report, generation)
                 yield generation
-
-    def _counting(self, call: GenerateCall, group: Group | None) -> contextlib.AbstractContextManager[None]:
-        """Charge and count a request that begins. Raises ResourceExhaustedError."""
-        caller = self.gate.charged(principal.get())
-        principal.set(caller)
-        return (group or self.gate).holding(caller, call.sampling.n)
 
     async def _prepared(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo

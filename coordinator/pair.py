@@ -112,6 +112,11 @@ class Pair:
         return max(self.sequences, 1)
 
     @property
+    def choosers(self) -> int:
+        """The same for rounds of trials."""
+        return max(self.choosing, 1)
+
+    @property
     def crowd(self) -> int:
         """Sequences, as their load counts them: with one that will be back."""
         return max(self.sequences, least(self.load))
@@ -161,7 +166,7 @@ class Pair:
         """One sequence begins a round."""
         self._rounds += 1
         if self.load not in self._trials:
-            self._trials[self.load] = Trials.of(max(self.choosing, 1))
+            self._trials[self.load] = Trials.of(self.choosers)
             self._settle()
 
     def rests(self, *, drafting: bool) -> bool:
@@ -234,7 +239,7 @@ class Pair:
 
     def schedule(self) -> None:
         """End a trial that is over, begin one that is due."""
-        trials, size = self._trials[self.load], max(self.choosing, 1)
+        trials, size = self._trials[self.load], self.choosers
         if trials.step(self.agreement, size, known=self._knows_drafting, reading=self._reading):
             self._settle()
             self._old_at = 0
@@ -245,7 +250,7 @@ class Pair:
 
     def _give_up_trial(self) -> None:
         """One that does not come to its end: while it lasts, much is not learned."""
-        self._trials[self.load].give_up(max(self.choosing, 1))
+        self._trials[self.load].give_up(self.choosers)
         self._settle()
         self._old_at = 0
 

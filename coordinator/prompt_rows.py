@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coordinator.costs import STRAY
+
 LEAST = 4
 """Rows by which two rounds must differ to tell anything."""
 EVIDENCE = 2048.0
@@ -22,8 +24,6 @@ KEPT = 0.99
 """Share that what is known keeps of its say when another difference comes."""
 LEFT = 0.25
 """Share of a time that must be left without what prompts added: of less it says too little."""
-STRAY = 3.0
-"""A difference of this many times the shorter time says no more than that."""
 
 Kind = tuple[int, int]
 """A load, and draft tokens a sequence."""
@@ -45,6 +45,7 @@ class PromptRows:
         self._before[kind] = rows, seconds
         if before is None or abs(rows - before[0]) < LEAST:
             return
+        # One stall says no more than that.
         most = STRAY * min(seconds, before[1])
         more, longer = rows - before[0], min(max(seconds - before[1], -most), most)
         self._squares = KEPT * self._squares + more * more

@@ -80,10 +80,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
         What goes on is charged too where it turns out to begin anew. Raises ResourceExhaustedError.
         """
-        caller = principal.get()
-        here = self._coordinator.requests.may_be_resumed(caller.name, request.request_id)
+        here = self._coordinator.requests.may_be_resumed(principal.get().name, request.request_id)
         if not (request.resume_from and here):
-            principal.set(self._coordinator.gate.charged(caller))
+            self._coordinator.gate.charge()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802
         """End a request that its client will not resume."""

@@ -64,20 +64,19 @@ def check_text(name: str, text: str) -> None:
         raise InvalidArgumentError(name, "is not valid Unicode text") from None
 
 
-def _are_below(token_ids: Collection[int], bound: int) -> bool:
-    """Whether all are in [0, bound): in a fraction of the time of a loop that can say which one is not."""
-    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < bound)
+def _check_below(name: str, token_ids: Collection[int], bound: int, what: str) -> None:
+    # A fraction of the time of a loop that can say which one is not.
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < bound):
+        return
+    for position, token_id in enumerate(token_ids):
+        if not 0 <= token_id < bound:
+            message = f"token id {token_id} at position {position} is outside {what}"
+            raise InvalidArgumentError(name, message)
 
 
 def check_wire_ids(name: str, token_ids: Collection[int]) -> None:
     """Raises InvalidArgumentError if an id does not fit the wire's uint32."""
-    if _are_below(token_ids, 2**32):
-        return
-    for position, token_id in enumerate(token_ids):
-        if not 0 <= token_id < 2**32:
-            raise InvalidArgumentError(
-                name, f"token id {token_id} at position {position} is outside [0, 2^32)"
-            )
+    _check_below(name, token_ids, 2**32, "[0, 2^32)")
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
@@ -85,22 +84,18 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
 
     Raises InvalidArgumentError for a value that the wire's type cannot hold.
     """
+    for name in _TOKEN_FIELDS:
+        check_wire_ids(name, getattr(params, name) or ())
     for name in ("stop", "bad_words"):
         for text in getattr(params, name):
             check_text(name, text)
-    try:
-        message = common_pb2.SamplingParams(
-            logit_bias=[common_pb2.LogitBias(token_id=i, bias=bias) for i, bias in params.logit_bias.items()],
-            stop=params.stop,
-            stop_token_ids=params.stop_token_ids,
-            bad_words=params.bad_words,
-            allowed_token_ids=params.allowed_token_ids or (),
-        )
-    except ValueError:
-        # It looked at every id on its way, and only does not say which field has the one that does not fit.
-        for name in _TOKEN_FIELDS:
-            check_wire_ids(name, getattr(params, name) or ())
-        raise
+    message = common_pb2.SamplingParams(
+        logit_bias=[common_pb2.LogitBias(token_id=i, bias=bias) for i, bias in params.logit_bias.items()],
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids or (),
+    )
     for name in _PLAIN_SAMPLING_FIELDS:
         value = getattr(params, name)
         if value is None:
@@ -227,23 +222,13 @@ def _traceparent(text: str) -> str:
 
 def check_token_ids(name: str, token_ids: Collection[int], vocabulary_size: int) -> None:
     """Raises InvalidArgumentError if an id is outside [0, vocabulary_size)."""
-    if _are_below(token_ids, vocabulary_size):
-        return
-    for position, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocabulary_size:
-            raise InvalidArgumentError(
-                name,
-                f"token id {token_id} at position {position} is outside the vocabulary of {vocabulary_size}",
-            )
+    _check_below(name, token_ids, vocabulary_size, f"the vocabulary of {vocabulary_size}")
 
 
 def check_named_tokens(sampling: SamplingParams, vocabulary_size: int) -> None:
     """Raises InvalidArgumentError if a parameter names a token outside [0, vocabulary_size)."""
     for name in _TOKEN_FIELDS:
-        token_ids = getattr(sampling, name) or ()
-        # None is negative, so the largest one tells.
-        if max(token_ids, default=-1) >= vocabulary_size:
-            check_token_ids(name, token_ids, vocabulary_size)
+        check_token_ids(name, getattr(sampling, name) or (), vocabulary_size)
 
 
 def check_choices_remain(params: SequenceParams, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:

@@ -173,12 +173,18 @@ def test_what_was_sent_may_be_asked_for_again_until_the_name_is_used_again() -> 
     assert other.reader is not None
 
 
+def counting(*requests: Request) -> set[str]:
+    """The names of those that count, for as long as they do."""
+    counted = {request.call.request_id for request in requests}
+    for request in requests:
+        request.counted.callback(counted.discard, request.call.request_id)
+    return counted
+
+
 def test_what_has_ended_is_held_and_counts_no_more() -> None:
     service = Service()
     whole, lost = service.begin("whole"), service.begin("lost")
-    counted = {"whole", "lost"}
-    for request in (whole, lost):
-        request.counted.callback(counted.discard, request.call.request_id)
+    counted = counting(whole, lost)
     commit(whole.choices[0], *range(20))
     service.it.leave(whole, whole.reader or object(), lost=False, deadline=FOR_EVER)
     service.lose(lost)
@@ -194,9 +200,7 @@ def test_what_has_ended_counts_no_more_although_its_client_does_not_read() -> No
     """Once: a client that stopped reading near the end kept its key's share for ever."""
     service = Service()
     whole, failed = service.begin("whole"), service.begin("failed")
-    counted = {"whole", "failed"}
-    for request in (whole, failed):
-        request.counted.callback(counted.discard, request.call.request_id)
+    counted = counting(whole, failed)
     service.it.expire()
     assert counted == {"whole", "failed"}, "they run still"
     commit(whole.choices[0], *range(20))
