@@ -4,13 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: demo test lint format types imports proto bench assets clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "==> making the virtual environment in $(VENV) (first use only)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# An attempt that failed may have left one without pip, or one of a Python that is too old.
+	@$(BIN)/python -c 'import pip; $(SUPPORTED)' 2>/dev/null || { \
+		$(PYTHON) -c '$(SUPPORTED)' || { \
+			echo "Python 3.11 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }; \
+		echo "==> making the virtual environment in $(VENV) (first use only)"; \
+		if test -f $(VENV)/pyvenv.cfg; then $(PYTHON) -m venv --clear $(VENV); \
+		else $(PYTHON) -m venv $(VENV); fi; }
 	@echo "==> installing pinned dependencies (torch first; some minutes on a slow line)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -21,7 +21,7 @@ from coordinator.observer import Observer, RequestRecord
 from coordinator.record import Record, ending
 from coordinator.recorder import Recorder
 from coordinator.reporting import Reporting
-from coordinator.requests import Request, Requests
+from coordinator.requests import Reader, Request, Requests
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
 from coordinator.structures import Structures
@@ -74,7 +74,7 @@ class Coordinator:
             (self.recorder, *observers),
             unread_timeout=config.unread_timeout,
         )
-        self.requests = Requests(self.dispatcher, config.resume_seconds, clock)
+        self.requests = Requests(self.dispatcher, config.resume_seconds, clock, config.unread_timeout)
         self._clock = clock
         self._machines = Machines(config, vocabulary)
         self._structures = Structures(vocabulary)
@@ -118,11 +118,12 @@ class Coordinator:
         return any(link.ready for link in self.dispatcher.targets)
 
     def target_info(self) -> common_pb2.WorkerInfo:
-        """What the target is, or was. Raises UnavailableError before one was ever there."""
+        """What the target is, or was. Of several that serve, the one that serves the fewest tokens: any of
+        them may get a request. Raises UnavailableError before one was ever there."""
         served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
         if not served:
             raise UnavailableError("no target worker is there yet")
-        return min(served, key=lambda each: each[0])[1]
+        return min(served, key=lambda each: (each[0], each[1].max_model_len))[1]
 
     @property
     def model_name(self) -> str:
@@ -185,7 +186,8 @@ class Coordinator:
                     self._count(request, counted)
                 counted.close()  # one that was here is counted already
             report.request_id = request.call.request_id
-            async with self._reading(request, call, deadline) as generation:
+            with self.requests.reading(request, deadline) as reader:
+                generation = self._generation(reader, call)
                 self._reporting.taken_on(report, generation)
                 yield generation
 
@@ -193,6 +195,7 @@ class Coordinator:
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
     ) -> tuple[GenerateCall, Sequence[int], str, Sequence[RoundMachine]]:
         """All of a request that is not here: a new one, or one to go on with from what its client has."""
+        self.dispatcher.check_fits(call.sampling.n)
         text = isinstance(call.prompt, str)
         prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
         if not prompt:
@@ -227,27 +230,17 @@ class Coordinator:
         counted.callback(aging.cancel)
         request.counted = counted.pop_all()
 
-    @contextlib.asynccontextmanager
-    async def _reading(
-        self, request: Request, call: GenerateCall, deadline: float
-    ) -> AsyncIterator[Generation]:
-        reader, lost = request.reader, False
-        assert reader is not None
-        try:
-            # No await since the request was taken over: whatever comes from here on is in the queues.
-            yield Generation(
-                request.call.request_id,
-                request.prompt,
-                request.choices,
-                request,
-                [self._before(request, choice, call) for choice in range(len(request.choices))],
-                [running.parts for running in request.choices],
-            )
-        except (GeneratorExit, asyncio.CancelledError):
-            lost = True
-            raise
-        finally:
-            self.requests.leave(request, reader, lost=lost, deadline=deadline)
+    def _generation(self, reader: Reader, call: GenerateCall) -> Generation:
+        """No await since the request was taken over: whatever comes from here on is in the queues."""
+        request = reader.request
+        return Generation(
+            request.call.request_id,
+            request.prompt,
+            request.choices,
+            reader,
+            [self._before(request, choice, call) for choice in range(len(request.choices))],
+            [running.parts for running in request.choices],
+        )
 
     def _begin(
         self, call: GenerateCall, prompt: Sequence[int], echoed: str, machines: Sequence[RoundMachine]
@@ -328,8 +321,9 @@ class Coordinator:
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
         """The commits of a request, those of each choice in order. Raises PacelineError."""
-        if generation.request is not None:
-            generation.request.begun = True
+        reader = generation.reader
+        if reader is not None:
+            reader.request.begun = True
         streams = [
             self._parts_of(running, before, queue)
             for running, before, queue in zip(
@@ -338,6 +332,8 @@ class Coordinator:
         ]
         async for part in streams[0] if len(streams) == 1 else together(streams):
             yield part
+            if reader is not None:
+                reader.took(self._clock())
 
     async def _parts_of(
         self, running: Running, before: Iterable[Commit], queue: Parts

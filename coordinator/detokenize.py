@@ -135,6 +135,8 @@ class StopSearch:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._skipped = 0
+        """Characters at the beginning of the held text behind which a stop string has to end."""
 
     def push(self, piece: str) -> tuple[str, str | None]:
         """(text that may be shown, the stop string that was found or None).
@@ -144,16 +146,31 @@ class StopSearch:
         if not self._stops:
             return piece, None
         self._held += piece
-        found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        found = [(start, stop) for stop in self._stops if (start := self._find(stop)) >= 0]
         if found:
             # The one completed first, as character after character would have shown; the longest of equals.
             start, stop = min(found, key=lambda item: (item[0] + len(item[1]), item[0]))
-            text, self._held = self._held[:start], ""
+            text, self._held, self._skipped = self._held[:start], "", 0
             return text, stop
-        keep = max(self._partial(stop) for stop in self._stops)
-        text = self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
-        return text, None
+        return self._show(), None
+
+    def skip(self, piece: str) -> str:
+        """Text in which a stop string may begin, but not end; returns what may be shown."""
+        self._held += piece
+        self._skipped = len(self._held)
+        return self._show()
+
+    def _find(self, stop: str) -> int:
+        """Where the held text has it first, ending behind what is skipped; else -1."""
+        return self._held.find(stop, max(0, self._skipped - len(stop) + 1))
+
+    def _show(self) -> str:
+        """Let go what can be no part of a stop string any more."""
+        keep = max((self._partial(stop) for stop in self._stops), default=0)
+        given = len(self._held) - keep
+        text, self._held = self._held[:given], self._held[given:]
+        self._skipped = max(0, self._skipped - given)
+        return text
 
     def _partial(self, stop: str) -> int:
         """Length of the longest end of the held text that begins `stop`."""

@@ -37,7 +37,13 @@ from coordinator.running import Parts, Running, Untold
 from coordinator.silence import Silence
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.errors import (
+    InternalError,
+    InvalidArgumentError,
+    PacelineError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from paceline.core.messages import RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
 
@@ -94,6 +100,14 @@ class Dispatcher:
 
     # ---- for the faces -----------------------------------------------------------------------------
 
+    def check_fits(self, n: int) -> None:
+        """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
+        most = self._max_running + self._max_waiting
+        if n > most:
+            raise InvalidArgumentError(
+                "n", f"must be at most {most}, over all prompts: no more run or wait here"
+            )
+
     def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
         """Take a sequence on, unless it has ended already.
 
@@ -104,7 +118,7 @@ class Dispatcher:
         if machine.phase is Phase.DONE:
             return running
         if len(self._queue) >= self._max_waiting and not self._may_admit():
-            raise ResourceExhaustedError(f"{self._max_waiting} requests are waiting already; try again later")
+            raise ResourceExhaustedError(f"{self._max_waiting} sequences are waiting already; try later")
         self._sequences[machine.sequence_id] = running
         self._queue.append(running)
         self._admit()
@@ -147,8 +161,8 @@ class Dispatcher:
         """End every sequence; for the shutdown. An UnavailableError names each one's last index."""
         for running in list(self._sequences.values()):
             last_index = running.machine.ledger.num_generated - 1
-            names_it = isinstance(error, UnavailableError) and last_index >= 0
-            self.abort(running, UnavailableError(error.message, last_index) if names_it else error)
+            known = isinstance(error, UnavailableError)
+            self.abort(running, UnavailableError(error.message, last_index) if known else error)
 
     def abort(self, running: Running, error: PacelineError) -> None:
         """End a sequence that has not ended."""
@@ -274,6 +288,7 @@ class Dispatcher:
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
         # Workers first: the next round is on its way while the client is told of the last one.
         commit: Commit | None = None
+        failure: PacelineError | None = None
         for action in actions:
             match action:
                 case ToTarget(command):
@@ -285,9 +300,8 @@ class Dispatcher:
                 case Emit(emitted):
                     commit = emitted
                 case Fail(error):
-                    self._release(self._held)
                     self.failed, running.error = self.failed + 1, error
-                    running.parts.put_nowait(error)
+                    failure = error
                 case WaitForBlocks(error, preempted):
                     self.num_preemptions += preempted
                     tell_all(self._observers, lambda observer: observer.blocks_awaited())
@@ -301,6 +315,8 @@ class Dispatcher:
             return
         self._release(self._held)
         self._tell_of(running, commit, record)
+        if failure is not None:
+            running.parts.put_nowait(failure)
         if running.ended:
             self._forget(running)
 
@@ -342,15 +358,21 @@ class Dispatcher:
             draft.hang_up()
 
     def _late(self, running: Running) -> None:
-        """A target did not answer in time. If it answers others it is alive, and only this sequence moves."""
+        """A target did not answer in time. If it answers others it is alive, and the sequence keeps its place
+        there, unless another target is less loaded even with it."""
         link = running.target
         if link is None:
             return
         silent = self._clock() - self._heard.get(link, -math.inf)
         if silent > STUCK_SHARE * running.machine.deadlines.target:
+            self._handle(running, Signal.TARGET_LOST)
             link.hang_up()
             return
         log.warning("the target worker at %s is late for one sequence", link.address)
+        if all(other.load + 1 >= link.load for other in self.targets if other.ready):
+            self._handle(running, Signal.TARGET_LATE)
+            return
+        self._handle(running, Signal.TARGET_LEFT)
         running.target = None
         link.load -= 1
         self._blocks.wake_oldest(link)
@@ -358,9 +380,8 @@ class Dispatcher:
 
     def _cut(self, running: Running) -> None:
         """The client does not read: what it was sent stays for it, what the sequence holds does not."""
-        last_index = running.machine.ledger.num_generated - 1
         why = "the client does not read; the request may be resumed"
-        self._carry_out(running, running.machine.give_up(UnavailableError(why, last_index)))
+        self.abort(running, UnavailableError(why, running.machine.ledger.num_generated - 1))
 
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:

@@ -83,6 +83,8 @@ class Signal(enum.Enum):
     DRAFT_LOST = "the draft worker is gone"
     TARGET_READY = "a target worker is there"
     TARGET_LOST = "the target worker is gone"
+    TARGET_LATE = "the target worker is late, but answers others, and stays"
+    TARGET_LEFT = "the target worker is late, and another one takes the sequence"
     BLOCKS_FREED = "blocks were freed on the target"
     BLOCKS_WANTED = "another sequence waits for blocks"
     DEADLINE = "the deadline passed"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.ledger import Commit
-from coordinator.requests import Request
+from coordinator.requests import Reader
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
 from paceline.core.types import SequenceParams
@@ -20,7 +20,7 @@ class Generation:
     request_id: str
     prompt: Sequence[int]
     choices: Sequence[Running]
-    request: Request | None = None
+    reader: Reader | None = None
     before: Sequence[Iterable[Commit]] = ()
     """What comes before all else, of each choice: the echo, and what the client has missed."""
     queues: Sequence[Parts] = ()

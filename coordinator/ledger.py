@@ -170,23 +170,24 @@ class Ledger:
             shown = self._sampling.include_stop_str_in_output and token_id in self._stop_ids
             if not shown:
                 return ""
-            text, stop = self._search.push(self._detokenizer.push(token_id))
+            text, stop = self._look_for_stops(self._detokenizer.push(token_id))
             return text + (stop or "")
-        piece = self._detokenizer.push(token_id)
-        if self.num_generated <= self._sampling.min_tokens:
-            # A stop string may not end the text yet, nor begin in it.
-            text = self._search.finish() + piece
-        else:
-            text, stop = self._search.push(piece)
-            if stop is not None:
-                self.finish = Finish(FinishReason.STOP, stop_string=stop)
-                return text + stop if self._sampling.include_stop_str_in_output else text
+        text, stop = self._look_for_stops(self._detokenizer.push(token_id))
+        if stop is not None:
+            self.finish = Finish(FinishReason.STOP, stop_string=stop)
+            return text + stop if self._sampling.include_stop_str_in_output else text
         if self.num_generated >= self._max_tokens:
             self.finish = Finish(FinishReason.LENGTH)
         return text
 
+    def _look_for_stops(self, piece: str) -> tuple[str, str | None]:
+        """As `StopSearch.push`. With `min_tokens` tokens a stop string may have begun, but not ended."""
+        if self.num_generated <= self._sampling.min_tokens:
+            return self._search.skip(piece), None
+        return self._search.push(piece)
+
     def _flush(self) -> str:
         """Text that was held back for what can no longer come."""
-        text, stop = self._search.push(self._detokenizer.finish())
+        text, stop = self._look_for_stops(self._detokenizer.finish())
         assert stop is None or self.finish is not None
         return text + (self._search.finish() if stop is None else "")

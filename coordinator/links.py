@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from coordinator.dialects import Dialect
-from paceline.core.errors import PacelineError, UnavailableError
+from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc import local
 from paceline.rpc.auth import PeerRole
@@ -86,6 +86,7 @@ class Link:
         """Set once the worker was ready or refused for the first time."""
         self._observer = observer
         self._channel: grpc.aio.Channel | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._outbox: list[Any] = []
         self._pending = asyncio.Event()
         self._stream: Any = None
@@ -123,26 +124,36 @@ class Link:
             self._stream.cancel()
 
     async def refresh(self) -> common_pb2.WorkerInfo | None:
-        """Ask the worker for its numbers now; what it last said if it does not answer."""
+        """Ask the worker for its numbers now; what it last said if it does not answer.
+
+        Whoever comes while it is asked waits for the same answer: its engine is asked one question at a time.
+        """
         if self.ready and self._channel is not None:
-            try:
-                self.known = await self.dialect.info(self._channel, INFO_SECONDS)
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
-                pass
-            except asyncio.CancelledError:
-                # A channel that is closed cancels its calls, and so it seems whoever awaits them.
-                if (task := asyncio.current_task()) is None or task.cancelling():
-                    raise
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(self._channel))
+            await asyncio.shield(self._asking)
         return self.known
+
+    async def _ask(self, channel: grpc.aio.Channel) -> None:
+        try:
+            self.known = await self.dialect.info(channel, INFO_SECONDS)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls, and so it seems whoever awaits them.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
 
     async def run(self) -> None:
         """Keep the worker connected until cancelled."""
         while True:
             try:
                 # A fresh channel finds a restarted worker at once, without the old one's backoff.
-                opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
-            except PacelineError as error:
-                pause = self._refuse(error)  # certificates that are being renewed, perhaps
+                opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls, "worker_tls")
+            except InvalidArgumentError as error:
+                # Certificates that are being renewed, perhaps. Whoever asks for the state of the workers need
+                # not know where their files are.
+                pause = self._refuse(error, f"{error.field} cannot be used")
             except OSError as error:
                 self._end(str(error))
                 pause = RETRY_SECONDS
@@ -161,7 +172,7 @@ class Link:
             await self._converse(channel, info)
         except UnavailableError as error:
             # Nothing is wrong with the worker: what it must be compared with is not there yet.
-            self._end(str(error))
+            self._end(str(error), reached=True)
         except PacelineError as error:
             return self._refuse(error)
         except grpc.aio.AioRpcError as error:
@@ -173,12 +184,15 @@ class Link:
             self._end(str(error))
         return RETRY_SECONDS
 
-    def _refuse(self, error: PacelineError) -> float:
-        """The worker cannot be used as things stand. Returns seconds until it is asked again."""
+    def _refuse(self, error: PacelineError, reason: str = "") -> float:
+        """The worker cannot be used as things stand. Returns seconds until it is asked again.
+
+        `reason` is what clients are told, if not all that the log is.
+        """
         was_ready = self.ready
         if self.state is not LinkState.REFUSED:
             log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
-        self.state, self.reason = LinkState.REFUSED, str(error)
+        self.state, self.reason = LinkState.REFUSED, reason or str(error)
         self.settled.set()
         if was_ready:
             self._outbox.clear()
@@ -193,7 +207,7 @@ class Link:
         # A handshake that fails looks like a worker that is not there yet.
         return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, reached: bool = False) -> None:
         was_ready, before = self.ready, self.reason
         self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
         self.reason = reason
@@ -202,7 +216,7 @@ class Link:
         if was_ready:
             log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
             self._observer.lost(self)
-        elif self._tls is not None and reason != before:
+        elif not reached and reason != before:
             log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
 
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:

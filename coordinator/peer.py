@@ -81,6 +81,8 @@ class TargetPeer(Peer):
 
     attempts: int = 0
     """Times the present round was refused."""
+    losses: int = 0
+    """Times the worker was lost while it had the present round."""
     computed: bool = False
     """It has entries of the sequence: since its last verdict nothing was heard of their loss."""
 

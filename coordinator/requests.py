@@ -7,14 +7,19 @@
 What was sent may still be lost on its way, so a request that has ended is held as well: only its ledger is.
 A request that was resumed has another reader: the one before it is told so and ends. Only a request that
 says that it may be resumed is held: to gRPC a cancelled call and a lost connection look the same.
+
+Once its sequences have ended nothing but its reader keeps a request here. A call whose client takes nothing
+of what is left is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator.dispatcher import Dispatcher
 from coordinator.running import Running
@@ -46,7 +51,7 @@ class Request:
     choices: list[Running] = field(default_factory=list)
     begun: bool = False
     """Its client was told that it was accepted."""
-    reader: object | None = None
+    reader: Reader | None = None
     """Whoever reads it now; None while it is held."""
     held_until: float = 0.0
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -56,6 +61,11 @@ class Request:
     def ended(self) -> bool:
         """True when all of its choices have finished."""
         return all(running.machine.ledger.ended for running in self.choices)
+
+    @property
+    def settled(self) -> bool:
+        """True when nothing more will come for any of them."""
+        return all(running.ended or running.machine.ledger.ended for running in self.choices)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,16 +91,41 @@ class Request:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class Reader:
+    """A call that reads a request, or did until another call resumed it."""
+
+    request: Request
+    task: asyncio.Task[Any] | None = None
+    """Whose call it is; one call may read several requests."""
+    behind_since: float | None = None
+    """Since when it has taken nothing of what is left; None while more may come."""
+
+    @property
+    def is_left_behind(self) -> bool:
+        """True where nothing more will come: it has but to read what is there."""
+        return self.request.reader is not self or self.request.settled
+
+    def took(self, now: float) -> None:
+        """Its client has taken something."""
+        if self.behind_since is not None:
+            self.behind_since = now
+
+
 class Requests:
     """The requests of one coordinator."""
 
-    def __init__(self, dispatcher: Dispatcher, resume_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, resume_seconds: float, clock: Clock, unread_timeout: float = math.inf
+    ) -> None:
         self.ended = asyncio.Event()
         """Set whenever one has ended."""
         self._dispatcher = dispatcher
         self._seconds = resume_seconds
         self._clock = clock
+        self._unread_timeout = unread_timeout
         self._requests: dict[tuple[str, str], Request] = {}
+        self._readers: set[Reader] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -109,7 +144,7 @@ class Requests:
         if before is not None:
             self.end(before)
         self._requests[request.key] = request
-        request.reader = object()
+        self._read(request)
 
     def may_be_resumed(self, principal: str, request_id: str) -> bool:
         """True while a request is here that says so, read or held."""
@@ -135,17 +170,36 @@ class Requests:
             # The client was served elsewhere meanwhile: what it has is what counts.
             self._end(request, resumed)
             return None
-        request.reader = object()
+        self._read(request)
         for running in request.choices:
             self._dispatcher.take_over(running, resumed)
         return request
 
-    def leave(self, request: Request, reader: object, *, lost: bool, deadline: float) -> None:
+    def _read(self, request: Request) -> None:
+        request.reader = Reader(request)
+        self._readers.add(request.reader)
+
+    @contextlib.contextmanager
+    def reading(self, request: Request, deadline: float) -> Iterator[Reader]:
+        """The present task reads the request, which it was just given, for as long as the block lasts."""
+        reader, lost = request.reader, False
+        assert reader is not None
+        reader.task = asyncio.current_task()
+        try:
+            yield reader
+        except (GeneratorExit, asyncio.CancelledError):
+            lost = True
+            raise
+        finally:
+            self.leave(request, reader, lost=lost, deadline=deadline)
+
+    def leave(self, request: Request, reader: Reader, *, lost: bool, deadline: float) -> None:
         """A reader stops reading: the request is over, unless its client may come back.
 
         It may where it was `lost`, and where all was sent. `deadline` is the client's own: nothing is held
         for longer.
         """
+        self._readers.discard(reader)
         if request.reader is not reader:
             return
         until = min(self._clock() + self._seconds, deadline)
@@ -187,18 +241,42 @@ class Requests:
             self.end(request)
 
     def expire(self) -> None:
-        """End those held whose time is over, and count no more those whose sequences are, read or held."""
+        """End those held whose time is over, and count no more those whose sequences are, read or held.
+
+        Calls whose clients do not read what is left are ended as well: gRPC and HTTP wait for them for ever.
+        """
         now = self._clock()
         for request in self._requests.values():
             self._settle(request)
         for request in self.held:
             if now >= request.held_until:
                 self.end(request)
+        self._end_unread(now)
+
+    def _end_unread(self, now: float) -> None:
+        behind: dict[asyncio.Task[Any], float] = {}
+        for reader in self._readers:
+            if reader.behind_since is None and reader.is_left_behind:
+                reader.behind_since = now
+            if reader.task is not None:
+                # A call is busy while it reads one of its requests.
+                since = math.inf if reader.behind_since is None else reader.behind_since
+                behind[reader.task] = max(since, behind.get(reader.task, since))
+        for task, since in behind.items():
+            if now - since >= self._unread_timeout:
+                self._end_call(task)
+
+    def _end_call(self, task: asyncio.Task[Any]) -> None:
+        for reader in [reader for reader in self._readers if reader.task is task]:
+            self._readers.discard(reader)
+            if reader.request.reader is reader and not reader.request.ended:
+                self.end(reader.request)  # it failed: who resumes it is to begin anew, not to read that again
+        task.cancel()
 
     @staticmethod
     def _settle(request: Request) -> None:
         """One whose sequences run no more does not count, whenever its client reads what is left of it."""
-        if all(running.ended or running.machine.ledger.ended for running in request.choices):
+        if request.settled:
             request.counted.close()
 
     async def sweep(self) -> None:

@@ -16,6 +16,8 @@ plain one, the target is told that, and begins it by itself as well.
 |---|---|
 | the draft worker fails, hangs or is gone | the round goes on with an empty proposal |
 | the target worker is gone | STALLED until one is ready, then reopened from the ledger, epoch + 1 |
+| it is gone again and again in one round | the sequence fails: the round may be what kills it |
+| it is late, but answers others | the round is sent again, or goes to another target worker |
 | the target has no room beside older sequences | WAITING until blocks are free, then sent again |
 | a worker lost the sequence | opened again from the ledger |
 | a worker lacks tokens | the round is sent again with the tail it lacks |
@@ -105,23 +107,25 @@ class RoundMachine(Planner):
                 return self._on_deadline(now)
             case Signal.CANCEL:
                 return self._close()
-        self._note(signal, now)
-        return []
+        return self._note(signal, now)
 
-    def _note(self, signal: Signal, now: float) -> None:
-        """Signals that change what is believed and ask for nothing."""
+    def _note(self, signal: Signal, now: float) -> list[Action]:
+        """Signals that change what is believed, or who the target is."""
         match signal:
             case Signal.ADMITTED:
                 if self.phase is Phase.NEW:
                     self.deadline = now + self.deadlines.recovery  # the time in the queue is not of it
             case Signal.TARGET_LOST:
-                self._target.lose()
-                if self.phase in (Phase.VERIFYING, Phase.WAITING):
-                    self._stall(now)
+                return self._lose_target(now)
+            case Signal.TARGET_LATE:
+                return self._ask_again(now)
+            case Signal.TARGET_LEFT:
+                return self._leave_target(now)
             case Signal.DRAFT_READY:
                 self._draft.arrive()
             case Signal.CLIENT_BEHIND:
                 self._client_behind = True
+        return []
 
     # ---- the round, step by step -------------------------------------------------------------------
 
@@ -144,7 +148,8 @@ class RoundMachine(Planner):
         self._foreseen, self._plain_ahead = {}, False
         self._first_told.clear()
         self._record = RoundRecord(self.round, now)
-        self._target.attempts, self._draft.retried = 0, False
+        self._target.attempts = self._target.losses = 0
+        self._draft.retried = False
         return self._wanted_now()
 
     def _ask_draft(self, now: float) -> list[Action]:
@@ -332,6 +337,7 @@ class RoundMachine(Planner):
         if isinstance(failure.error, ResourceExhaustedError):
             return self._wait_for_blocks(failure.round, failure.error)
         self._target.attempts += 1
+        put = self._proposal
         match failure.error:
             case NotFoundError() | StaleEpochError():
                 self._target.open = False
@@ -348,6 +354,9 @@ class RoundMachine(Planner):
                 return self._fail(error)
         if self._target.attempts >= MAX_ATTEMPTS:
             return self._fail(InternalError("the target worker keeps refusing the round"))
+        if self._proposal is not put:
+            # It may have been asked twice. What it still says of that belongs to an epoch that is over.
+            self._target.open = False
         return self._verify(self._proposal, now)
 
     def _wait_for_blocks(self, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
@@ -382,17 +391,7 @@ class RoundMachine(Planner):
             case Phase.DRAFTING:
                 return self._without_draft(now)
             case Phase.VERIFYING:
-                return self._on_late_verdict(now)
+                return [TargetHangs()]
             case _:
                 error = UnavailableError("no target worker came back in time", self.ledger.num_generated - 1)
                 return self._fail(error)
-
-    def _on_late_verdict(self, now: float) -> list[Action]:
-        """Given up there, and put again; the shell knows whether the worker hangs or is late for this one."""
-        self._target.attempts += 1
-        if self._target.attempts >= MAX_ATTEMPTS:
-            why = "the target worker does not answer in time"
-            return self._fail(UnavailableError(why, self.ledger.num_generated - 1))
-        closing = self._close_target()
-        self._note(Signal.TARGET_LOST, now)
-        return [*closing, TargetHangs()]

@@ -12,8 +12,12 @@ from coordinator.pair import Pair
 from coordinator.peer import DraftPeer, TargetPeer
 from coordinator.policy import Fixed, Policy
 from coordinator.stats import RoundTimes, SpeculationStats
-from paceline.core.errors import PacelineError
+from paceline.core.errors import InternalError, PacelineError
 from paceline.core.types import Proposal, SequenceParams
+
+MAX_LOSSES = 8
+"""Target workers that may be lost in one round before the sequence fails: its round may be what kills them,
+and all others with it. Restarts of several workers, one after another, must stay below."""
 
 
 @dataclass(slots=True)
@@ -92,6 +96,31 @@ class Sequence:
         """No target worker: keep everything, and wait for one up to the recovery deadline."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
         self._policy.waits()
+
+    def _lose_target(self, now: float) -> list[Action]:
+        """The target worker is gone, perhaps by what this sequence asked of it."""
+        self._target.lose()
+        if self.phase is Phase.VERIFYING:
+            self._target.losses += 1
+            if self._target.losses >= MAX_LOSSES:
+                why = f"{MAX_LOSSES} times the target worker was lost in the same round"
+                return self._fail(InternalError(why))
+        if self.phase in (Phase.VERIFYING, Phase.WAITING):
+            self._stall(now)
+        return []
+
+    def _leave_target(self, now: float) -> list[Action]:
+        """It is there, and another one takes the sequence."""
+        closing = self._close_target()
+        self._target.lose()
+        self._stall(now)
+        return closing
+
+    def _ask_again(self, now: float) -> list[Action]:
+        """The same round: who computes it says nothing to that, who has its verdict says it again."""
+        self.deadline = now + self.deadlines.target
+        commands = self._target.verify(self.ledger, self.params, self.round, self._proposal)
+        return [ToTarget(command) for command in commands]
 
     def _close_target(self) -> list[Action]:
         return [ToTarget(command) for command in self._target.closing()]

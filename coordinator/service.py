@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -21,7 +22,7 @@ from coordinator.links import Link, LinkState
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO
 from paceline.core.clock import monotonic
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import TokenLogprobs
 from paceline.rpc import codec
 from paceline.rpc.server import Server
@@ -53,6 +54,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._coordinator = coordinator
         self._server = server
         self._http = http
+        self._cutting: set[asyncio.Task[None]] = set()
+        """Calls that end once their clients have read what was sent before."""
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
@@ -69,6 +72,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                         yield _chunk(commit, self._coordinator.vocabulary)
                     if commit.finish is not None:
                         yield _finished(generation, commit)
+        except (GeneratorExit, asyncio.CancelledError):
+            # Where the client is there still, its task was ended since it does not read, which gRPC would not
+            # tell it.
+            if not context.done():
+                cutting = asyncio.create_task(_cut(context))
+                self._cutting.add(cutting)
+                cutting.add_done_callback(self._cutting.discard)
+            raise
         except PacelineError as error:
             await abort(context, error)
         except Exception as error:
@@ -166,6 +177,11 @@ async def _or_abort(
         log.exception("a call failed")
         await abort(context, error)
     raise AssertionError("abort does not return")
+
+
+async def _cut(context: Context) -> None:
+    with contextlib.suppress(Exception):
+        await abort(context, UnavailableError("the client does not read; the request may be resumed"))
 
 
 async def _worker(link: Link) -> pb.WorkerStatus:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from functools import lru_cache, partial
 
 from tokenizers import Tokenizer
 
 from coordinator.detokenize import StreamDetokenizer
-from paceline import assets
+from paceline.assets.tokenizer import load_tokenizer
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
@@ -32,14 +32,7 @@ class Vocabulary:
     @classmethod
     def load(cls, name: str) -> Vocabulary:
         """From a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError."""
-        path = Path(assets.resolve(name))
-        file = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
-        except Exception as error:  # the library raises plain Exception
-            raise InvalidArgumentError(
-                "tokenizer", f"{name} has no tokenizer.json that can be loaded"
-            ) from error
+        tokenizer = load_tokenizer(name, "tokenizer")
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(tokenizer, vocabulary_fingerprint(vocabulary), max(vocabulary.values()) + 1)
 
@@ -60,12 +53,20 @@ class Vocabulary:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """One token alone, special tokens included; bytes that are no whole character show as U+FFFD."""
+        """One token as it stands inside a text, special tokens included.
+
+        Bytes that are no whole character show as U+FFFD.
+        """
         text = self._token_texts.get(token_id)
         if text is None:
-            text = str(self.tokenizer.decode([token_id], skip_special_tokens=False))
+            letter, before = _letter(self.tokenizer)
+            text = self._shown([*letter, token_id])
+            text = text[len(before) :] if text.startswith(before) else self._shown([token_id])
             self._token_texts[token_id] = text
         return text
+
+    def _shown(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as tokens, as it is at the beginning of a text and after a space, where they differ.
@@ -86,3 +87,16 @@ class Vocabulary:
     def detokenizer(self, prompt: Sequence[int]) -> StreamDetokenizer:
         """An incremental decoder for what follows `prompt`."""
         return StreamDetokenizer(self.tokenizer, prompt)
+
+
+@lru_cache(maxsize=4)
+def _letter(tokenizer: Tokenizer) -> tuple[tuple[int, ...], str]:
+    """A token and its text, for another one to stand behind: decoders strip the space that begins a text.
+
+    Nothing, where no token is a letter alone.
+    """
+    for letter in string.ascii_letters:
+        token_id = tokenizer.token_to_id(letter)
+        if token_id is not None and tokenizer.decode([token_id]) == letter:
+            return (token_id,), letter
+    return (), ""

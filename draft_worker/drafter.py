@@ -6,9 +6,9 @@ acceptance the entry of dK is missing here, since the last draft token is never 
 includes it, because a feed is always everything of the ledger that the cache lacks.
 
 While no round wants a pass, a draft that looks ahead reads the prompts of sequences that were opened
-(reading.py), and drafts branches for the likely outcomes of the verifications in progress (ahead.py). A
-round that arrives goes first, at the next step. A draft that does not look ahead may share its device: it
-reads a prompt when a round asks for it.
+(reading.py), and drafts branches for the likely outcomes of the verifications in progress (ahead.py); by
+turns where there is both to do. A round that arrives goes first, at the next step. A draft that does not look
+ahead may share its device: it reads a prompt when a round asks for it.
 """
 
 from __future__ import annotations
@@ -94,12 +94,19 @@ class Drafter:
         )
         passes = self.observer.passes["ahead"]
         beside = config.max_mixed_prefill_tokens or None
-        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock, beside)
+        budget = config.max_batch_tokens
+        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock, budget, beside)
+        self._read_last = False
+        """The last pass that no round wanted read a prompt."""
 
     @property
     def has_work(self) -> bool:
         """True while a round lacks draft tokens, or a branch does, or a prompt is not read."""
         return bool(self._rounds) or self._reading.has_work or self.lookahead.has_work
+
+    def attend(self) -> None:
+        """What was announced so far is about to be taken up."""
+        self.lookahead.attend()
 
     def announce(self, commands: Sequence[DraftCommand | SequenceFailed]) -> None:
         """Commands wait: a round is worth more than what is drafted ahead. Called from any thread."""
@@ -175,12 +182,19 @@ class Drafter:
     def step(self) -> list[DraftEvent]:
         """Go on with the rounds in progress: whole chains, then one pass. Without any read or look ahead."""
         if not self._rounds:
-            if self._reading.has_work:
-                self._reading.step()
-                return []
-            return self.lookahead.step()
+            return self._unasked()
         events = self._chain()
         return [*events, *self._pass()] if self._rounds else events
+
+    def _unasked(self) -> list[DraftEvent]:
+        """Read a prompt or look ahead, by turns where there is both to do. What grew is told first."""
+        ahead, reading = self.lookahead, self._reading
+        turn = ahead.has_work and self._read_last
+        self._read_last = reading.has_work and not ahead.has_news and not turn
+        if not self._read_last:
+            return ahead.step()
+        reading.step()
+        return []
 
     def _chain(self) -> list[DraftEvent]:
         """Draw what nobody has to look at; all else goes on step by step, also what fails here."""

@@ -59,7 +59,7 @@ class Lookahead:
         self._begun: dict[str, tuple[DraftRound, Held[DraftProposal], Drafting]] = {}
         """Rounds that are answered, and whose verdicts nothing is drafted for yet."""
         self._untold = False
-        """Branches grew, and the coordinator has not been told."""
+        """As `has_news` says."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
         self._stop = Stop(gives_way=_gives_way(config))
         self.rounds = 0
@@ -74,6 +74,11 @@ class Lookahead:
         return bool(self._begun) or self._untold or wants_passes
 
     @property
+    def has_news(self) -> bool:
+        """True while branches grew, and the coordinator has not been told."""
+        return self._untold
+
+    @property
     def tables(self) -> list[BlockTable]:
         """The tables of all branches; with those of the holdings they own every used block."""
         return [table for ahead in self._with_blocks for table in ahead.region.tables]
@@ -81,6 +86,10 @@ class Lookahead:
     @property
     def _with_blocks(self) -> list[Ahead]:
         return [*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())]
+
+    def attend(self) -> None:
+        """Commands that came so far are about to be taken up."""
+        self._stop.forget()
 
     def interrupt(self) -> None:
         """A command waits: what is in progress ends with its step. May be called from any thread."""
@@ -146,8 +155,6 @@ class Lookahead:
         work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
         if not work:
             return []
-        # A command that came this very moment is overlooked: it waits for one chain.
-        self._stop.forget()
         try:
             left = self._chain(work)
             if left:

@@ -14,7 +14,8 @@ from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistributi
 from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams, RowParamsMemo
+from paceline.decoding.row_params import RowParams
+from paceline.decoding.row_params_memo import RowParamsMemo
 from paceline.decoding.support import draw_sparse
 from paceline.decoding.transforms import scores_of
 

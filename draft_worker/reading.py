@@ -31,18 +31,20 @@ class Reading:
         spare: Callable[[], bool],
         passes: Passes,
         clock: Clock,
+        budget: int,
         beside: int | None,
     ) -> None:
         """`spare` gives back blocks that are worth less than a prompt's; False when there were none.
 
-        `beside`: rows of prefill in a pass that others wait for.
+        `budget`: rows of a pass. `beside`: rows of prefill in a pass that others wait for.
         """
         self._runner = runner
         self._holdings = holdings
         self._spare = spare
         self._passes = passes
         self._clock = clock
-        self._beside = ROWS if beside is None else min(beside, ROWS)
+        self._alone = min(ROWS, budget)
+        self._beside = self._alone if beside is None else min(beside, self._alone)
         self._waiting: dict[str, Held[DraftProposal]] = {}
         self._seconds: dict[str, float] = {}
         """What was read so far took, by sequence."""
@@ -68,7 +70,7 @@ class Reading:
         # Made anew each time: meanwhile a round of another sequence may have taken its blocks.
         job = Job(held, held.session.tokens[held.table.length :], rows=1, arrived=self._clock())
         if job.feed:
-            rows = self._beside if len(self._holdings) > 1 else ROWS
+            rows = self._beside if len(self._holdings) > 1 else self._alone
             result = run_pass(
                 [job], self._runner, rows, self._clock, self._holdings, self._spare, passes=self._passes
             )

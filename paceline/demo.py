@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline import assets
+from paceline.assets.tokenizer import load_tokenizer
 from paceline.client import AsyncClient, GenerationResult
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams, TokenOrigin
@@ -154,14 +153,10 @@ class TokenTexts:
     """What each token adds to the text. A character of several tokens counts for the last of them."""
 
     def __init__(self, model: str) -> None:
-        from tokenizers import Tokenizer
         from tokenizers.decoders import DecodeStream
 
         self._begin: Callable[[], Any] = partial(DecodeStream, skip_special_tokens=True)
-        file = Path(assets.resolve(model)) / "tokenizer.json"
-        self._tokenizer: Any = (
-            Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(model)
-        )
+        self._tokenizer = load_tokenizer(model, "target_model")
         self._stream = self._begin()
         self._held: list[int] = []
         """Tokens without text so far."""

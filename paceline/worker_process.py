@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 import grpc
 
 from paceline.core import limits
+from paceline.core.clock import monotonic
 from paceline.core.config import WorkerConfig
 from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MIXED_PREFILL_ON_CPU = 16
+CHECK_SECONDS = 1.0
+"""How often a cache's bookkeeping is checked at most, however often somebody asks for its numbers, and then
+only while no sequence is held: no pass runs meanwhile."""
 _STOP_SECONDS = 5.0
 """How long the last step of the engine may take. A supervisor waits for longer."""
 
@@ -91,6 +97,7 @@ class WorkerShell:
         self._built = build(config)
         chosen = _for_device(config, self._built.runner.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
+        self._checked_at = -math.inf
         self._local: LocalServer | None = None
         self.thread: EngineThread[Any, Any] = EngineThread(
             self._engine, f"{role.name}-engine", cores=config.cores
@@ -163,15 +170,24 @@ class WorkerShell:
         return len(self._engine.holdings)
 
     def _cache_info(self) -> common_pb2.CacheInfo:
-        return cache_info(self._built.runner.cache.pool, self._engine.holdings)
+        """Raises InternalError when the bookkeeping is damaged."""
+        pool, holdings, now = self._built.runner.cache.pool, self._engine.holdings, monotonic()
+        if not len(holdings) and now - self._checked_at >= CHECK_SECONDS:
+            check_cache(pool, holdings)
+            self._checked_at = now
+        return cache_info(pool, holdings)
+
+
+def check_cache(pool: BlockPool, holdings: Holdings[Any]) -> None:
+    """Raises InternalError when the bookkeeping of a worker's cache is damaged. Looks at every block."""
+    pool.check_integrity()
+    if holdings.prefix_index is not None:
+        holdings.prefix_index.check_integrity()
 
 
 def cache_info(pool: BlockPool, holdings: Holdings[Any]) -> common_pb2.CacheInfo:
-    """A worker's cache in numbers. Raises InternalError when its bookkeeping is damaged."""
-    pool.check_integrity()
+    """A worker's cache in numbers, all of which it has at hand."""
     index = holdings.prefix_index
-    if index is not None:
-        index.check_integrity()
     return common_pb2.CacheInfo(
         block_size=pool.block_size,
         total_blocks=pool.num_blocks,
@@ -194,6 +210,9 @@ def _for_device(config: ConfigT, device: str) -> ConfigT:
 
 
 async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
+    loaded = threading.Event()
+    if config.exit_with_parent:
+        _leave_with_parent(unless=loaded)
     if config.tls is not None:
         check_files(config.tls)  # before the minutes that loading a model may take
     elif not is_loopback(config.host):
@@ -215,6 +234,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         )
         metrics = shell.serve_metrics()
         server.heed_signals(exit_with_parent=config.exit_with_parent)
+        loaded.set()
         tune_interpreter()
         bind_thread(config.message_cores)  # not before: loading a model is no message
         server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
@@ -237,6 +257,23 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     if server.abandoned:
         # A worker without its engine thread can only be restarted: the exit code says that it failed.
         raise InternalError("the engine thread died")
+
+
+def _leave_with_parent(unless: threading.Event) -> None:
+    """End the process at the end of standard input, unless it has a better way by then.
+
+    Loading a model may take minutes, in which the event loop does not run. There is nothing to put in order
+    yet.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, 4096):
+                pass
+        if not unless.is_set():
+            os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch-while-loading", daemon=True).start()
 
 
 def _leave_the_engine() -> NoReturn:

@@ -25,7 +25,8 @@ from paceline.decoding.coupled import coupled_choice
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams, RowParamsMemo
+from paceline.decoding.row_params import RowParams
+from paceline.decoding.row_params_memo import RowParamsMemo
 from paceline.decoding.sampling import dense_from_sparse, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
 from paceline.decoding.transforms import scores_of

@@ -12,8 +12,9 @@ for it, it is left (worth.py).
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,14 +47,18 @@ class FirstRows:
     clock: Clock
     passes: Passes
     wanted: bool
+    budget: int
+    """Rows of one pass."""
     worth: Worth = field(default_factory=Worth)
     stop: Stop = field(default_factory=Stop)
-    """Wanted when a command arrives, from any thread."""
+    """Wanted when a command arrives, from any thread, until all that came is taken up."""
     _waits: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """When the verdict was out on those that wait, or did until their round began; whether their row was
     to be computed."""
     _since: dict[str, float] = field(default_factory=dict)
     """The first of these, for those whose row is still to be."""
+    _in_turn: set[str] = field(default_factory=set)
+    """Those that began to wait since the last turn of `worth`."""
     _rows: dict[str, FirstRow] = field(default_factory=dict)
     """Of the ledger, as long as the cache has an entry for each of its tokens."""
 
@@ -76,6 +81,7 @@ class FirstRows:
         if len(session.tokens) <= self.max_model_len:
             now, name, has_it = self.clock(), session.sequence_id, self.worth.has_it
             self._waits[name] = now, has_it
+            self._in_turn.add(name)
             if has_it:
                 self._since[name] = now
 
@@ -86,13 +92,20 @@ class FirstRows:
             since, had_it = waited
             self.worth.observe(had_it, self.clock() - since)
 
-    def answered(self) -> None:
-        """All verdicts of a pass are out."""
-        self.worth.turn()
+    def answers(self, sequence_ids: Iterable[str]) -> None:
+        """Verdicts go out: those of a pass, or that of a round which its first row decided alone.
+
+        Of sequences that share passes some may be decided alone, before the pass that the others wait for. It
+        is the next turn once any of them is answered that began to wait in this one.
+        """
+        if not self._in_turn.isdisjoint(sequence_ids):
+            self._in_turn.clear()
+            self.worth.turn()
 
     def gone(self, sequence_id: str) -> None:
         """It ended."""
         self._waits.pop(sequence_id, None)
+        self._in_turn.discard(sequence_id)
         self._begins(sequence_id)
 
     def _begins(self, sequence_id: str) -> FirstRow | None:
@@ -107,12 +120,11 @@ class FirstRows:
         return row if session.cached == session.tokens else None
 
     def compute(self) -> None:
-        """One pass over all that wait, unless somebody asks for something meanwhile."""
-        waiting = map(self.holdings.find, self._since)
+        """One pass over those that wait longest, unless somebody asks for something meanwhile."""
+        names = list(itertools.islice(self._since, self.budget))
+        waiting = map(self.holdings.find, names)
         # All but the newest token are there, but for those that have lost their entries to others.
         held = [h for h in waiting if h is not None and h.table.length == len(h.session.tokens) - 1]
-        # A command that came this very moment is overlooked: it waits for the pass.
-        self.stop.forget()
         try:
             given_up = bool(held) and not self._computed(held)
         except ResourceExhaustedError:
@@ -121,7 +133,8 @@ class FirstRows:
             log.exception("the first rows of %d sequences failed; their rounds compute them", len(held))
             given_up = False
         if not given_up:
-            self._since.clear()
+            for name in names:
+                del self._since[name]
 
     def _computed(self, held: Sequence[Held[Verdict]]) -> bool:
         """False where the pass was given up."""

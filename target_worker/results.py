@@ -74,7 +74,9 @@ def judgements(
         for r in rounds
     ]
     allowed = restricted(logits, [r.restriction for r in rounds], [case.rows for case in cases])
-    return reported(cases, logits, judge(cases, logits, allowed, eos_token_ids))
+    verdicts = judge(cases, logits, allowed, eos_token_ids)
+    settled = [None if v is None else r.settled(v) for r, v in zip(rounds, verdicts, strict=True)]
+    return reported(cases, logits, settled)
 
 
 def reported(

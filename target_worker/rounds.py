@@ -48,6 +48,18 @@ class Round:
         """That are judged."""
         return self.command.proposal.num_draft_tokens + 1
 
+    def settled(self, outcome: tuple[int, int]) -> tuple[int, int]:
+        """A verdict, (accepted, next token), as far as a grammar was followed.
+
+        Where a chain is accepted up to there, its last token is the verdict's: what may come behind that is
+        the next round's question, as it is in plain decoding. To ask for this round again without its draft
+        tokens would be a second draw where they lead to a dead end.
+        """
+        end = None if self.restriction is None else self.restriction.end
+        if end is None or outcome[0] < end:
+            return outcome
+        return end - 1, self.command.proposal.token_ids[end - 1]
+
     def following(self, outcome: tuple[int, int], eos_token_ids: Collection[int]) -> VerifyRound | None:
         """The next round, if it was told for this outcome: (accepted, next token)."""
         params = self.job.held.session.params

@@ -100,6 +100,7 @@ class Verifier:
             clock,
             self.observer.passes["ahead"],
             config.pre_verify,
+            config.max_batch_tokens,
         )
 
     @property
@@ -113,6 +114,10 @@ class Verifier:
             return self._first_rows.patience()
         jobs = [r.job for r in self._rounds.values()]
         return 0.0 if reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
+
+    def attend(self) -> None:
+        """What was announced so far is about to be taken up."""
+        self._first_rows.stop.forget()
 
     def announce(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
         """Commands wait: they go before what nobody asked for, and what to judge next is of use to the pass.
@@ -317,6 +322,7 @@ class Verifier:
         """Settle what was judged, and begin what follows it by itself."""
         self._listen()
         now = self._clock()
+        self._first_rows.answers([r.command.sequence_id for r in rounds])
         events: list[TargetEvent] = []
         for r, judgement in zip(rounds, judged, strict=True):
             r.job.compute += spent
@@ -337,7 +343,6 @@ class Verifier:
                 self._gathering.answered(r.command.sequence_id, r.rows, now)
                 self._first_rows.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
-        self._first_rows.answered()
         return events
 
     def _settle(

@@ -51,7 +51,7 @@ class Worth:
             self.has_it = self._is_better
 
     def turn(self) -> None:
-        """The verdicts of a pass are out. Two groups that take turns have it two passes long each."""
+        """Those that share passes have had a verdict each. They have it for two rounds, then for two not."""
         if self._rounds % (TRIED + STAYS) < TRIED:
             self._turns += 1
             self.has_it = self._turns % 4 < 2

@@ -235,13 +235,19 @@ def _read(tokenizer: str, file: str) -> str | None:
     if path.exists():
         found = (path if path.is_dir() else path.parent) / file
     else:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
             found = Path(hf_hub_download(tokenizer, file))
-        except EntryNotFoundError:
-            return None
         except Exception as error:  # whatever the network does
+            # Of a file that is not here the hub says that there is none. Where it did not answer, an earlier
+            # answer that was kept may say so; and whoever switched it off says that what is here is all.
+            if isinstance(error, EntryNotFoundError) and (
+                not isinstance(error, LocalEntryNotFoundError)
+                or try_to_load_from_cache(tokenizer, file) is _CACHED_NO_EXIST
+                or constants.HF_HUB_OFFLINE
+            ):
+                return None
             raise InvalidArgumentError("tokenizer", f"{file} of {tokenizer} cannot be fetched") from error
     return found.read_text(encoding="utf-8") if found.is_file() else None

@@ -13,13 +13,12 @@ from coordinator.generation import Generation
 from coordinator.http import body
 from coordinator.http.answer import Answer, until_named
 from coordinator.http.errors import from_error
-from coordinator.http.logprobs import LogprobWriter
+from coordinator.http.logprobs import LogprobWriter, TextOffsets
 from coordinator.http.parameters import head_of, make_calls
 from coordinator.http.schemas import CompletionRequest
 from coordinator.ledger import Commit
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
-from paceline.core.types import TokenLogprobs
 from paceline.rpc.codec import GenerateCall
 
 
@@ -122,14 +121,16 @@ class CompletionWording:
         self._wanted = wanted
         self._logprobs = logprobs
         self._generations = generations
-        self._offsets: dict[int, int] = {}
-        """Characters of a choice's text whose log-probabilities were told."""
+        self._told: dict[int, TextOffsets] = {}
+        """Of each choice whose log-probabilities are told in parts: of its prompt, then of what follows."""
+        self._echoes: dict[int, int] = {}
+        """Characters of the prompt that each of them shows."""
 
     def chunk(self, choice: int, commit: Commit) -> dict[str, Any] | None:
         """The event for one commit; None for tokens whose text is not there yet."""
         if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish):
             return None
-        lists = self._lists(choice, [*commit.prompt_logprobs, *commit.logprobs])
+        lists = self._lists(choice, commit)
         return {**self._head, "choices": [_choice(choice, [commit], lists)]}
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
@@ -141,18 +142,17 @@ class CompletionWording:
         told: list[dict[str, Any]] = []
         for generation in self._generations:
             own = choices[len(told) : len(told) + len(generation.choices)]
-            told += self._choices(len(told), generation.prompt[0], own)
+            told += self._choices(len(told), generation.prompt, own)
         return {**self._head, "choices": told, "usage": counts}
 
     def _choices(
-        self, first: int, first_token: int, choices: Sequence[Sequence[Commit]]
+        self, first: int, prompt: Sequence[int], choices: Sequence[Sequence[Commit]]
     ) -> list[dict[str, Any]]:
         """Those of one prompt. The core reports it with the first: all share what is made of it."""
         report = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
-        before: dict[str, Any] = {}
-        offset = 0
+        before: dict[str, list[Any]] = {}
         if self._wanted.echoes_logprobs:
-            before, offset = self._logprobs.completion(report, 0, first_token=first_token)
+            before = self._logprobs.completion(report, self._offsets(()), first_token=prompt[0])
         ranked = {}
         if self._wanted.prompt_logprobs is not None:
             ranked = {"prompt_logprobs": self._logprobs.prompt(report)}
@@ -161,22 +161,42 @@ class CompletionWording:
             lists = None
             if self._wanted.logprobs is not None:
                 entries = [entry for commit in commits for entry in commit.logprobs]
-                lists, _ = self._logprobs.completion(entries, offset)
+                echoed = sum(map(_echoed, commits))
+                lists = self._logprobs.completion(entries, self._offsets(prompt, echoed))
                 lists = {name: before.get(name, []) + values for name, values in lists.items()}
             told.append(_choice(index, commits, lists) | ranked)
         return told
 
-    def _lists(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _lists(self, index: int, commit: Commit) -> dict[str, list[Any]] | None:
         """What the next event tells of a choice."""
         if self._wanted.logprobs is None:
             return None
-        begins = index not in self._offsets
-        generation = self._generations[index // len(self._generations[0].choices)]
-        first_token = generation.prompt[0] if begins and self._wanted.echo else None
-        lists, self._offsets[index] = self._logprobs.completion(
-            entries, self._offsets.get(index, 0), first_token=first_token
-        )
+        prompt = self._generations[index // len(self._generations[0].choices)].prompt
+        lists: dict[str, list[Any]] = {}
+        first_token = None
+        if index not in self._told:
+            # The echo comes first, and whole.
+            self._told[index], self._echoes[index] = self._offsets(()), _echoed(commit)
+            first_token = prompt[0] if self._wanted.echo else None
+        if first_token is not None or not commit.token_ids:
+            lists = self._logprobs.completion(
+                commit.prompt_logprobs, self._told[index], first_token=first_token
+            )
+        if commit.token_ids:
+            if commit.index == 0:
+                self._told[index] = self._offsets(prompt, self._echoes[index])
+            own = self._logprobs.completion(commit.logprobs, self._told[index])
+            lists = {name: lists.get(name, []) + values for name, values in own.items()}
         return lists
+
+    def _offsets(self, prompt: Sequence[int], begin: int = 0) -> TextOffsets:
+        """Of what follows a prompt, and begins there in a choice's text."""
+        return TextOffsets(self._logprobs.vocabulary.detokenizer(prompt), begin)
+
+
+def _echoed(commit: Commit) -> int:
+    """Characters of the prompt that a commit shows: those that come without tokens."""
+    return 0 if commit.token_ids else len(commit.text)
 
 
 def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] | None) -> dict[str, Any]:

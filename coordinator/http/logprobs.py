@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two forms, and the prompt's in vLLM's.
 
-They are of the target's own distribution, before temperature and filters. A token's text stands alone: bytes
-that are no whole character show as U+FFFD.
+They are of the target's own distribution, before temperature and filters. Bytes of a token that are no whole
+character show as U+FFFD.
 """
 
 from __future__ import annotations
@@ -11,11 +11,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.detokenize import Detokenizer
 from coordinator.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs
 
 LOWEST = -9999.0
 """What stands for minus infinity, which JSON has not."""
+
+
+@dataclass(slots=True)
+class TextOffsets:
+    """Where the tokens of a text begin in it, in order: behind all that those before them gave out.
+
+    So special tokens take no room, and all tokens of one character begin where it does.
+    """
+
+    detokenizer: Detokenizer
+    given: int = 0
+    """Characters of the text so far."""
+
+    def push(self, token_id: int) -> int:
+        """Where the next token begins."""
+        begin = self.given
+        self.given += len(self.detokenizer.push(token_id))
+        return begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +44,24 @@ class LogprobWriter:
     vocabulary: Vocabulary
 
     def completion(
-        self, entries: Sequence[TokenLogprobs], offset: int, *, first_token: int | None = None
-    ) -> tuple[dict[str, Any], int]:
-        """Parallel lists for a completion, and the offset in the text after them.
+        self, entries: Sequence[TokenLogprobs], offsets: TextOffsets, *, first_token: int | None = None
+    ) -> dict[str, list[Any]]:
+        """Parallel lists for a completion.
 
         Args:
             entries: one a token, in order.
-            offset: characters of the choice's text before them.
+            offsets: of the text that they go on with.
             first_token: the prompt's first token, which nothing precedes, where `entries` go on after it.
         """
-        texts = [] if first_token is None else [self._text(first_token)]
-        unknown = [None] * len(texts)
-        texts += [self._text(entry.token_id) for entry in entries]
-        offsets = list(itertools.accumulate(map(len, texts), initial=offset))
-        lists = {
-            "tokens": texts,
+        first = [] if first_token is None else [first_token]
+        token_ids = [*first, *(entry.token_id for entry in entries)]
+        unknown = [None] * len(first)
+        return {
+            "tokens": [self._text(token_id) for token_id in token_ids],
             "token_logprobs": [*unknown, *(_finite(entry.logprob) for entry in entries)],
             "top_logprobs": [*unknown, *(self._likeliest(entry) for entry in entries)],
-            "text_offset": offsets[:-1],
+            "text_offset": [offsets.push(token_id) for token_id in token_ids],
         }
-        return lists, offsets[-1]
 
     def _likeliest(self, entry: TokenLogprobs) -> dict[str, float]:
         """The token itself and the likeliest; of tokens with one text the likelier stands."""

@@ -19,7 +19,9 @@ async def taken_on(
 ) -> AsyncIterator[list[Generation]]:
     """All of them or none: their sequences are counted before the first begins. Raises PacelineError."""
     async with contextlib.AsyncExitStack() as exits:
-        group = Group(coordinator.gate, sum(call.sampling.n for call in calls))
+        sequences = sum(call.sampling.n for call in calls)
+        coordinator.dispatcher.check_fits(sequences)
+        group = Group(coordinator.gate, sequences)
         exits.callback(group.close)
         yield [await exits.enter_async_context(coordinator.generating(call, group=group)) for call in calls]
 

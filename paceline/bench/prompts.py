@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from paceline import assets
-from paceline.core.errors import InvalidArgumentError
+from paceline.assets.tokenizer import load_tokenizer
 
 PROMPTS = (
     "import os\n\n\ndef read_lines(path):\n    ",
@@ -90,13 +88,5 @@ class EchoServer(threading.Thread):
 
 def tokenized(model: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Token ids of each text, with the tokenizer's own special tokens. Raises InvalidArgumentError."""
-    from tokenizers import Tokenizer
-
-    file = Path(assets.resolve(model)) / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(model)
-    except Exception as error:  # the library raises nothing more special
-        raise InvalidArgumentError(
-            "target_model", f"{model} has no tokenizer.json that can be loaded"
-        ) from error
+    tokenizer = load_tokenizer(model, "target_model")
     return [tuple(tokenizer.encode(text).ids) for text in texts]

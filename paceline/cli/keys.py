@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from paceline.cli.options import option
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.keyfile import read_keys, write_keys
 from paceline.core.keys import PREFIX, ApiKey, KeyRing, digest
+from paceline.supervisor.arguments import flag
 
 File = Annotated[Path, option("api_keys", "The file.", dir_okay=False)]
 Name = Annotated[str, typer.Argument(help="Whose key it is.")]
@@ -32,10 +33,10 @@ def add(
     name: Name,
     api_keys: File,
     requests_per_minute: Annotated[
-        int | None, option("requests_per_minute", "Calls a minute; no limit if not given.")
+        int | None, _limit("requests_per_minute", "Calls a minute; no limit if not given.")
     ] = None,
     max_sequences: Annotated[
-        int | None, option("max_sequences", "Sequences at a time; no limit if not given.")
+        int | None, _limit("max_sequences", "Sequences at a time; no limit if not given.")
     ] = None,
 ) -> None:
     """Make a key, print it, and keep its hash: it is shown this once. SIGHUP tells a running coordinator."""
@@ -74,3 +75,8 @@ def remove(name: Name, api_keys: File) -> None:
     if len(rest) == len(keys):
         raise InvalidArgumentError("name", "has no key")
     write_keys(api_keys, KeyRing(rest))
+
+
+def _limit(name: str, description: str) -> Any:
+    """An option that no variable sets: that of `max_sequences` is a worker's bound, not one key's."""
+    return typer.Option(flag(name), help=description)

@@ -140,8 +140,9 @@ class GenerationChunk:
     """The tokens one round committed. The concatenated texts of a choice's chunks are its text.
 
     Text may lag behind the tokens: it never ends inside a character or a possible stop string. What was
-    held back comes with the choice's last chunk, which has no tokens but a `finish_reason`; the last one of
-    all has the `result`. Others without tokens tell of the prompt: what `echo` and `prompt_logprobs` ask for.
+    held back comes with the choice's last tokens at the latest. Behind them its last chunk has no tokens, but
+    a `finish_reason`; the last one of all has the `result`. Others without tokens tell of the prompt: what
+    `echo` and `prompt_logprobs` ask for.
     """
 
     index: int

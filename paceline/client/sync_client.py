@@ -12,7 +12,14 @@ import grpc
 
 from paceline.client import requests
 from paceline.client.abandoning import Abandoning
-from paceline.client.channel import CHANNEL_OPTIONS, CLOSED, call_metadata, checked_tls, translated
+from paceline.client.channel import (
+    CHANNEL_OPTIONS,
+    CLOSED,
+    ClientClosedError,
+    call_metadata,
+    checked_tls,
+    translated,
+)
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
@@ -154,6 +161,9 @@ class Client:
         self._channel = open_channel(self.address, CHANNEL_OPTIONS, checked_tls(tls))
         self._stub = stub = GenerationServiceStub(self._channel)
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
+        self._closed = False
+        self._lock = threading.Lock()
+        """Of both: a stream is either there when `close` ends them all, or finds the client closed."""
         self._abandoning = Abandoning(
             lambda name: stub.Cancel.future(
                 generation_pb2.CancelRequest(request_id=name), timeout=CANCEL_SECONDS, metadata=metadata
@@ -199,7 +209,13 @@ class Client:
         if self._backoff.most:
             self._abandoning.start()
         stream = GenerationStream(self, Resuming(request, deadline, self._backoff))
-        self._streams.add(stream)
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._streams.add(stream)
+        if closed:
+            stream.close()
+            raise ClientClosedError("this client is closed")
         return stream
 
     def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> _Call:
@@ -238,7 +254,10 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""
-        for stream in list(self._streams):
+        with self._lock:
+            self._closed = True
+            streams = list(self._streams)
+        for stream in streams:
             stream._abort()
         self._abandoning.close(CANCEL_SECONDS)
         # A Ctrl-C that strikes while the first call is made can leave gRPC without the thread that ends its

@@ -36,6 +36,14 @@ def integer(name: str, value: Any) -> int:
     return value
 
 
+def host_and_port(name: str, value: str) -> tuple[str, int]:
+    """`host:port` as its parts."""
+    host, _, port = value.rpartition(":")
+    there = bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    require(there, name, f"must be host:port, got {value!r}")
+    return host, int(port)
+
+
 AUTO: Final = "auto"
 DraftTokens = int | Literal["auto"]
 """K, or `auto` where the coordinator chooses it round by round."""

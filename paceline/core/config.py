@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from paceline.core import limits
-from paceline.core.checks import AUTO, DraftTokens, draft_tokens
+from paceline.core.checks import AUTO, DraftTokens, draft_tokens, host_and_port
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
@@ -271,6 +271,9 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
         _check(bool(self.targets), "targets", "at least one target worker is required")
+        for name in ("targets", "drafts"):
+            for address in getattr(self, name):
+                host_and_port(name, address)
         for name in ("port", "http_port"):
             value = getattr(self, name)
             _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")

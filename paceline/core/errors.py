@@ -79,11 +79,12 @@ class PermissionDeniedError(PacelineError):
 
 
 class UnavailableError(PacelineError):
-    """Nobody can serve this now. `last_index` is the index of the last token that was committed."""
+    """Nobody can serve this now. `last_index` is the index of the last token that was committed; None where
+    none was, and so it is where -1 is given, which stands before the first."""
 
     def __init__(self, message: str, last_index: int | None = None) -> None:
         super().__init__(message)
-        self.last_index = last_index
+        self.last_index = None if last_index is not None and last_index < 0 else last_index
 
 
 class DeadlineExceededError(PacelineError):
@@ -96,3 +97,9 @@ class CancelledError(PacelineError):
 
 class InternalError(PacelineError):
     """A defect, or a model that produced no usable numbers."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, in one line; its kind where it says nothing. It may hold paths
+    and addresses: for whoever starts a process, not for clients."""
+    return next((line for each in str(error).splitlines() if (line := each.strip())), type(error).__name__)

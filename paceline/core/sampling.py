@@ -13,7 +13,7 @@ from paceline.core.checks import from_mapping, integer, items, number, require
 from paceline.core.structured import StructuredOutputs, structured_outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class SamplingParams:
     """What to sample, with the names and meanings vLLM users know.
 

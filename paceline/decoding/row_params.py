@@ -6,8 +6,8 @@ proposal. Greedy rows take part in nothing that leaves an argmax as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Final
 
 import numpy as np
@@ -74,12 +74,13 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The A rows that may take no other tokens than those of the N pairs."""
+    """The S sequences that may take no other tokens than theirs. A list is long, so it is here once for all
+    rows of its sequence."""
 
-    restricted: Tensor  # int64 [A]
-    rows: Tensor  # int64 [N], as tokens
-    tokens: Tensor
-    largest_token: int
+    rows: tuple[slice, ...]  # of each sequence
+    tokens: Tensor  # int32 [N]: the first sequence's, then the next one's
+    counts: Tensor  # int64 [S]: how many of them are whose
+    largest_token: int  # what does not fit into `tokens` is above every vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,41 +180,26 @@ class RowParams:
         )
 
     @property
+    def nbytes(self) -> int:
+        """Of its tensors and tables."""
+        return sum(array.nbytes for array in _arrays(self))
+
+    @property
     def only_temperature(self) -> bool:
         """True when nothing but a temperature, or none, stands between the logits and a token's choice."""
         return not self.changes_logits and self.min_p is None and self.top is None
 
 
-class RowParamsMemo:
-    """Batches seen lately: a sequence's parameters are the same object from step to step, and building
-    tensors for them takes as long as a small model's layer.
-    """
-
-    def __init__(self, size: int = 64) -> None:
-        """`size`: batches remembered."""
-        self._size = size
-        self._known: dict[tuple[object, ...], tuple[object, RowParams]] = {}
-
-    def build(
-        self,
-        params: Sequence[SamplingParams],
-        rows: Sequence[int],
-        device: torch.device,
-        eos_token_ids: Sequence[int],
-        bad_words: Sequence[Words],
-    ) -> RowParams:
-        """`RowParams.build`, or what it returned for the same objects."""
-        eos = tuple(eos_token_ids)
-        key = (device, eos, tuple(rows), tuple(map(id, params)), tuple(map(id, bad_words)))
-        known = self._known.get(key)
-        if known is not None:
-            return known[1]
-        if len(self._known) >= self._size:
-            del self._known[next(iter(self._known))]
-        built = RowParams.build(params, rows, device, eos_token_ids=eos, bad_words=bad_words)
-        # Held, so that no other object takes their identities.
-        self._known[key] = ((tuple(params), tuple(bad_words)), built)
-        return built
+def _arrays(part: object) -> Iterator[Tensor | npt.NDArray[np.int64]]:
+    """All that a layout consists of, but for single numbers."""
+    if isinstance(part, Tensor | np.ndarray):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _arrays(item)
+    elif is_dataclass(part):
+        for each in fields(part):
+            yield from _arrays(getattr(part, each.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +214,11 @@ class _Layout:
     def of(cls, rows: Sequence[int], device: torch.device | None) -> _Layout:
         sizes = np.asarray(rows, dtype=np.int64)
         return cls(sizes, np.cumsum(sizes) - sizes, device)
+
+    def slice_of(self, sequence: int) -> slice:
+        """The rows of a sequence."""
+        start = int(self.starts[sequence])
+        return slice(start, start + int(self.rows[sequence]))
 
     def rows_of(self, sequences: Sequence[int]) -> Tensor:
         """int64: the rows of these sequences, in order."""
@@ -336,8 +327,14 @@ def _allowed(params: Sequence[SamplingParams], layout: _Layout) -> Allowed | Non
     users = [i for i, p in enumerate(params) if p.allowed_token_ids is not None]
     if not users:
         return None
-    tokens = [params[i].allowed_token_ids or () for i in users]
-    return Allowed(layout.rows_of(users), *layout.pairs(users, tokens), max(max(ids) for ids in tokens))
+    tokens = [np.asarray(params[i].allowed_token_ids, dtype=np.int64) for i in users]
+    flat, counts = np.concatenate(tokens), np.asarray([len(ids) for ids in tokens], dtype=np.int64)
+    return Allowed(
+        rows=tuple(map(layout.slice_of, users)),
+        tokens=torch.from_numpy(flat.astype(np.int32)).to(layout.device),
+        counts=torch.from_numpy(counts).to(layout.device),
+        largest_token=int(flat.max()),
+    )
 
 
 def _min_p(params: Sequence[SamplingParams], layout: _Layout, sampled: Sequence[int]) -> MinP | None:

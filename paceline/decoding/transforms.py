@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import MinP, Penalties, RowParams, TopFilters
+from paceline.decoding.row_params import Allowed, MinP, Penalties, RowParams, TopFilters
 
 __all__ = [
     "RowContext",
@@ -69,10 +69,18 @@ def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext 
         values[forbidden.rows, forbidden.tokens] = -torch.inf
     if (allowed := row_params.allowed) is not None:
         _check_token("allowed_token_ids", allowed.largest_token, values.shape[1])
-        kept = values[allowed.rows, allowed.tokens]
-        values[allowed.restricted] = -torch.inf
-        values[allowed.rows, allowed.tokens] = kept
+        for own, masked in zip(allowed.rows, _not_allowed(allowed, values.shape[1]), strict=True):
+            values[own].masked_fill_(masked, -torch.inf)
     return values
+
+
+def _not_allowed(allowed: Allowed, vocab_size: int) -> Tensor:
+    """bool [S, V]: what each of the sequences may not take."""
+    mask = torch.ones(len(allowed.rows), vocab_size, dtype=torch.bool, device=allowed.tokens.device)
+    # With the size told nobody waits for the device.
+    sequences = torch.repeat_interleave(allowed.counts, output_size=len(allowed.tokens))
+    mask[sequences, allowed.tokens.long()] = False
+    return mask
 
 
 def _check_token(name: str, token_id: int, vocab_size: int) -> None:

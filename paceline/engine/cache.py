@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.attention import LayerLayout
+from paceline.engine.memory import available_bytes
 from paceline.kv import BlockPool, CopyBlock
 
 DEFAULT_BLOCK_SIZE: Final = 16
@@ -127,7 +127,7 @@ def num_blocks_for(
     block = bytes_per_block(layers, block_size, dtype)
     if memory_bytes < block:
         raise InvalidArgumentError(
-            "kv_cache_memory", f"{memory_bytes} bytes hold no block of {block} bytes ({block_size} entries)"
+            "num_blocks", f"{memory_bytes} bytes hold no block of {block} bytes ({block_size} entries)"
         )
     return memory_bytes // block
 
@@ -139,7 +139,7 @@ def default_memory_bytes(device: torch.device | str) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * share)
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(int(line.split()[1]) * 1024 * share)
-    raise InvalidArgumentError("kv_cache_memory", "must be given: this system does not tell how much is free")
+    available = available_bytes()
+    if available is None:
+        raise InvalidArgumentError("num_blocks", "must be given: this system does not tell how much is free")
+    return int(available * share)

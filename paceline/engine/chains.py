@@ -95,7 +95,10 @@ class Stop:
                 giving_way.hurry(self._thread)
 
     def forget(self) -> None:
-        """Chains run on; they are those of the calling thread."""
+        """Chains run on; they are those of the calling thread.
+
+        Called before a look at what waits, not after it: what comes in between would be forgotten.
+        """
         self.flag[0] = 0
         if self.gives_way:
             self._thread = threading.get_native_id()

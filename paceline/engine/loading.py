@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
 
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, first_line
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
@@ -75,7 +75,9 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise InvalidArgumentError("model", f"{name} has no configuration that can be loaded") from error
+        raise InvalidArgumentError(
+            "model", f"{name} has no configuration that can be loaded: {first_line(error)}"
+        ) from error
     _refuse_unsupported(config)
     _refuse_quantised(name, config)
     try:
@@ -90,7 +92,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(
-            "model", f"{name} cannot be loaded as a decoder with a tokenizer"
+            "model", f"{name} cannot be loaded as a decoder with a tokenizer: {first_line(error)}"
         ) from error
     if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
         model = model.float()

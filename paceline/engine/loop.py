@@ -43,6 +43,12 @@ class Engine(Protocol[Command, Event]):
     def patience(self) -> float:
         """Seconds that the step may still wait for commands that are about to come; 0 to begin it."""
 
+    def attend(self) -> None:
+        """All that was announced so far is about to be taken up: called before each look at what waits.
+
+        What is announced after the last look is so still known in the step.
+        """
+
     def announce(self, commands: Sequence[Command | SequenceFailed]) -> None:
         """These wait to be taken up. Called on another thread than all else, maybe during a step."""
 
@@ -135,6 +141,7 @@ class EngineThread(Generic[Command, Event]):
         while True:
             self._expire()
             patience = self._patience()
+            self._engine.attend()
             try:
                 task = self._inbox.get(block=patience > 0, timeout=patience)
             except queue.Empty:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREFILL_SHARE = 4
-"""While a prefill waits, one row in so many is kept for it."""
+"""While a prefill waits, one row in so many is kept for it, as far as it may take them."""
 SCORED_ROWS = 256
 """Rows a pass at most, over all feeds that are scored: each takes a vocabulary's width of memory, and more
 while its log-probabilities are computed."""
@@ -42,13 +42,14 @@ class Chunk:
 def plan_pass(feeds: Sequence[Feed], budget: int, most_prefill: int | None = None) -> list[Chunk]:
     """Chunks of one pass, at most `budget` rows in all (feeds in order of arrival).
 
-    Prefill takes at most `most_prefill` rows of it: the running streams wait for them.
+    Prefill takes at most `most_prefill` rows of it: the running streams wait for them. So no more is kept.
     Never empty when there is a feed, as long as no feed wants more rows than the budget. The oldest feed
     always gets on.
     """
     chunks: list[Chunk] = []
     left, scored_left = budget, SCORED_ROWS
-    kept = budget // PREFILL_SHARE if any(feed.remaining != feed.rows for feed in feeds) else 0
+    share = budget // PREFILL_SHARE if most_prefill is None else min(budget // PREFILL_SHARE, most_prefill)
+    kept = share if any(feed.remaining != feed.rows for feed in feeds) else 0
     for i, feed in enumerate(feeds):
         if feed.remaining == feed.rows and feed.rows <= left - (kept if i else 0):
             chunks.append(Chunk(feed.sequence_id, feed.rows, final=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,9 @@ class Restriction:
     allowed: Mask
     params: SequenceParams
     """Those to sample with: `min_tokens` gives way where the grammar leaves nothing but an end."""
+    end: int | None = None
+    """How many draft tokens the grammar was followed to, where it was not followed behind them all; at
+    least 1. The rows behind them allow everything: a verdict may not go further than the last of these."""
 
 
 def grammars_of(loaded: LoadedModel) -> Grammars:
@@ -70,7 +74,7 @@ def restriction(
     Returns:
         N + 1 rows; one with `last_only`.
 
-    Raises PacelineError: the grammar gave up.
+    Raises PacelineError: the grammar gave up, with the first of the rows.
     """
     generated = ledger[params.prompt_length :]
     if last_only:
@@ -79,7 +83,11 @@ def restriction(
     else:
         allowed = state.masks(generated, drafts)
         length = len(generated)
-    return Restriction(allowed, _params_for(params, allowed, length, eos_token_ids))
+    known, end = len(allowed), None
+    if not last_only and known <= len(drafts):
+        end = known
+        allowed = np.pad(allowed, ((0, len(drafts) + 1 - known), (0, 0)), constant_values=True)
+    return Restriction(allowed, _params_for(params, allowed, length, eos_token_ids), end)
 
 
 def _params_for(

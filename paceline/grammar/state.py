@@ -67,29 +67,48 @@ class GrammarState:
             drafts: N draft tokens; they may be anything.
 
         Returns:
-            bool [N + 1, V]. Where the text can go on in one way only, it may be that only the token is
-            allowed that the tokenizer would make of it, and not each of its beginnings. A row that no text
-            can reach (behind a draft token that is forbidden, or behind the end) allows everything: nothing
-            that is drawn there is ever committed.
+            bool [M, V], M at most N + 1. Where the text can go on in one way only, it may be that only the
+            token is allowed that the tokenizer would make of it, and not each of its beginnings. A row that
+            no text can reach (behind a draft token that is forbidden, or behind the end) allows everything:
+            nothing that is drawn there is ever committed. Fewer than N + 1 rows: the grammar gave up behind
+            the M-th draft token, or took too long up to there. Which M depends on the draft tokens up to
+            that one alone, and whether it may come is told: a chain may be judged up to there.
 
         Raises:
             InvalidArgumentError: the grammar met its limits, leaves no token, or takes too long: for the
-                generated tokens that the state is not behind yet, or for the rows.
+                generated tokens that the state is not behind yet, or for the first row.
             InternalError: the generated tokens do not keep to the grammar.
         """
-        if (end := self._dead_end) is not None and [*generated, *drafts][: len(end)] == end:
+        followed = self._followed([*generated, *drafts]) - len(generated)
+        if followed <= 0:
             raise InvalidArgumentError(self.field_name, self._reason)
-        goes_on = self._go_to(generated)
-        begun = self.clock()
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
-        if goes_on:
-            for row, token_id in zip(rows, (*drafts, None), strict=True):
-                self._fill(row)
-                if token_id is None or not row[token_id] or not self._take(token_id):
-                    break
-        if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
-            raise InvalidArgumentError(self.field_name, "takes too long to follow")
-        return rows
+        return rows[: self._fill_rows(rows, drafts, followed)] if self._go_to(generated) else rows
+
+    def _followed(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens can be taken before the last dead end is met; one more than all if none."""
+        end = self._dead_end
+        return len(end) if end is not None and tokens[: len(end)] == end else len(tokens) + 1
+
+    def _fill_rows(self, rows: Mask, drafts: Sequence[int], most: int) -> int:
+        """Fill the rows in, up to `most`; how many there are in the end."""
+        begun = self.clock()
+        for i in range(most):
+            try:
+                if i > 0 and not self._take(drafts[i - 1]):
+                    return len(rows)
+                self._fill(rows[i])
+            except InvalidArgumentError:
+                if i == 0:
+                    raise
+                return i
+            if i < len(drafts) and not rows[i, drafts[i]]:
+                return len(rows)
+            if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
+                if i == 0:
+                    raise InvalidArgumentError(self.field_name, "takes too long to follow")
+                return i + 1
+        return most
 
     def follows(self, generated: Sequence[int], until: float) -> bool:
         """Whether a text may go so, or so far.

@@ -63,12 +63,12 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
 
 
-def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Raises InvalidArgumentError."""
-    check_files(tls)
+def channel_credentials(tls: Tls, prefix: str = "tls") -> grpc.ChannelCredentials:
+    """Raises InvalidArgumentError naming a file as `check_files` does."""
+    check_files(tls, prefix)
     key, certificate, ca = (
-        _read(file, name) if file else None
-        for file, name in ((tls.key, "tls_key"), (tls.certificate, "tls_certificate"), (tls.ca, "tls_ca"))
+        _read(file, f"{prefix}_{name}") if file else None
+        for file, name in ((tls.key, "key"), (tls.certificate, "certificate"), (tls.ca, "ca"))
     )
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
@@ -92,12 +92,15 @@ def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channe
     return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def open_aio_channel(address: str, options: Options, tls: Tls | None) -> grpc.aio.Channel:
-    """A channel for asyncio; None is plain text. Raises InvalidArgumentError."""
+def open_aio_channel(
+    address: str, options: Options, tls: Tls | None, prefix: str = "tls"
+) -> grpc.aio.Channel:
+    """A channel for asyncio; None is plain text. Raises InvalidArgumentError naming a file by its setting,
+    which begins with `prefix`."""
     options = _options(address, options, tls)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls, prefix), options=options)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,15 +7,12 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.checks import host_and_port
 
 
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` as its parts. Raises InvalidArgumentError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgumentError("address", f"must be host:port, got {address!r}")
-    return host, int(port)
+    return host_and_port("address", address)
 
 
 class Announced(NamedTuple):

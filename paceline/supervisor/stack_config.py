@@ -74,7 +74,7 @@ _OF_THE_DRAFT = ("draft", "lookahead_", "quantization", "support_")
 
 _FEW_SEQUENCES: Final = 1
 """As many as leave a draft time to fill on cores that the coordinator shares with the models."""
-_NVIDIA = Path("/dev/nvidia0")
+_DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,13 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
 
 
 def _on_cpu(device: str) -> bool:
-    return device == "cpu" or (device == "auto" and not _NVIDIA.exists())
+    return device == "cpu" or (device == "auto" and not _may_have_cuda())
+
+
+def _may_have_cuda() -> bool:
+    """Whether there is a GPU, by any number: a container may have been given another one than the first.
+    Under WSL all of them are one device."""
+    return any(_DEVICES.glob("nvidia[0-9]*")) or (_DEVICES / "dxg").exists()
 
 
 def _threads(workers: int) -> int:

@@ -9,7 +9,8 @@ from paceline.telemetry.traceparent import TraceParent, parse, round_span_id
 from paceline.telemetry.tracing import Attributes, Spans
 
 KINDS = ("rounds", "ahead")
-"""What a pass was for: rounds that were asked for, or branches drafted ahead."""
+"""What a pass was for: rounds that were asked for, or what nobody has asked for yet: a draft's branches and
+the prompts that it reads beside the target, a target's first rows."""
 
 
 class Passes:

@@ -310,7 +310,9 @@ Global___GenerateStarted: _TypeAlias = GenerateStarted  # noqa: Y015
 
 @_typing.final
 class Logprob(_message.Message):
-    """One token at one position. `decoded_token` is its text alone; bytes that are no character show as U+FFFD."""
+    """One token at one position. `decoded_token` is as it stands inside a text, U+FFFD for bytes that are no
+    character.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -428,7 +430,7 @@ class GenerateFinished(_message.Message):
     stop_string: _builtins.str
     stop_token_id: _builtins.int
     text: _builtins.str
-    """Text that was held back until now."""
+    """Text behind that of all chunks. This version sends none: what was held back comes with the last tokens."""
     choice: _builtins.int
     @_builtins.property
     def usage(self) -> Global___Usage: ...

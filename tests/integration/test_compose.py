@@ -96,15 +96,30 @@ def test_the_image_is_the_same_but_for_where_torch_comes_from() -> None:
     services = read_services()
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     for name, service in services.items():
-        build = service["build"]
-        assert (build["context"], build["dockerfile"]) == (".", "deploy/Dockerfile")
         assert service["image"] == ("paceline:cpu" if name.endswith("-cpu") else "paceline:cuda")
-        assert ("TORCH_INDEX" in build.get("args", {})) == name.endswith("-cpu")
         assert service["init"] is True
+    for suffix in ("", "-cpu"):
+        build = services[f"coordinator{suffix}"]["build"]
+        assert (build["context"], build["dockerfile"]) == (".", "deploy/Dockerfile")
+        assert ("TORCH_INDEX" in build.get("args", {})) == (suffix == "-cpu")
     assert "ARG TORCH_INDEX=" in dockerfile
     assert "\nUSER paceline\n" in dockerfile
     assert "HEALTHCHECK" not in dockerfile
     assert 'ENTRYPOINT ["paceline"]' in dockerfile
+
+
+def test_an_image_is_built_once_and_with_whatever_is_started() -> None:
+    """Once: three services built one image side by side, and a first start failed: it `already exists`."""
+    services = read_services()
+    builders = {name: service["image"] for name, service in services.items() if "build" in service}
+    assert sorted(builders.values()) == sorted({service["image"] for service in services.values()})
+    for name, image in builders.items():
+        # compose builds for the services that it starts: one that is named, with all that it depends on.
+        alike = {other for other, service in services.items() if service["image"] == image}
+        assert alike == {name, *services[name]["depends_on"]}
+        # Else it would look for the image in a registry, before it is built.
+        for worker in services[name]["depends_on"]:
+            assert services[worker]["pull_policy"] == "never"
 
 
 def test_what_the_image_copies_is_not_ignored() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -28,6 +30,25 @@ async def serve(exit_with_parent):
     await server.run_until_stopped(exit_with_parent=exit_with_parent)
 
 asyncio.run(serve(sys.argv[1] == "with its parent"))
+"""
+
+
+LOADING = """
+import os, sys, threading
+from types import SimpleNamespace
+from paceline import worker_process
+from paceline.core.config import TargetConfig
+
+if sys.argv[1] == "forked" and (pid := os.fork()):
+    _, status = os.waitpid(pid, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+def build(config):
+    print(os.getpid(), flush=True)
+    threading.Event().wait()
+
+worker_process.build = build
+worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m", exit_with_parent=True))
 """
 
 
@@ -125,5 +146,24 @@ def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None
                     child.wait(1.0)
                 child.terminate()
             assert child.wait(HANG) == 0
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("how", ["executed", "forked"])
+def test_a_worker_that_is_still_loading_ends_with_its_parent(how: str) -> None:
+    """Once: it looked at the pipe when it had loaded, and kept a device's memory until then."""
+    command = [sys.executable, "-P", "-c", LOADING, how]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdin
+            assert child.stdout
+            loading = int(child.stdout.readline())
+            child.stdin.close()
+            try:
+                assert child.wait(HANG) == 1
+            except subprocess.TimeoutExpired:
+                os.kill(loading, signal.SIGKILL)
+                raise
         finally:
             child.kill()

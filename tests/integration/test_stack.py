@@ -86,10 +86,16 @@ def test_workers_on_a_cpu_are_forked_from_one_process(stack: Stack) -> None:
     ],
 )
 def test_what_might_compute_on_a_gpu_is_not_forked(
-    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], device: str, nvidia: bool, forks: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
+    device: str,
+    nvidia: bool,
+    forks: bool,
 ) -> None:
-    there = Path(__file__ if nvidia else "nowhere")
-    monkeypatch.setattr("paceline.supervisor.stack_config._NVIDIA", there)
+    if nvidia:
+        (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
     stack_config = StackConfig(target_device=device, **values)
     assert stack_config.forks(stack_config.worker_config("target")) is forks
 

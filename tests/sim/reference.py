@@ -43,10 +43,10 @@ class LetterDetokenizer:
         return ""
 
 
-def earliest_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | None:
-    """(where it begins, the stop string) that is complete first when reading character by character."""
-    for end in range(start + 1, len(text) + 1):
-        for begin in range(start, end):
+def earliest_stop(text: str, stops: Sequence[str], border: int) -> tuple[int, str] | None:
+    """(where it begins, the stop string) of which the last character is read first, behind the border."""
+    for end in range(border + 1, len(text) + 1):
+        for begin in range(end):
             if text[begin:end] in stops:
                 return begin, text[begin:end]
     return None

@@ -31,8 +31,8 @@ from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig, TargetConfig
-from paceline.core.errors import PacelineError
-from paceline.core.messages import DraftRound, RoundVerdict, VerifyAhead, VerifyRound
+from paceline.core.errors import InvalidArgumentError, PacelineError
+from paceline.core.messages import DraftRound, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
 from paceline.engine.chains import ChainSkills
 from paceline.engine.loop import EngineThread
@@ -78,6 +78,7 @@ class SteppedEngine(EngineThread[Any, Any]):
     """The engine thread's own code without the thread: a step takes up what is there, then its time."""
 
     def take_up(self) -> None:
+        self._engine.attend()
         while not self._inbox.empty():
             task = self._inbox.get_nowait()
             assert task is not None
@@ -490,9 +491,14 @@ class World:
         self.verdicts_checked += not again
 
     def receive(self, link: SimLink, events: Iterable[Any]) -> None:
-        """Invariant 3, as the coordinator takes answers in."""
+        """Invariant 3, as the coordinator takes answers in; and no worker finds a round wrong.
+
+        That it does would be hidden: the round is put again without its proposal.
+        """
         for event in events:
             self.note(f"{link.name} -> {brief(event)}")
+            if isinstance(event, SequenceFailed) and isinstance(event.error, InvalidArgumentError):
+                raise SimulationError(f"{link.name} refused what it was asked: {event.error}")
             running = self.dispatcher._sequences.get(event.sequence_id)
             ledger = running.machine.ledger if running is not None else None
             before = list(ledger.token_ids) if ledger is not None else []

@@ -20,14 +20,14 @@ stops = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)
 
 
 @SETTINGS
-@given(st.lists(letters, max_size=8), stops)
+@given(st.lists(letters, max_size=4), st.lists(letters, max_size=8), stops)
 def test_stop_search_equals_a_search_character_by_character(
-    pieces: list[str], given_stops: list[str]
+    skipped: list[str], pieces: list[str], given_stops: list[str]
 ) -> None:
-    whole = "".join(pieces)
+    whole = "".join((*skipped, *pieces))
     search, shown, found = StopSearch(given_stops), "", None
-    for piece in pieces:
-        text, found = search.push(piece)
+    for i, piece in enumerate((*skipped, *pieces)):
+        text, found = search.push(piece) if i >= len(skipped) else (search.skip(piece), None)
         shown += text
         assert whole.startswith(shown)
         if found is not None:
@@ -35,7 +35,7 @@ def test_stop_search_equals_a_search_character_by_character(
         # Nothing is held back that cannot become a stop string.
         held = whole[len(shown) : len(shown) + len(search._held)]
         assert not held or any(stop.startswith(held) for stop in given_stops)
-    want = earliest_stop(whole, given_stops, 0)
+    want = earliest_stop(whole, given_stops, len("".join(skipped)))
     if want is None:
         assert found is None
         assert shown + search.finish() == whole

@@ -26,6 +26,14 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
     [
         (["target-worker"], "model: is required"),
         (["coordinator", "--target", "a:1"], "tokenizer: is required"),
+        (
+            ["coordinator", "--target", "gpu-a", "--tokenizer", "x"],
+            "targets: must be host:port, got 'gpu-a'",
+        ),
+        (
+            ["coordinator", "--target", "a:1", "--draft", "b:0", "--tokenizer", "x"],
+            "drafts: must be host:port, got 'b:0'",
+        ),
         (["draft-worker", "--model", "x", "--block-size", "0"], "block_size: must be at least 1"),
         (["serve", "--target-port", "70000"], "target_port: must be in [0, 65535], got 70000"),
         (["serve", "--port", "-1"], "port: must be in [0, 65535], got -1"),

@@ -38,8 +38,11 @@ def test_a_draft_that_is_not_there_needs_no_core() -> None:
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
-def test_a_processor_that_is_asked_for_is_one_to_fork_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.supervisor.stack_config._NVIDIA", Path(__file__))
+def test_a_processor_that_is_asked_for_is_one_to_fork_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
     options = StackOptions(fork_workers=True)
     assert _checked(options, device="cpu", dtype="auto", threads=0).fork_workers
     with pytest.raises(InvalidArgumentError) as refused:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 import paceline
-from paceline import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
+from paceline import AcceptanceMode, Client, SamplingParams, SpeculationParams, TokenOrigin
 from paceline.client import WorkerState
 from paceline.core import errors
 from paceline.core.errors import (
@@ -299,6 +303,50 @@ def test_closing_the_client_cancels_its_streams(server: Any, client: Any, messag
     with pytest.raises(CancelledError):
         next(stream)
     assert server.ended.wait(WAIT)
+
+
+class Interrupted(weakref.WeakSet[Any]):
+    """While it is copied, another thread does something, if it may."""
+
+    def __init__(self, of: Iterable[Any], action: Callable[[], Any]) -> None:
+        super().__init__(of)
+        self.action = action
+
+    def __iter__(self) -> Iterator[Any]:
+        for i, item in enumerate(super().__iter__()):
+            if i == 0:
+                # It waits for the lock: then there is nothing to wait for here.
+                acting = threading.Thread(target=self.action)
+                acting.start()
+                acting.join(0.05)
+            yield item
+
+
+def test_a_stream_that_begins_while_the_client_closes_is_closed_or_refused(
+    server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another thread. The connection is closed whatever happens."""
+    server.play_and_block(*messages.good[:2])
+    client = Client(server.address, max_resumes=0)
+    streams, outcome = [client.stream("x") for _ in range(2)], SimpleQueue[Any]()
+
+    def begin() -> None:
+        try:
+            streams.append(client.stream("x"))
+        except UnavailableError as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+
+    monkeypatch.setattr(client, "_streams", Interrupted(streams, begin))
+    client.close()
+    refusal = outcome.get(timeout=WAIT)
+    assert refusal is None or "closed" in refusal.message
+    for stream in streams:
+        with pytest.raises(CancelledError):
+            list(stream)
+    with pytest.raises(UnavailableError, match="closed"):
+        client.tokenize("x")
 
 
 def test_many_chunks_that_wait_are_all_read(server: Any, client: Any, messages: Any) -> None:

@@ -13,6 +13,7 @@ from coordinator import coordinator as coordinator_module
 from coordinator import main
 from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
+from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError, InvalidArgumentError, StaleEpochError, UnavailableError
 from paceline.core.structured import StructuredOutputs
@@ -46,6 +47,16 @@ async def test_a_target_that_serves_says_more_than_one_that_did(coordinator: Coo
     assert coordinator.target_info().model == "old"
     new.admitted, new.state = info("new"), LinkState.READY
     assert coordinator.target_info().model == "new"
+
+
+async def test_no_more_is_promised_than_every_target_serves(coordinator: Coordinator) -> None:
+    """Once: the first one's length was, and the request was served by another."""
+    long, short = coordinator.dispatcher.targets
+    for link, length in ((long, 100), (short, 50)):
+        link.admitted, link.state = common_pb2.WorkerInfo(max_model_len=length), LinkState.READY
+    assert coordinator.target_info().max_model_len == 50
+    short.state = LinkState.LOST
+    assert coordinator.target_info().max_model_len == 100
 
 
 async def test_metrics_keep_their_model_while_its_target_is_away(coordinator: Coordinator) -> None:
@@ -165,3 +176,40 @@ async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: 
             pass
     assert refused.value.field == "received"
     assert len(served.requests) == 0
+
+
+async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coordinator) -> None:
+    served.dispatcher._max_running, served.dispatcher._max_waiting = 1, 1
+    call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1, n=3), SpeculationParams())
+    with pytest.raises(InvalidArgumentError) as caught:
+        async with served.generating(call):
+            pass
+    assert caught.value.field == "n"
+
+
+async def test_a_call_whose_client_never_reads_ends(served: Coordinator) -> None:
+    """Once: its sequence was cut, it counted nowhere, and it stayed for as long as its client."""
+    clock = ManualClock()
+    served.requests._clock, served.requests._unread_timeout = clock, 60.0
+    begun = asyncio.Event()
+
+    async def reads_nothing() -> None:
+        call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
+        async with served.generating(call):
+            begun.set()
+            await asyncio.Event().wait()  # as a face does that cannot send
+
+    reading = asyncio.create_task(reads_nothing())
+    async with asyncio.timeout(SECONDS):
+        await begun.wait()
+        served.dispatcher.abort_all(UnavailableError("the client does not read"))
+        served.requests.expire()
+        clock.advance(59.9)
+        served.requests.expire()
+        await asyncio.sleep(0)
+        assert not reading.done()
+        clock.advance(0.1)
+        served.requests.expire()
+        await asyncio.wait([reading])
+    assert reading.cancelled()
+    assert len(served.requests) == len(served.requests._readers) == 0

@@ -118,6 +118,21 @@ def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
     assert it.phase is Phase.PAUSED
 
 
+def test_a_round_begun_late_that_breaks_twice_is_done_without_its_proposal_once() -> None:
+    """The target began it by itself, failed, and began it again as it was asked for it. Once: the second
+    failure, or the verdict that came in its place, was taken for one of the round without the proposal."""
+    it = verifying(7, 8, 9)
+    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    judged(it, 7, 5)
+    broken = InternalError("nan after token 6")
+    opening, again = sent(it.target_fails(broken))
+    assert (opening.epoch, again.epoch, again.proposal) == (2, 2, Proposal())
+    assert it.target_fails(broken) == []
+    assert judged(it, 6, 6, 6, 4) == []
+    it.judge(9, epoch=2)
+    assert it.generated == [4, 7, 5, 9]
+
+
 def test_so_it_is_where_the_target_was_told_late() -> None:
     it = verifying(7, 8, 9)
     foresee(it, {(1, 5): Proposal((6, 6, 6))})

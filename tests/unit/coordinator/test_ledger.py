@@ -219,12 +219,24 @@ def test_stop_beats_length_on_the_same_token() -> None:
     assert commit(ledger(max_tokens=2, stop=["b"]), "ab").finish == Finish(FinishReason.STOP, stop_string="b")
 
 
-def test_min_tokens_lets_no_stop_string_end_or_begin_early() -> None:
+def test_min_tokens_lets_no_stop_string_end_early() -> None:
+    """As vLLM has it: one that begins in the first tokens, and ends behind them, is found."""
     it = ledger(min_tokens=3, stop=["bc", "cd"])
-    part = commit(it, "abcdcdx")
-    # "bc" lies within the first three tokens, the first "cd" begins in them.
-    assert (part.text, part.finish) == ("abcd", Finish(FinishReason.STOP, stop_string="cd"))
-    assert committed(it) == "abcdcd"
+    parts = [commit(it, letter) for letter in "abcd"]
+    assert "".join(part.text for part in parts) == "ab"
+    assert parts[-1].finish == Finish(FinishReason.STOP, stop_string="cd")
+    assert committed(it) == "abcd"
+
+
+def test_a_stop_string_within_the_first_tokens_is_text_also_where_another_one_may_have_begun() -> None:
+    it = ledger(min_tokens=3, stop=["bc", "abcd"])
+    assert [commit(it, letter).text for letter in "abcx"] == ["", "", "", "abcx"]
+    assert commit(it, "bc").finish == Finish(FinishReason.STOP, stop_string="bc")
+
+
+def test_an_end_among_the_first_tokens_shows_what_was_held_back() -> None:
+    part = commit(ledger(min_tokens=3, max_tokens=3, stop=["c", "bcd"]), "abcd")
+    assert (part.text, part.finish) == ("abc", Finish(FinishReason.LENGTH))
 
 
 def test_an_incomplete_character_is_held_back_until_it_is_whole() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,8 +14,9 @@ from coordinator import links
 from coordinator.dialects import TARGET
 from coordinator.links import Link, LinkObserver, LinkState
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence
+from paceline.core.tls import Tls
 from paceline.rpc import frames
 from paceline.rpc.local import LocalStream
 from paceline.v1 import common_pb2, target_pb2
@@ -102,6 +104,77 @@ async def test_a_certificate_that_cannot_be_read_refuses_the_worker_and_is_read_
     assert link.settled.is_set()
 
 
+async def test_where_the_files_are_is_told_to_the_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: clients were told the path, by the name of the setting that is for their own connections."""
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    files = {name: str(tmp_path / f"{name}.pem") for name in ("certificate", "key", "ca")}
+    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), Tls(**files))
+    running = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await link.settled.wait()
+    running.cancel()
+    assert link.reason == "worker_tls_certificate cannot be used"
+    assert f"worker_tls_certificate: {files['certificate']} cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("tls", [None, Tls()], ids=["plain text", "TLS"])
+async def test_a_worker_that_is_not_reached_is_told_of_once_for_each_reason(
+    tls: Tls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: in plain text nothing was said, however long a coordinator looked for its only target."""
+    codes = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED]
+    tried = asyncio.Event()
+
+    async def unreached(*_: Any) -> common_pb2.WorkerInfo:
+        if not codes:
+            tried.set()
+            await asyncio.Event().wait()
+        raise grpc.aio.AioRpcError(codes.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
+    link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), tls)
+    monkeypatch.setattr(type(link.dialect), "info", unreached)
+    running = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    running.cancel()
+    lines = [record.getMessage() for record in caplog.records if record.name == links.__name__]
+    assert len(lines) == 2
+    for line, code in zip(lines, ("unavailable", "deadline_exceeded"), strict=True):
+        assert line.startswith(f"the target worker at worker:1 is not reached: {code}")
+
+
+async def test_a_worker_that_answers_and_must_wait_is_not_said_to_be_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A draft worker without a target: the target's link says what is missing."""
+    tried = asyncio.Event()
+
+    def wait(*_: Any) -> None:
+        tried.set()
+        raise UnavailableError("no target worker is there")
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    link = Link("worker:1", TARGET, LinkObserver(wait, nothing, nothing, nothing))
+    monkeypatch.setattr(type(link.dialect), "info", told)
+    running = asyncio.create_task(link.run())
+    async with asyncio.timeout(20):
+        await tried.wait()
+    running.cancel()
+    assert link.reason == "no target worker is there"
+    assert not caplog.records
+
+
 async def test_a_worker_that_is_refused_while_it_serves_is_lost() -> None:
     lost: list[Link] = []
 
@@ -172,3 +245,32 @@ async def test_whoever_asks_may_be_cancelled(link: Link, monkeypatch: pytest.Mon
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+async def test_who_asks_while_a_worker_is_asked_gets_the_same_answer(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the one who asked first leaves. Whoever asks after the answer asks anew."""
+    asked, answering = 0, asyncio.Event()
+
+    async def slow(*_: Any) -> common_pb2.WorkerInfo:
+        nonlocal asked
+        asked += 1
+        number = asked
+        await answering.wait()
+        return common_pb2.WorkerInfo(process_id=number)
+
+    monkeypatch.setattr(type(link.dialect), "info", slow)
+    link._channel = object()  # type: ignore[assignment]
+    async with asyncio.timeout(20):
+        first, *others = [asyncio.create_task(link.refresh()) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        answering.set()
+        told = await asyncio.gather(*others)
+        assert [info.process_id for info in told if info is not None] == [1, 1]
+        later = await link.refresh()
+    assert later is not None
+    assert (later.process_id, asked) == (2, 2)

@@ -39,7 +39,7 @@ class Service:
     def __init__(self, seconds: float = 30.0) -> None:
         self.clock = ManualClock(1000.0)
         self.dispatcher = Dispatcher(100, 100, self.clock)
-        self.it = Requests(self.dispatcher, seconds, self.clock)
+        self.it = Requests(self.dispatcher, seconds, self.clock, unread_timeout=60.0)
 
     def begin(self, name: str = "r", principal: str = "", n: int = 1, *, resumable: bool = True) -> Request:
         sampling = SamplingParams(max_tokens=20, seed=1, n=n)
@@ -66,6 +66,28 @@ class Service:
     def lose(self, request: Request, deadline: float = FOR_EVER) -> None:
         assert request.reader is not None
         self.it.leave(request, request.reader, lost=True, deadline=deadline)
+
+    def done(self, request: Request) -> None:
+        """All was sent."""
+        assert request.reader is not None
+        self.it.leave(request, request.reader, lost=False, deadline=FOR_EVER)
+
+    def read(self, *requests: Request) -> asyncio.Task[Any]:
+        """A call that reads them all, and is stuck."""
+
+        async def stuck() -> None:
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(stuck())
+        for request in requests:
+            assert request.reader is not None
+            request.reader.task = task
+        return task
+
+    def pass_time(self, seconds: float) -> None:
+        self.it.expire()
+        self.clock.advance(seconds)
+        self.it.expire()
 
     def resume(self, request: Request, *received: tuple[int, ...], principal: str = "") -> Request | None:
         counts = tuple(map(len, received))
@@ -139,7 +161,7 @@ def test_nothing_is_held_that_nobody_may_resume() -> None:
     early.begun = False
     service.lose(early)
     finished = service.begin("finished")
-    service.it.leave(finished, finished.reader or object(), lost=False, deadline=FOR_EVER)
+    service.done(finished)
     off = Service(seconds=0.0)
     never = off.begin("never")
     off.lose(never)
@@ -164,7 +186,7 @@ def test_what_was_sent_may_be_asked_for_again_until_the_name_is_used_again() -> 
     request = service.begin()
     commit(request.choices[0], *range(20))
     assert request.ended
-    service.it.leave(request, request.reader or object(), lost=False, deadline=FOR_EVER)
+    service.done(request)
     assert service.resume(request, (0, 1, 2)) is request
     service.lose(request)
     assert service.it.resume("", request.call) is None
@@ -186,7 +208,7 @@ def test_what_has_ended_is_held_and_counts_no_more() -> None:
     whole, lost = service.begin("whole"), service.begin("lost")
     counted = counting(whole, lost)
     commit(whole.choices[0], *range(20))
-    service.it.leave(whole, whole.reader or object(), lost=False, deadline=FOR_EVER)
+    service.done(whole)
     service.lose(lost)
     assert service.it.held == [whole, lost]
     assert counted == {"lost"}, "it runs still"
@@ -210,11 +232,68 @@ def test_what_has_ended_counts_no_more_although_its_client_does_not_read() -> No
     assert (len(service.it), service.it.held) == (2, []), "both are read as before"
 
 
+async def test_a_client_that_reads_slowly_is_left_in_peace() -> None:
+    """Also while its request has sequences that run: then it is the dispatcher that cuts them."""
+    service = Service()
+    request = service.begin()
+    reading, reader = service.read(request), request.reader
+    assert reader is not None
+    service.pass_time(1000.0)
+    assert reading.cancelling() == 0
+    commit(request.choices[0], *range(20))
+    for _ in range(5):
+        service.pass_time(59.0)
+        assert reading.cancelling() == 0
+        reader.took(service.clock.now)
+    service.pass_time(60.0)
+    assert reading.cancelling() == 1
+    service.pass_time(60.0)
+    assert reading.cancelling() == 1, "it is told once"
+
+
+async def test_what_failed_unread_is_begun_anew_and_what_was_done_is_held() -> None:
+    service = Service()
+    done, failed = service.begin("done"), service.begin("failed")
+    reading = service.read(done, failed)
+    commit(done.choices[0], *range(20))
+    service.dispatcher.abort(failed.choices[0], InternalError("for example"))
+    service.pass_time(60.0)
+    assert reading.cancelling() == 1
+    for request in (done, failed):
+        service.lose(request)
+    assert service.it.held == [done]
+    assert service.resume(failed, ()) is None
+
+
+async def test_a_call_that_still_reads_another_request_is_busy() -> None:
+    service = Service()
+    done, runs = service.begin("done"), service.begin("runs")
+    reading = service.read(done, runs)
+    commit(done.choices[0], *range(20))
+    service.pass_time(1000.0)
+    assert reading.cancelling() == 0
+    commit(runs.choices[0], *range(20))
+    service.pass_time(59.0)
+    assert reading.cancelling() == 0, "its time begins with the end of the last one"
+    service.pass_time(1.0)
+    assert reading.cancelling() == 1
+
+
+async def test_a_call_whose_request_another_one_resumed_does_not_stay_for_ever() -> None:
+    service = Service()
+    request = service.begin()
+    before = service.read(request)
+    assert service.resume(request, ()) is request
+    present = service.read(request)
+    service.pass_time(60.0)
+    assert (before.cancelling(), present.cancelling()) == (1, 0)
+
+
 def test_a_name_that_is_used_again_ends_what_had_it() -> None:
     service = Service()
     request = service.begin()
     commit(request.choices[0], *range(20))
-    service.it.leave(request, request.reader or object(), lost=False, deadline=FOR_EVER)
+    service.done(request)
     service.it.ended.clear()
     service.begin()
     assert service.it.ended.is_set()
@@ -392,7 +471,7 @@ def test_a_name_that_was_cancelled_is_free_at_once() -> None:
     first = service.begin()
     service.it.cancel("", "r")
     second = service.begin()
-    service.it.leave(first, first.reader or object(), lost=True, deadline=FOR_EVER)
+    service.lose(first)
     assert len(service.it) == 1
     assert not ended(second)
 

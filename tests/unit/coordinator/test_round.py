@@ -24,6 +24,7 @@ from coordinator.events import (
 from coordinator.ledger import Ledger
 from coordinator.peer import MAX_PAUSE_ROUNDS
 from coordinator.round import MAX_ATTEMPTS, RoundMachine
+from coordinator.sequence import MAX_LOSSES
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -459,26 +460,46 @@ def test_with_no_target_for_too_long_the_error_names_the_last_index() -> None:
     assert it.phase is Phase.DONE
 
 
-def test_a_hanging_target_is_given_up_and_the_round_waits_for_another() -> None:
+def test_whether_a_late_target_hangs_is_the_shells_to_find_out() -> None:
     it = verifying(5)
     it.now = 10.0
-    assert it(Signal.DEADLINE) == [ToTarget(CloseSequence("s", 1)), TargetHangs()]
+    assert it(Signal.DEADLINE) == [TargetHangs()]
+    assert it.phase is Phase.VERIFYING
+
+
+def test_a_target_that_is_late_but_alive_is_asked_the_same_again() -> None:
+    it = verifying(5)
+    it.now = 10.0
+    assert it(Signal.TARGET_LATE) == [ToTarget(VerifyRound("s", 1, 2, 4, (), Proposal((5,))))]
+    assert (it.phase, it.machine.deadline) == (Phase.VERIFYING, 20.0)
+    it.judge(5, 6)
+    assert it.generated == [4, 5, 6]
+
+
+def test_a_target_that_is_left_for_another_one_may_forget_the_sequence() -> None:
+    it = verifying(5)
+    it.now = 10.0
+    assert it(Signal.TARGET_LEFT) == [ToTarget(CloseSequence("s", 1))]
     assert it.phase is Phase.STALLED
-    assert it(Signal.TARGET_LOST) == []
     assert sent(it(Signal.TARGET_READY))[1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
 
 
-def test_a_target_that_is_late_every_time_ends_the_sequence() -> None:
+def test_a_round_in_which_the_target_is_lost_again_and_again_ends_the_sequence() -> None:
+    """Once: a request that killed its target was brought back for as long as requests live."""
     it = verifying(5)
-    for _ in range(MAX_ATTEMPTS - 1):
-        it.now += 10.0
-        assert it(Signal.DEADLINE)[-1] == TargetHangs()
+    for _ in range(MAX_LOSSES - 1):
+        assert it(Signal.TARGET_LOST) == []
         it(Signal.TARGET_READY)
-    it.now += 10.0
-    fail = it(Signal.DEADLINE)[-1]
+    it.judge(5, 6, epoch=MAX_LOSSES)
+    it.propose(7)
+    for _ in range(MAX_LOSSES - 1):
+        assert it(Signal.TARGET_LOST) == [], "there was a verdict"
+        assert it(Signal.TARGET_LOST) == [], "it had nothing to do"
+        it(Signal.TARGET_READY)
+    *closing, fail = it(Signal.TARGET_LOST)
     assert isinstance(fail, Fail)
-    assert isinstance(fail.error, UnavailableError)
-    assert fail.error.last_index == 0
+    assert isinstance(fail.error, InternalError), "no client resumes with that"
+    assert closing == [ToDraft(CloseSequence("s", 1))]
 
 
 # ---- the target refuses ---------------------------------------------------------------------------
@@ -570,8 +591,10 @@ def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_reque
     error: PacelineError,
 ) -> None:
     it = verifying(5)
-    assert sent(it.target_fails(error)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
-    *_, fail = it.target_fails(error)
+    opening, again = sent(it.target_fails(error))
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert again == VerifyRound("s", 2, 2, 4, (), Proposal())
+    *_, fail = it.target_fails(error, epoch=2)
     assert fail == Fail(error), "without a proposal it is the request that is wrong"
 
 
@@ -598,8 +621,8 @@ def test_a_broken_model_ends_the_request_and_frees_both_caches() -> None:
     it = verifying(5)
     error = InternalError("nan")
     it.target_fails(error)
-    assert it.target_fails(error) == [
-        ToTarget(CloseSequence("s", 1)),
+    assert it.target_fails(error, epoch=2) == [
+        ToTarget(CloseSequence("s", 2)),
         ToDraft(CloseSequence("s", 1)),
         Fail(error),
     ]

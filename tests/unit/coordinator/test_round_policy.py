@@ -320,5 +320,5 @@ def test_a_copy_that_the_target_finds_wrong_is_done_without() -> None:
     it, policy = copying(3)
     (command,) = repeating(it, policy)
     assert command.proposal.num_draft_tokens == 3
-    (again,) = sent(it.target_fails(InvalidArgumentError("proposal", "is wrong")))
+    _, again = sent(it.target_fails(InvalidArgumentError("proposal", "is wrong")))
     assert again.proposal == Proposal()

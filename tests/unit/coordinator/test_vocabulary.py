@@ -1,15 +1,19 @@
-"""Bad words as tokens, and the text of one token."""
+"""Bad words as tokens, the text of one token, and what cannot be loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from coordinator.vocabulary import Vocabulary
+from coordinator.vocabulary import LONG_TEXT, Vocabulary
+from paceline.bench.prompts import tokenized
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 
@@ -29,6 +33,50 @@ def vocabulary() -> Vocabulary:
 
 def pieces(vocabulary: Vocabulary, *words: str) -> list[list[str]]:
     return [[vocabulary.tokenizer.id_to_token(token) for token in ids] for ids in vocabulary.bad_words(words)]
+
+
+def test_why_a_tokenizer_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(InvalidArgumentError, match="that can be loaded: EOF while parsing") as caught:
+        Vocabulary.load(str(tmp_path))
+    assert caught.value.field == "tokenizer"
+
+
+async def test_texts_are_read_whole_whatever_the_tokenizer_was_trained_with(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = Vocabulary.load(str(tmp_path))
+    for text in ("ok", "ok bad bad", "ok bad " * LONG_TEXT):
+        ids = await vocabulary.encode(text)
+        assert await loaded.encode(text) == ids
+        assert tokenized(str(tmp_path), [text]) == [tuple(ids)]
+    assert loaded.bad_words(["bad"]) == vocabulary.bad_words(["bad"])
+
+
+@pytest.mark.parametrize("added", [True, False, None])
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+async def test_a_text_has_the_special_tokens_that_transformers_gives_it(
+    vocabulary: Vocabulary, tmp_path: Path, kind: str, template: bool, added: bool | None
+) -> None:
+    """Those of tokenizer.json: beside one, `add_bos_token` and `add_eos_token` have no say."""
+    tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
+    tokenizer.post_processor = (
+        processors.TemplateProcessing("<end> $A", "<end> $A $B", [("<end>", 0)])
+        if template
+        else processors.ByteLevel(trim_offsets=False)
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": kind, "bos_token": "<end>", "eos_token": "<end>"}
+    if added is not None:
+        config |= {"add_bos_token": added, "add_eos_token": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    reference = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    assert await Vocabulary.load(str(tmp_path)).encode("ok bad") == reference("ok bad").input_ids
 
 
 def test_a_word_is_forbidden_at_the_beginning_and_after_a_space(vocabulary: Vocabulary) -> None:
@@ -64,6 +112,21 @@ def test_the_text_of_a_token_alone(vocabulary: Vocabulary) -> None:
         assert vocabulary.token_text(ids["Ġok"]) == " ok"
         assert vocabulary.token_text(ids["<end>"]) == "<end>"
         assert vocabulary.token_text(ids["Ã"]) == "\ufffd"
+
+
+def test_a_token_keeps_the_space_that_begins_it_where_decoders_strip_that_of_a_text() -> None:
+    tokens = ["<s>", "▁the", "the", "a", "<0xC3>", "▁"]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>"])
+    vocabulary = Vocabulary(tokenizer, "fingerprint", len(tokens))
+    texts = [vocabulary.token_text(token_id) for token_id in range(len(tokens))]
+    assert texts == ["<s>", " the", "the", "a", "\ufffd", " "]
+    bare = Tokenizer(models.BPE({"▁the": 0}, []))
+    bare.decoder = tokenizer.decoder
+    assert Vocabulary(bare, "fingerprint", 1).token_text(0) == "the"
 
 
 async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:

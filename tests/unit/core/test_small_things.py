@@ -30,6 +30,12 @@ def test_an_invalid_argument_is_a_value_error_that_names_its_field() -> None:
     assert str(error) == error.message == "top_p: must be in (0, 1]"
 
 
+def test_an_error_in_one_line() -> None:
+    assert errors.first_line(OSError("gated\nread more")) == "gated"
+    assert errors.first_line(OSError("\n  gated \n")) == "gated"
+    assert errors.first_line(TimeoutError()) == "TimeoutError"
+
+
 def test_the_fingerprint_is_of_the_vocabulary_not_of_its_order() -> None:
     assert vocabulary_fingerprint({"a": 0, "b": 1}) == vocabulary_fingerprint({"b": 1, "a": 0})
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from paceline.core.types import SamplingParams
-from paceline.decoding.row_params import RowParamsMemo
+from paceline.decoding.row_params import RowParams
+from paceline.decoding.row_params_memo import RowParamsMemo
 
 CPU = torch.device("cpu")
 
@@ -21,9 +24,49 @@ def test_the_same_batch_is_laid_out_once() -> None:
 
 
 def test_a_new_object_in_an_old_one_s_place_is_another_batch() -> None:
-    """An identity is free for others only once nobody holds the object: the memo does."""
+    """An identity is free for others once nobody holds the object, and the memo does not."""
     memo = RowParamsMemo(size=4)
     for i in range(1, 50):
         built = memo.build([SamplingParams(temperature=i / 10)], [1], CPU, (), [()])
         temperature = 1.0 if built.temperature is None else float(built.temperature)
         assert abs(temperature - i / 10) < 1e-6
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    """Once: it was 64 batches of whatever size, with each list once a row: gigabytes beside a full cache."""
+    most = 200_000
+    memo = RowParamsMemo(most_bytes=most)
+    params = [
+        *(SamplingParams(allowed_token_ids=range(i, i + 4000)) for i in range(4)),
+        SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0)),
+    ]
+    for k in range(30):
+        for mates in ([0, 1], [1, 2, 3], [2, 4], [4]):
+            batch = [params[i] for i in mates]
+            arguments = batch, [1 + k % 9] * len(batch), CPU, (), [()] * len(batch)
+            built = memo.build(*arguments)
+            assert 0 < memo.nbytes <= most
+            assert (memo.build(*arguments) is built) is (built.nbytes <= most)
+    assert memo.nbytes == sum(batch.row_params.nbytes for batch in memo._known.values())
+
+
+def test_a_batch_that_is_too_large_drives_no_other_out() -> None:
+    memo = RowParamsMemo(most_bytes=10_000)
+    small, large = [SamplingParams(top_k=3)], [SamplingParams(allowed_token_ids=range(5000))]
+    built = memo.build(small, [2], CPU, (), [()])
+    assert memo.build(large, [2], CPU, (), [()]).nbytes > 10_000
+    assert memo.build(small, [2], CPU, (), [()]) is built
+
+
+def test_a_list_is_laid_out_once_for_all_rows_of_its_sequence() -> None:
+    params = [SamplingParams(allowed_token_ids=range(1000))]
+    few, many = (RowParams.build(params, [rows]).nbytes for rows in (1, 33))
+    assert few == many < 5000
+
+
+def test_requests_that_ended_are_not_held() -> None:
+    memo, params = RowParamsMemo(), SamplingParams(allowed_token_ids=range(1000))
+    memo.build([params], [1], CPU, (), [()])
+    ended = weakref.ref(params)
+    del params
+    assert ended() is None

@@ -108,7 +108,10 @@ def test_a_trees_rows_see_the_path_to_their_node() -> None:
 def test_counts_made_on_the_host_are_put_where_the_rows_are() -> None:
     """On a device whose tensors hold nothing: to mix devices fails, and so does to look at a number."""
     meta = torch.device("meta")
-    params = [SamplingParams(repetition_penalty=1.2, min_tokens=3, stop_token_ids=(5,)), SamplingParams()]
+    masked = SamplingParams(
+        repetition_penalty=1.2, min_tokens=3, stop_token_ids=(5,), allowed_token_ids=(1, 5, 7)
+    )
+    params = [masked, SamplingParams()]
     row_params = RowParams.build([*params, params[0]], [3, 1, 2], meta)
     counts = ledger_counts([1, 1, 2], 2, V)
     context = RowContext.build(row_params, [1, 0, 1], [[6, 7], [], [8]], [counts, None, counts])
@@ -132,6 +135,8 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
     [
         (SamplingParams(logit_bias={V: 1.0}), "logit_bias"),
         (SamplingParams(stop_token_ids=(V,), min_tokens=1), "stop_token_ids"),
+        (SamplingParams(allowed_token_ids=(V, 0)), "allowed_token_ids"),
+        (SamplingParams(allowed_token_ids=(2**32 + 1,)), "allowed_token_ids"),
     ],
 )
 def test_ids_outside_the_vocabulary_are_refused(params: SamplingParams, field: str) -> None:

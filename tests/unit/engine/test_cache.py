@@ -37,8 +37,9 @@ def test_blocks_that_fit() -> None:
     block = bytes_per_block(LAYERS, 16, torch.float32)
     assert block == 16 * (2 * 12 + 32) * 4
     assert num_blocks_for(block * 5 + 1, LAYERS, 16, torch.float32) == 5
-    with pytest.raises(InvalidArgumentError, match="hold no block"):
+    with pytest.raises(InvalidArgumentError, match="hold no block") as refused:
         num_blocks_for(block - 1, LAYERS, 16, torch.float32)
+    assert refused.value.field == "num_blocks"
 
 
 def test_free_memory_is_known_here() -> None:

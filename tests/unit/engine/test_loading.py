@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedTokenizerFast, T5Config
 
@@ -119,6 +120,27 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         load_model(tmp_path, dtype="int3")
     assert caught.value.field == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        ("AutoConfig", OSError("You are trying to access a gated repo.\nMake sure to have access to it.")),
+        ("AutoModelForCausalLM", OSError("\nYou are trying to access a gated repo.\n")),
+        ("AutoTokenizer", ValueError("You are trying to access a gated repo.")),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_why(
+    of: str, reason: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise reason
+
+    save(tmp_path)
+    monkeypatch.setattr(getattr(transformers, of), "from_pretrained", refuse)
+    with pytest.raises(InvalidArgumentError, match=r": You are trying to access a gated repo\.$") as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
 
 
 @pytest.mark.parametrize(

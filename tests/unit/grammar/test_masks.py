@@ -177,14 +177,18 @@ def test_where_no_token_can_go_on_the_field_is_named() -> None:
         state.masks([TOKENS.index("a")])
 
 
-def test_a_draft_that_leads_to_a_dead_end_spoils_no_later_answer() -> None:
+def test_rows_end_where_a_draft_leads_to_a_dead_end_and_no_later_answer_is_spoilt() -> None:
     """After "b" only a letter may come that no token has. The text may still go on otherwise."""
     wanted = StructuredOutputs(regex="c(ab|bx)")
     state, c, b = grammars().start(wanted), TOKENS.index("c"), TOKENS.index("b")
-    for generated, drafts in (([c], [b]), ([], [c, b])):
+    for generated, drafts in (([c], [b]), ([], [c, b]), ([], [c, b, c])):
         for _ in range(2):
+            rows = state.masks(generated, drafts)
+            assert len(rows) == 2 - len(generated)
+            for i, row in enumerate(rows):
+                assert row.tolist() == grammars().start(wanted).masks([*generated, *drafts[:i]])[0].tolist()
             with pytest.raises(InvalidArgumentError, match="leaves no token"):
-                state.masks(generated, drafts)
+                state.masks([c, b])
         fresh = grammars().start(wanted)
         for own in ([], [c], [c, TOKENS.index("a")]):
             assert state.masks(own).tolist() == fresh.masks(own).tolist()
@@ -194,17 +198,19 @@ def test_a_dead_end_is_not_walked_into_again(monkeypatch: pytest.MonkeyPatch) ->
     """Each time would take the whole text: a draft asks at every step, and at every branch."""
     state = grammars().start(StructuredOutputs(regex="c(ab|bx)"))
     tokens = [TOKENS.index(letter) for letter in "cb"]
-    with pytest.raises(InvalidArgumentError, match="leaves no token"):
-        state.masks(tokens[:1], tokens[1:])
+    assert len(state.masks(tokens[:1], tokens[1:])) == 1
+    take = GrammarState._take
 
-    def walk(*_: object) -> bool:
-        pytest.fail("it was followed again")
+    def walk(self: GrammarState, token_id: int) -> bool:
+        assert token_id != tokens[1], "it was followed again"
+        return take(self, token_id)
 
     with monkeypatch.context() as patched:
-        patched.setattr(GrammarState, "_go_to", walk)
-        for generated, drafts in ((tokens[:1], tokens[1:]), (tokens, []), (tokens, tokens)):
+        patched.setattr(GrammarState, "_take", walk)
+        assert len(state.masks(tokens[:1], tokens[1:])) == 1
+        for drafts in ([], tokens):
             with pytest.raises(InvalidArgumentError, match="leaves no token"):
-                state.masks(generated, drafts)
+                state.masks(tokens, drafts)
     assert state.masks(tokens[:1]).any()
 
 
@@ -228,13 +234,26 @@ class Timed:
         monkeypatch.setattr(GrammarState, name, slow)
 
 
-def test_masks_that_take_too_long_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_takes_too_long_ends_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     a = TOKENS.index("a")
-    for token, row, drafts in ((0.0, 0.6, []), (0.3, 0.0, [a, a])):
+    for drafts in ([], [a]):
         with monkeypatch.context() as patched:
-            timed = Timed(patched, token, row)
+            timed = Timed(patched, 0.0, 0.6)
             with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
                 timed.state.masks([a], drafts)
+
+
+@pytest.mark.parametrize(
+    ("token", "row", "rows"), [(0.3, 0.0, 3), (0.0, 0.2, 3), (0.6, 0.0, 2), (0.1, 0.0, 5)]
+)
+def test_masks_that_take_too_long_end_the_rows(
+    token: float, row: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plain decoding each of them would have the time to itself."""
+    a = TOKENS.index("a")
+    timed = Timed(monkeypatch, token, row)
+    assert len(timed.state.masks([], [a] * 4)) == rows
+    assert timed.now < 2 * limits.MAX_STRUCTURE_SECONDS
 
 
 def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(

@@ -62,7 +62,9 @@ class ScriptedCoordinator:
     links: tuple[Any, ...] = ()
     config: Any = field(default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8))
     dispatcher: Any = field(
-        default_factory=lambda: SimpleNamespace(running=1, waiting=2, finished=3, failed=4)
+        default_factory=lambda: SimpleNamespace(
+            running=1, waiting=2, finished=3, failed=4, check_fits=lambda n: None
+        )
     )
 
     def __post_init__(self) -> None:

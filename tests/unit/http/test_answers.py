@@ -16,7 +16,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.errors import HttpError
 from coordinator.http.logprobs import LogprobWriter
 from coordinator.ledger import Commit, Finish
-from paceline.core.errors import ResourceExhaustedError, UnavailableError
+from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, TokenLogprobs
 from paceline.rpc.codec import GenerateCall
 
@@ -194,6 +194,19 @@ async def test_echo_reports_the_prompt_for_every_choice(
         assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
         assert choice["logprobs"]["top_logprobs"][0] is None
         assert choice["logprobs"]["text_offset"] == [0, 3, 6]
+
+
+async def test_more_sequences_than_fit_are_refused_before_any_begins(
+    coordinator: Any, client: httpx2.AsyncClient
+) -> None:
+    def check_fits(n: int) -> None:
+        if n > 3:
+            raise InvalidArgumentError("n", "must be at most 3")
+
+    coordinator.dispatcher.check_fits = check_fits
+    answer = await client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert not coordinator.calls
 
 
 async def test_prompt_logprobs_as_vllm_has_them(

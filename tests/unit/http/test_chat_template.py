@@ -238,6 +238,40 @@ def test_a_tokenizer_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         load("some/model")
 
 
+@pytest.mark.parametrize(
+    ("marked", "offline"),
+    [(True, False), (False, True), (False, False)],
+    ids=["known not to be there", "all is here", "unknown"],
+)
+def test_a_hub_that_is_not_reached_says_nothing_of_a_file(
+    marked: bool, offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a hub that did not answer was taken for a model without the file, so without its bos_token."""
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(name: str, file: str) -> str:
+        raise LocalEntryNotFoundError("Please check your connection")
+
+    kept = tmp_path / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    if marked:
+        for file in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+            mark = kept / ".no_exist" / "abc" / file
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    if marked or offline:
+        assert load("some/model") is None
+        return
+    with pytest.raises(InvalidArgumentError, match=r"tokenizer_config\.json of some/model cannot be fetched"):
+        load("some/model")
+
+
 async def test_a_conversation_is_bounded_before_it_is_rendered(
     coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

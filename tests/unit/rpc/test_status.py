@@ -244,3 +244,11 @@ def test_without_details_the_code_and_text_remain(metadata: Any) -> None:
 
 def test_without_a_text_the_codes_name_remains() -> None:
     assert from_rpc_error(aio_error(None, None)).message == "UNAVAILABLE"
+
+
+def test_before_the_first_token_there_is_no_last_index() -> None:
+    """Once: clients were told of the token at -1."""
+    info = error_details_pb2.ErrorInfo()
+    assert to_status(errors.UnavailableError("target lost", -1)).details[0].Unpack(info)
+    assert "last_index" not in info.metadata
+    assert errors.UnavailableError("target lost", -1).last_index is None

@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 
 from paceline import worker_process
+from paceline.core.clock import ManualClock
 from paceline.core.config import TargetConfig
 from paceline.core.errors import InternalError
+from paceline.core.messages import CloseSequence, OpenSequence
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine.holdings import Holdings
+from paceline.kv import BlockPool, BlockTable
+from paceline.kv.prefix import PrefixIndex
 from paceline.rpc.server import FAREWELL_SECONDS
 from paceline.supervisor.children import STOP_TIMEOUT
-from paceline.worker_process import Role
+from paceline.worker_process import Role, WorkerShell
 
 SECONDS = 30.0
 
@@ -47,6 +53,9 @@ class FakeEngine:
     def patience(self) -> float:
         return 0.0
 
+    def attend(self) -> None:
+        pass
+
     def expire(self) -> None:
         pass
 
@@ -69,6 +78,14 @@ class Worker:
         monkeypatch.setattr(worker_process, "build", lambda _: built)
         monkeypatch.setattr(worker_process, "tune_interpreter", lambda: None)
         monkeypatch.setattr(worker_process.Server, "announce", announce)
+        self.role: Any = Role(
+            name="target",
+            answers="verify",
+            service="test.Test",
+            make_engine=lambda *_: self.engine,
+            register=lambda shell, server: setattr(self, "shell", shell),
+            dialect=SimpleNamespace(),  # type: ignore[arg-type]
+        )
 
     def work(self) -> None:
         """Let the engine do its step."""
@@ -76,16 +93,8 @@ class Worker:
         self.shell.thread.ask(lambda: None)  # it waits for commands
 
     def serve(self) -> asyncio.Task[None]:
-        role: Any = Role(
-            name="target",
-            answers="verify",
-            service="test.Test",
-            make_engine=lambda *_: self.engine,
-            register=lambda shell, server: setattr(self, "shell", shell),
-            dialect=SimpleNamespace(),
-        )
         config = TargetConfig(model="/no/such", port=0)
-        return asyncio.create_task(worker_process._serve(role, config))
+        return asyncio.create_task(worker_process._serve(self.role, config))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -139,3 +148,48 @@ async def test_an_engine_thread_that_is_stuck_does_not_keep_the_process(
         worker.engine.let_go.set()
     assert left.value.args == (1, True)
     assert "the engine thread does not end" in caplog.text
+
+
+async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: with many blocks every scrape kept the sequences waiting for a tenth of a second."""
+    checks: list[str] = []
+    monkeypatch.setattr(BlockPool, "check_integrity", lambda _: checks.append("pool"))
+    monkeypatch.setattr(PrefixIndex, "check_integrity", lambda _: checks.append("index"))
+    pool, clock = BlockPool(100_000, 1), ManualClock()
+    worker = Worker(monkeypatch)
+    monkeypatch.setattr(worker_process, "monotonic", clock)
+    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=pool))
+    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
+    holdings: Holdings[Any] = Holdings(lambda: BlockTable(pool), 4, clock, 600.0, prefix_cache=True)
+    shell._engine.holdings = holdings
+    params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
+    holdings.open(OpenSequence("a", 1, (1, 2), params))
+    assert (shell._cache_info().sequences, checks) == (1, [])
+    holdings.close(CloseSequence("a", 1))
+    assert (shell._cache_info().sequences, checks) == (0, ["pool", "index"])
+
+
+async def test_a_cache_is_checked_once_a_second_however_often_its_numbers_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: every GetStatus of any client had the engine look at all blocks between two passes."""
+    clock, checks = ManualClock(), 0
+
+    class Pool(BlockPool):
+        def check_integrity(self) -> None:
+            nonlocal checks
+            checks += 1
+            super().check_integrity()
+
+    worker = Worker(monkeypatch)
+    monkeypatch.setattr(worker_process, "monotonic", clock)
+    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=Pool(4, 8)))
+    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
+    shell._engine.holdings = Holdings(lambda: None, 4, clock, 600.0)
+    for moment, times in ((0.0, 1), (0.9, 1), (0.1, 2), (0.5, 2)):
+        clock.advance(moment)
+        runner.cache.pool.allocate()
+        free = runner.cache.pool.free_blocks
+        assert (shell._cache_info().free_blocks, checks) == (free, times), "the numbers are those of now"

@@ -100,19 +100,28 @@ def test_no_variable_of_ours_reaches_a_child(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("nvidia", "values", "sequences"),
+    ("devices", "values", "sequences"),
     [
-        (True, {}, 256),
-        (True, {"draft_device": "cpu"}, 256),
-        (True, {"target_device": "cpu", "draft_device": "cpu"}, 1),
-        (True, {"target": {"device": "cpu"}, "draft": {"device": "cpu"}}, 1),
-        (False, {}, 1),
-        (False, {"draft": {"device": "cuda"}}, 256),
+        (["nvidia0"], {}, 256),
+        (["nvidia0"], {"draft_device": "cpu"}, 256),
+        (["nvidia0"], {"target_device": "cpu", "draft_device": "cpu"}, 1),
+        (["nvidia0"], {"target": {"device": "cpu"}, "draft": {"device": "cpu"}}, 1),
+        (["nvidia3", "nvidiactl"], {}, 256),  # a container was given the fourth one
+        (["dxg"], {}, 256),
+        (["nvidiactl"], {}, 1),
+        ([], {}, 1),
+        ([], {"draft": {"device": "cuda"}}, 256),
     ],
 )
 def test_models_share_two_cores_where_both_compute_on_them(
-    monkeypatch: pytest.MonkeyPatch, nvidia: bool, values: dict[str, Any], sequences: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[str],
+    values: dict[str, Any],
+    sequences: int,
 ) -> None:
+    for device in devices:
+        (tmp_path / device).touch()
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
-    monkeypatch.setattr("paceline.supervisor.stack_config._NVIDIA", Path(__file__ if nvidia else "nowhere"))
+    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
     assert StackConfig(**values).worker_config("draft").lookahead_sequences == sequences

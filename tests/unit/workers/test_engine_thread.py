@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
 from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
 from paceline.engine import loop
+from paceline.engine.chains import Stop
 from paceline.engine.loop import EngineThread
 
 
@@ -46,6 +48,8 @@ class FakeEngine:
         self.todo_at_steps: list[int] = []
         self.threads: set[int] = set()
         self.fails_on: str | None = None
+        self.stop = Stop()
+        self.stopped_at_steps: list[bool] = []
 
     @property
     def has_work(self) -> bool:
@@ -69,6 +73,7 @@ class FakeEngine:
     def step(self) -> list[Any]:
         self.threads.add(threading.get_ident())
         self.todo_at_steps.append(len(self.todo))
+        self.stopped_at_steps.append(self.stop.wanted)
         name = self.todo.pop(0)
         if name == self.fails_on:
             raise RuntimeError("the engine is broken")
@@ -77,8 +82,12 @@ class FakeEngine:
     def patience(self) -> float:
         return self.waits(len(self.todo))
 
+    def attend(self) -> None:
+        self.stop.forget()
+
     def announce(self, commands: Sequence[Any]) -> None:
         self.announced.extend(commands)
+        self.stop.want()
 
     def holds(self, sequence_id: str) -> bool:
         return sequence_id in self.epochs
@@ -340,3 +349,30 @@ def test_a_thread_that_is_stuck_is_not_waited_for_for_ever() -> None:
     assert not case.it.stop(0.01)
     moves.set()
     assert case.it.stop(60)
+
+
+def test_what_comes_after_the_last_look_is_known_in_the_step() -> None:
+    """Once: the step forgot it as it began, and it waited for all that the step could find to do."""
+    case, stream, done = Case(), Stream(), threading.Event()
+    late = [Work("b")]
+
+    def route(events: Sequence[Any]) -> None:
+        stream(events)
+        if len(stream.events) == 2:
+            done.set()
+
+    class Inbox(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            try:
+                return super().get(block, timeout)
+            except queue.Empty:
+                if late and not block:
+                    case.it.submit(route, [late.pop()])
+                raise
+
+    case.it._inbox = Inbox()
+    case.it.submit(route, [Work("a")])
+    case.it.start()
+    assert done.wait(60)
+    case.it.stop()
+    assert case.engine.stopped_at_steps == [True, False]

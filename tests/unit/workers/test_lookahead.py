@@ -350,7 +350,7 @@ def test_when_others_come_in_no_branch_is_begun_any_more() -> None:
         worker.open(name=name)
     before = len(worker.runner.passes)
     worker.run()
-    assert worker.runner.passes[before:] == [3, 3, 1], "two prompts, the entry of dK, and no branch"
+    assert worker.runner.passes[before:] == [3, 1, 3], "two prompts, the entry of dK, and no branch"
 
 
 def test_a_hit_is_answered_at_once_and_looked_ahead_of_again() -> None:
@@ -569,3 +569,18 @@ def test_no_branch_reaches_beyond_the_models_length() -> None:
     worker.open()
     worker.first_round()
     assert not worker.it.has_work
+
+
+def test_a_command_that_comes_before_the_chain_ends_it_after_a_step() -> None:
+    """Once: the chain forgot it as it began, and a round waited for all of it."""
+    worker = Worker(8, skills=ON_CPU)
+    worker.open()
+    worker.first_round()
+    worker.it.attend()
+    worker.it.announce([])
+    worker.runner.passes.clear()
+    assert worker.run(1) == []
+    limbs = worker.it.lookahead._aheads["s"].branches.values()
+    assert {len(limb.drafting.drawn) for limb in limbs} <= {0, 1}
+    worker.it.attend()
+    assert pushed(worker.run())

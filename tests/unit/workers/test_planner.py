@@ -111,6 +111,15 @@ def test_streams_wait_for_no_more_of_a_prompt_than_they_are_told_to() -> None:
     ]
 
 
+def test_no_more_is_kept_for_a_prompt_than_it_may_take() -> None:
+    """Once: a quarter of the budget, of which a prompt took 16 rows and the rest stayed empty."""
+    feeds = [Feed("long", 1500, 1), *(Feed(f"{i}", 7, 7) for i in range(64))]
+    chunks = plan_pass(feeds, 512, 16)
+    assert len(chunks) == 65
+    assert chunks[-1] == Chunk("long", 16, final=False)
+    assert sum(chunk.count for chunk in plan_pass(feeds, 448, 16)) == 61 * 7 + 16, "but that is kept"
+
+
 @SETTINGS
 @given(workloads(), st.integers(1, 40))
 def test_everything_is_fed_in_the_end_with_little_room_beside_streams(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,8 +11,16 @@ from draft_worker import reading
 from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, ResourceExhaustedError
-from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
+from paceline.core.messages import (
+    CloseSequence,
+    Continuations,
+    DraftProposal,
+    DraftRound,
+    OpenSequence,
+    SequenceFailed,
+)
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine.chains import ChainSkills
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
 VOCAB = 6
@@ -37,7 +46,9 @@ class Worker:
         self.clock = ManualClock()
         self.runner = TimedRunner(MODEL, num_blocks, 4)
         self.runner.clock = self.clock
-        config = draft_config(support_mass=0.9, lookahead_branches=branches, lookahead_sequences=1, **changes)
+        config = draft_config(
+            **{"support_mass": 0.9, "lookahead_branches": branches, "lookahead_sequences": 1} | changes
+        )
         self.it = Drafter(self.runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=self.clock)
 
     def open(self, name: str = "s", epoch: int = 1) -> None:
@@ -200,3 +211,55 @@ def test_what_fails_while_it_is_read_is_told_when_the_round_fails() -> None:
     again = worker.answer()
     assert isinstance(again, DraftProposal)
     assert again.proposal.token_ids == best(2)
+
+
+def drafting_ahead(**changes: Any) -> Worker:
+    """One sequence whose proposal is answered, for which nothing is drafted ahead yet."""
+    worker = Worker(8, lookahead_sequences=2, **changes)
+    worker.runner.chain_skills = ChainSkills(supports=True, max_feed=16)
+    worker.open()
+    worker.run()
+    worker.ask()
+    assert isinstance(worker.answer(), DraftProposal)
+    return worker
+
+
+def test_what_grew_is_told_before_another_prompt_is_read() -> None:
+    """Once: what the opening of a sequence interrupted was told when all of its prompt was read."""
+    worker = drafting_ahead()
+    worker.runner.stops = lambda stop: bool(stop.want())
+    assert worker.it.step() == []
+    worker.it.attend()
+    worker.open("other")
+    (event,) = worker.it.step()
+    assert isinstance(event, Continuations)
+    assert event.sequence_id == "s"
+    held = worker.it.holdings.find("other")
+    assert held is not None
+    assert held.table.length == 0
+    worker.run()
+    assert worker.cached("other") == list(PROMPT)
+
+
+def test_a_prompt_is_read_by_turns_with_what_is_drafted_ahead() -> None:
+    worker = drafting_ahead(prefix_cache=False)
+    worker.open("other")
+    steps: list[str] = []
+    held = worker.it.holdings.find("other")
+    assert held is not None
+    while held.table.length < len(PROMPT):
+        before = held.table.length
+        told = worker.it.step()
+        steps.append("read" if held.table.length > before else "told" if told else "drew")
+    assert "told" in steps
+    assert all("read" in pair for pair in itertools.pairwise(steps))
+
+
+def test_a_pass_reads_no_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "ROWS", 64)
+    worker = Worker(max_batch_tokens=33)
+    prompt = tuple(i % VOCAB for i in range(50))
+    params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, len(prompt))
+    worker.it.handle(OpenSequence("s", 1, prompt, params), 0.0)
+    worker.run()
+    assert worker.runner.passes == [33, 17]

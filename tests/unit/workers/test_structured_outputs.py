@@ -23,7 +23,6 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.structured import StructuredOutputs
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.decoding.acceptance import accept_block, accept_rejection
 from paceline.decoding.coupled import Noise, ranked
@@ -366,22 +365,6 @@ def test_a_grammar_that_breaks_ends_its_sequence_and_no_other(monkeypatch: pytes
         assert (failed.sequence_id, answer.sequence_id) == ("s", "free")
         assert "token" not in failed.error.message
         assert isinstance(answer, RoundVerdict | DraftProposal)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_a_proposal_that_leads_to_a_dead_end_can_be_left_out(k: int) -> None:
-    """The coordinator asks again without it; once that failed as well, as did all after it."""
-    wanted = StructuredOutputs(regex="(ab|bx)")
-    a, b = TOKENS.index("a"), TOKENS.index("b")
-    pair = Pair(SamplingParams(temperature=0, structured_outputs=wanted, seed=1, logit_bias={a: 50.0}))
-    command = VerifyRound("s", 1, 1, N, PROMPT, Proposal((b, b)[:k]))
-    pair.target.handle(command, 0.0)
-    (failed,) = pair.target.step()
-    assert isinstance(failed, SequenceFailed)
-    assert isinstance(failed.error, InvalidArgumentError)
-    pair.round = 1
-    pair.judge(Proposal())
-    assert pair.run(0) == [a, b, END]
 
 
 def test_nobody_pays_who_has_no_grammar() -> None:

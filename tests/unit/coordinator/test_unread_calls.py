@@ -1,0 +1,72 @@
+"""A gRPC call whose client does not read: it ends, and the client learns it when it reads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.coordinator import Coordinator
+from coordinator.ledger import Commit
+from coordinator.service import GenerationService
+from paceline.client.requests import generate_request
+from paceline.core.clock import ManualClock
+from paceline.core.errors import UnavailableError
+from paceline.core.types import TokenOrigin
+from paceline.rpc.status import from_rpc_error
+from paceline.v1 import generation_pb2_grpc
+
+SECONDS = 30.0
+CHUNKS = 400
+NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+
+
+async def turn() -> None:
+    """Let the others go on."""
+    await asyncio.sleep(0)
+
+
+async def read_all(call: Any, told: list[Any]) -> None:
+    while (response := await call.read()) is not grpc.aio.EOF:
+        told.append(response)
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["while it sends", "before it sends"])
+async def test_a_call_that_cannot_send_ends_behind_what_was_sent(served: Coordinator, *, sends: bool) -> None:
+    """Once: it stayed. A handler that is merely cancelled leaves the client to wait for ever."""
+    clock = ManualClock()
+    served._clock = served.requests._clock = clock
+    served.requests._unread_timeout = 60.0
+    server, unnamed = grpc.aio.server(), Any
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(served, unnamed), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with (
+            asyncio.timeout(SECONDS),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
+        ):
+            request = generate_request("def", {"max_tokens": 50}, None, None)
+            call: Any = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            assert (await call.read()).WhichOneof("part") == "started"
+            (running,) = served.dispatcher._sequences.values()
+            for index in range(CHUNKS):
+                running.parts.put_nowait(Commit(index, (5,), (TokenOrigin.TARGET,), 4096 * "x"))
+            served.dispatcher.abort_all(UnavailableError("the sequence was cut"))
+            while sends and running.parts.qsize() > CHUNKS:  # and the error
+                await turn()
+            served.requests.expire()
+            clock.advance(60.0)
+            served.requests.expire()
+            assert len(served.requests) == 0
+            told: list[Any] = []
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_all(call, told)
+            error = from_rpc_error(caught.value)
+            assert isinstance(error, UnavailableError), "it may be resumed"
+            assert "does not read" in error.message
+            assert len(told) < CHUNKS
+    finally:
+        await server.stop(None)
