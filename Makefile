@@ -10,13 +10,14 @@ SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
-	@# An attempt that failed may have left one without pip, or one of a Python that is too old.
-	@$(BIN)/python -c 'import pip; $(SUPPORTED)' 2>/dev/null || { \
+	@test ! -x $(BIN)/python || $(BIN)/python -c '$(SUPPORTED)' || { \
+		echo "$(VENV) is of a Python older than 3.11: remove it, or give VENV=another" >&2; exit 1; }
+	@# An attempt that failed may have left one without pip.
+	@$(BIN)/python -c 'import pip' 2>/dev/null || { \
 		$(PYTHON) -c '$(SUPPORTED)' || { \
 			echo "Python 3.11 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }; \
 		echo "==> making the virtual environment in $(VENV) (first use only)"; \
-		if test -f $(VENV)/pyvenv.cfg; then $(PYTHON) -m venv --clear $(VENV); \
-		else $(PYTHON) -m venv $(VENV); fi; }
+		$(PYTHON) -m venv $(VENV); }
 	@echo "==> installing pinned dependencies (torch first; some minutes on a slow line)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -52,5 +52,8 @@ def with_origins(verdict: Verdict, proposal: Proposal) -> Sequence[tuple[int, To
         last = TokenOrigin.BONUS
     else:
         last = TokenOrigin.CORRECTION
+        # Of a rejected token no other row is the same: it was accepted, and its grammar ends behind it.
+        if verdict.token_ids[-1] == proposal.token_ids[verdict.num_accepted]:
+            last = TokenOrigin.ACCEPTED
     origins = [*([TokenOrigin.ACCEPTED] * verdict.num_accepted), last]
     return list(zip(verdict.token_ids, origins, strict=True))

@@ -31,11 +31,14 @@ from paceline.core.errors import (
     NotFoundError,
     PacelineError,
     StaleEpochError,
+    UnavailableError,
 )
 from paceline.rpc.codec import GenerateCall, Resumption
 
 SWEEP_SECONDS = 0.25
 """How often held requests are looked at."""
+RESUMED = "the request was resumed by another call"
+"""What a reader is told that is none any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +57,8 @@ class Request:
     reader: Reader | None = None
     """Whoever reads it now; None while it is held."""
     held_until: float = 0.0
+    error: PacelineError | None = None
+    """Why it was ended before its time."""
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What is counted and timed for as long as its sequences run or wait."""
 
@@ -100,11 +105,21 @@ class Reader:
     """Whose call it is; one call may read several requests."""
     behind_since: float | None = None
     """Since when it has taken nothing of what is left; None while more may come."""
+    cut_with: PacelineError | None = None
+    """What its client is told where the call was ended unread; None where it may come back."""
 
     @property
     def is_left_behind(self) -> bool:
         """True where nothing more will come: it has but to read what is there."""
         return self.request.reader is not self or self.request.settled
+
+    @property
+    def end(self) -> PacelineError | None:
+        """What has ended its request for good, read or not; None where its client may come back."""
+        if self.request.reader is not self:
+            return StaleEpochError(RESUMED)
+        errors = [self.request.error, *(running.error for running in self.request.choices)]
+        return next((each for each in errors if each and not isinstance(each, UnavailableError)), None)
 
     def took(self, now: float) -> None:
         """Its client has taken something."""
@@ -144,7 +159,7 @@ class Requests:
         if before is not None:
             self.end(before)
         self._requests[request.key] = request
-        self._read(request)
+        request.reader = Reader(request)
 
     def may_be_resumed(self, principal: str, request_id: str) -> bool:
         """True while a request is here that says so, read or held."""
@@ -165,19 +180,15 @@ class Requests:
             raise AlreadyExistsError("request_id", "is running already")
         if not request.is_asked_again_by(call):
             raise AlreadyExistsError("request_id", "is that of a request that asks for something else")
-        resumed = StaleEpochError("the request was resumed by another call")
+        resumed = StaleEpochError(RESUMED)
         if not request.agrees_with(call.resumption):
             # The client was served elsewhere meanwhile: what it has is what counts.
             self._end(request, resumed)
             return None
-        self._read(request)
+        request.reader = Reader(request)
         for running in request.choices:
             self._dispatcher.take_over(running, resumed)
         return request
-
-    def _read(self, request: Request) -> None:
-        request.reader = Reader(request)
-        self._readers.add(request.reader)
 
     @contextlib.contextmanager
     def reading(self, request: Request, deadline: float) -> Iterator[Reader]:
@@ -185,6 +196,7 @@ class Requests:
         reader, lost = request.reader, False
         assert reader is not None
         reader.task = asyncio.current_task()
+        self._readers.add(reader)  # not before: what is refused meanwhile has nobody who leaves
         try:
             yield reader
         except (GeneratorExit, asyncio.CancelledError):
@@ -221,6 +233,7 @@ class Requests:
 
     def _end(self, request: Request, error: PacelineError) -> None:
         """End one that may have a reader, who is told why."""
+        request.error = error
         for running in request.choices:
             running.parts.put_nowait(error)
         self.end(request)
@@ -269,8 +282,10 @@ class Requests:
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         for reader in [reader for reader in self._readers if reader.task is task]:
             self._readers.discard(reader)
-            if reader.request.reader is reader and not reader.request.ended:
-                self.end(reader.request)  # it failed: who resumes it is to begin anew, not to read that again
+            reader.cut_with = reader.end
+            if reader.cut_with is None and not reader.request.ended:
+                # UNAVAILABLE ended it: who resumes it is to begin anew, not to read that again.
+                self.end(reader.request)
         task.cancel()
 
     @staticmethod

@@ -19,6 +19,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.links import Link, LinkState
+from coordinator.requests import Reader
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO
 from paceline.core.clock import monotonic
@@ -61,11 +62,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Stream the tokens of one request, round by round."""
+        reader: Reader | None = None
         try:
             self._charge(request)
             call = codec.generate_request_from_proto(request)
             deadline = _deadline(context)
             async with self._coordinator.generating(call, deadline) as generation:
+                reader = generation.reader
                 yield _started(generation)
                 async for commit in self._coordinator.parts(generation):
                     if commit.token_ids or commit.text or commit.prompt_logprobs:
@@ -76,7 +79,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             # Where the client is there still, its task was ended since it does not read, which gRPC would not
             # tell it.
             if not context.done():
-                cutting = asyncio.create_task(_cut(context))
+                cutting = asyncio.create_task(_cut(context, reader))
                 self._cutting.add(cutting)
                 cutting.add_done_callback(self._cutting.discard)
             raise
@@ -179,9 +182,13 @@ async def _or_abort(
     raise AssertionError("abort does not return")
 
 
-async def _cut(context: Context) -> None:
+async def _cut(context: Context, reader: Reader | None) -> None:
+    """Clients resume what ends with UNAVAILABLE: what ended for good is told as it did."""
+    error = reader.cut_with if reader is not None else None
     with contextlib.suppress(Exception):
-        await abort(context, UnavailableError("the client does not read; the request may be resumed"))
+        await abort(
+            context, error or UnavailableError("the client does not read; the request may be resumed")
+        )
 
 
 async def _worker(link: Link) -> pb.WorkerStatus:

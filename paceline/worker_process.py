@@ -271,6 +271,8 @@ def _leave_with_parent(unless: threading.Event) -> None:
             while os.read(0, 4096):
                 pass
         if not unless.is_set():
+            with contextlib.suppress(Exception):
+                log.warning("standard input has ended, and the model is not loaded yet: stopping")
             os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch-while-loading", daemon=True).start()

@@ -31,6 +31,13 @@ from paceline.rpc.codec import GenerateCall
 
 log = logging.getLogger(__name__)
 
+ABORT = "abort"
+"""In a request's state: drops the connection with what is not sent yet, where a port serves it."""
+
+
+class CutError(Exception):
+    """The work was ended from elsewhere while its client was there."""
+
 
 class Wording(Protocol):
     """How an endpoint puts what was generated into OpenAI's words."""
@@ -60,7 +67,13 @@ class Answer:
         if (call := calls.current.get()) is not None:
             call.name(self.request_id)
         work = self._stream(send) if self.request.stream else self._whole(scope, receive, send)
-        await until_client_leaves(receive, work)
+        try:
+            await until_client_leaves(receive, work)
+        except CutError:
+            # A connection that is merely closed waits for what its client does not read.
+            if (abort := scope.get("state", {}).get(ABORT)) is not None:
+                abort()
+                await _disconnect(receive)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -69,7 +82,7 @@ class Answer:
                 choices: list[list[Commit]] = [[] for each in generations for _ in each.machines]
                 async for choice, commit in parts:
                     choices[choice].append(commit)
-                content = wording.whole(choices, self._usage(generations))
+                content = await asyncio.to_thread(wording.whole, choices, self._usage(generations))
                 response = encoding.JsonResponse(content, headers={"x-request-id": self.request_id})
                 await response(scope, receive, send)
         except PacelineError as error:
@@ -149,17 +162,20 @@ async def until_named(request: Request, coordinator: Coordinator) -> None:
 async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Do the work, or the part of it that its client stays for. The request's body has been read before.
 
-    Returns whether the work was done.
+    Returns whether the work was done. Raises CutError.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        stays = not leaving.done()
     finally:
         leaving.cancel()
         working.cancel()
         await asyncio.wait((working, leaving))
     if working.cancelled():
+        if stays:
+            raise CutError
         return False
     working.result()
     return True

@@ -13,7 +13,7 @@ from coordinator.generation import Generation
 from coordinator.http import body
 from coordinator.http.answer import Answer, until_named
 from coordinator.http.errors import from_error
-from coordinator.http.logprobs import LogprobWriter, TextOffsets
+from coordinator.http.logprobs import LogprobWriter, TextOffsets, spellings
 from coordinator.http.parameters import head_of, make_calls
 from coordinator.http.schemas import CompletionRequest
 from coordinator.ledger import Commit
@@ -138,7 +138,7 @@ class CompletionWording:
         return {**self._head, "choices": [], "usage": counts}
 
     def whole(self, choices: Sequence[Sequence[Commit]], counts: dict[str, Any]) -> dict[str, Any]:
-        """The answer without streaming."""
+        """The answer without streaming. Any thread may make it."""
         told: list[dict[str, Any]] = []
         for generation in self._generations:
             own = choices[len(told) : len(told) + len(generation.choices)]
@@ -152,7 +152,8 @@ class CompletionWording:
         report = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
         before: dict[str, list[Any]] = {}
         if self._wanted.echoes_logprobs:
-            before = self._logprobs.completion(report, self._offsets(()), first_token=prompt[0])
+            echo = "".join(map(_echoed, choices[0]))
+            before = self._logprobs.completion(report, self._prompt_offsets(echo), first_token=prompt[0])
         ranked = {}
         if self._wanted.prompt_logprobs is not None:
             ranked = {"prompt_logprobs": self._logprobs.prompt(report)}
@@ -161,7 +162,7 @@ class CompletionWording:
             lists = None
             if self._wanted.logprobs is not None:
                 entries = [entry for commit in commits for entry in commit.logprobs]
-                echoed = sum(map(_echoed, commits))
+                echoed = sum(len(_echoed(commit)) for commit in commits)
                 lists = self._logprobs.completion(entries, self._offsets(prompt, echoed))
                 lists = {name: before.get(name, []) + values for name, values in lists.items()}
             told.append(_choice(index, commits, lists) | ranked)
@@ -176,7 +177,8 @@ class CompletionWording:
         first_token = None
         if index not in self._told:
             # The echo comes first, and whole.
-            self._told[index], self._echoes[index] = self._offsets(()), _echoed(commit)
+            echo = _echoed(commit)
+            self._told[index], self._echoes[index] = self._prompt_offsets(echo), len(echo)
             first_token = prompt[0] if self._wanted.echo else None
         if first_token is not None or not commit.token_ids:
             lists = self._logprobs.completion(
@@ -189,14 +191,21 @@ class CompletionWording:
             lists = {name: lists.get(name, []) + values for name, values in own.items()}
         return lists
 
+    def _prompt_offsets(self, echo: str) -> TextOffsets:
+        """Of a prompt. The echo of one that came as text is that text; else special tokens are left out."""
+        offsets, prompt = self._offsets(()), self._wanted.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], str):
+            offsets.echo, offsets.spellings = echo, spellings(self._logprobs.vocabulary.tokenizer)
+        return offsets
+
     def _offsets(self, prompt: Sequence[int], begin: int = 0) -> TextOffsets:
         """Of what follows a prompt, and begins there in a choice's text."""
         return TextOffsets(self._logprobs.vocabulary.detokenizer(prompt), begin)
 
 
-def _echoed(commit: Commit) -> int:
-    """Characters of the prompt that a commit shows: those that come without tokens."""
-    return 0 if commit.token_ids else len(commit.text)
+def _echoed(commit: Commit) -> str:
+    """The prompt's text that a commit shows: it comes without tokens."""
+    return "" if commit.token_ids else commit.text
 
 
 def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -7,9 +7,13 @@ character show as U+FFFD.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from coordinator.detokenize import Detokenizer
 from coordinator.vocabulary import Vocabulary
@@ -23,18 +27,38 @@ LOWEST = -9999.0
 class TextOffsets:
     """Where the tokens of a text begin in it, in order: behind all that those before them gave out.
 
-    So special tokens take no room, and all tokens of one character begin where it does.
+    So special tokens take no room, but where `echo` spells them out, and all tokens of one character begin
+    where it does.
     """
 
     detokenizer: Detokenizer
     given: int = 0
     """Characters of the text so far."""
+    echo: str = ""
+    """The text itself, where it is known as it came. Decoding leaves its special tokens out."""
+    spellings: Mapping[int, re.Pattern[str]] = field(default_factory=dict)
+    """How special tokens stand in it."""
 
     def push(self, token_id: int) -> int:
         """Where the next token begins."""
         begin = self.given
         self.given += len(self.detokenizer.push(token_id))
+        # The tokenizer may have put it there itself: then the text has it not.
+        if token_id in self.spellings and (spelt := self.spellings[token_id].match(self.echo, begin)):
+            self.given = spelt.end()
         return begin
+
+
+@lru_cache(maxsize=4)
+def spellings(tokenizer: Tokenizer) -> Mapping[int, re.Pattern[str]]:
+    """What text each special token is made of, with the white space that it takes in."""
+    return {
+        token_id: re.compile(
+            (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
+        )
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from coordinator.http.answer import ABORT
 from coordinator.http.guard import NAMES
 from coordinator.http.request_parser import RequestParser
 from paceline.core import limits
@@ -75,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"][NAMES] = self._certificate_names
+        self.scope["state"] |= {NAMES: self._certificate_names, ABORT: self.transport.abort}
         self._in_head, self._head_bytes = True, 0
         self._await_head()
 

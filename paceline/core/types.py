@@ -196,7 +196,8 @@ class Verdict:
 
     num_accepted: int
     token_ids: tuple[int, ...]
-    """Accepted tokens, then the correction or bonus: num_accepted + 1 ids."""
+    """Accepted tokens, then the correction or bonus: num_accepted + 1 ids. Where a grammar gives up behind an
+    accepted draft token, that one is the last."""
     num_computed_tokens: int
     """Entries in the target's cache after it truncated: always ledger length - 1."""
     timings: Timings = field(default_factory=Timings)

@@ -75,6 +75,8 @@ _OF_THE_DRAFT = ("draft", "lookahead_", "quantization", "support_")
 _FEW_SEQUENCES: Final = 1
 """As many as leave a draft time to fill on cores that the coordinator shares with the models."""
 _DEVICES = Path("/dev")
+_WSL_CUDA = Path("/usr/lib/wsl/lib/libcuda.so.1")
+"""What Windows gives a WSL machine where its driver is NVIDIA's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +269,9 @@ def _on_cpu(device: str) -> bool:
 
 
 def _may_have_cuda() -> bool:
-    """Whether there is a GPU, by any number: a container may have been given another one than the first.
-    Under WSL all of them are one device."""
-    return any(_DEVICES.glob("nvidia[0-9]*")) or (_DEVICES / "dxg").exists()
+    """Whether there may be a GPU of NVIDIA's, by any number: a container may have been given another one than
+    the first. Under WSL all GPUs, whoever made them, are one device."""
+    return any(_DEVICES.glob("nvidia[0-9]*")) or ((_DEVICES / "dxg").exists() and _WSL_CUDA.exists())
 
 
 def _threads(workers: int) -> int:

@@ -363,7 +363,9 @@ class Verdict(_message.Message):
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Accepted tokens, then the correction or bonus."""
+        """Accepted tokens, then the correction or bonus. Where a grammar gives up behind an accepted draft token,
+        that one is the last.
+        """
 
     @_builtins.property
     def timings(self) -> _common_pb2.Timings: ...

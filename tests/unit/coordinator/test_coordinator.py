@@ -15,7 +15,13 @@ from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.errors import InternalError, InvalidArgumentError, StaleEpochError, UnavailableError
+from paceline.core.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    StaleEpochError,
+    UnavailableError,
+)
 from paceline.core.structured import StructuredOutputs
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, Resumption
@@ -185,6 +191,18 @@ async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coo
         async with served.generating(call):
             pass
     assert caught.value.field == "n"
+
+
+async def test_nothing_is_left_of_what_a_full_queue_refused(served: Coordinator) -> None:
+    """Once: its reader was, for good."""
+    served.dispatcher._max_running, served.dispatcher._max_waiting = 1, 0
+    call = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
+    async with served.generating(call):
+        with pytest.raises(ResourceExhaustedError):
+            async with served.generating(call):
+                pass
+        assert len(served.requests) == len(served.requests._readers) == 1
+    assert len(served.requests) == len(served.requests._readers) == 0
 
 
 async def test_a_call_whose_client_never_reads_ends(served: Coordinator) -> None:

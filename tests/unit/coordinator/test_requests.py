@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Coroutine
 from typing import Any
@@ -25,6 +26,7 @@ from paceline.core.errors import (
     InternalError,
     NotFoundError,
     StaleEpochError,
+    UnavailableError,
 )
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption
@@ -40,6 +42,7 @@ class Service:
         self.clock = ManualClock(1000.0)
         self.dispatcher = Dispatcher(100, 100, self.clock)
         self.it = Requests(self.dispatcher, seconds, self.clock, unread_timeout=60.0)
+        self.calls = contextlib.ExitStack()
 
     def begin(self, name: str = "r", principal: str = "", n: int = 1, *, resumable: bool = True) -> Request:
         sampling = SamplingParams(max_tokens=20, seed=1, n=n)
@@ -80,8 +83,7 @@ class Service:
 
         task = asyncio.create_task(stuck())
         for request in requests:
-            assert request.reader is not None
-            request.reader.task = task
+            self.calls.enter_context(self.it.reading(request, FOR_EVER)).task = task
         return task
 
     def pass_time(self, seconds: float) -> None:
@@ -251,18 +253,26 @@ async def test_a_client_that_reads_slowly_is_left_in_peace() -> None:
     assert reading.cancelling() == 1, "it is told once"
 
 
-async def test_what_failed_unread_is_begun_anew_and_what_was_done_is_held() -> None:
+async def test_what_was_cut_unread_is_begun_anew_and_what_ended_for_good_is_held() -> None:
+    """Once: what had failed was begun anew as well, with the round that had failed it."""
     service = Service()
-    done, failed = service.begin("done"), service.begin("failed")
-    reading = service.read(done, failed)
+    done, cut, failed = service.begin("done"), service.begin("cut"), service.begin("failed", n=2)
+    reading = service.read(done, cut, failed)
     commit(done.choices[0], *range(20))
-    service.dispatcher.abort(failed.choices[0], InternalError("for example"))
+    error = InternalError("for example")
+    service.dispatcher.abort(cut.choices[0], UnavailableError("for example"))
+    service.dispatcher.abort(failed.choices[0], UnavailableError("for example"))
+    service.dispatcher.abort(failed.choices[1], error)
+    readers = [request.reader for request in (done, cut, failed)]
     service.pass_time(60.0)
     assert reading.cancelling() == 1
-    for request in (done, failed):
+    assert [reader and reader.cut_with for reader in readers] == [None, None, error]
+    for request in (done, cut, failed):
         service.lose(request)
-    assert service.it.held == [done]
-    assert service.resume(failed, ()) is None
+    assert service.it.held == [done, failed]
+    assert service.resume(cut, ()) is None
+    assert service.resume(failed, (), ()) is failed
+    assert now(service.dispatcher.next_part(failed.choices[1])) is error
 
 
 async def test_a_call_that_still_reads_another_request_is_busy() -> None:
@@ -282,11 +292,13 @@ async def test_a_call_that_still_reads_another_request_is_busy() -> None:
 async def test_a_call_whose_request_another_one_resumed_does_not_stay_for_ever() -> None:
     service = Service()
     request = service.begin()
-    before = service.read(request)
+    before, first = service.read(request), request.reader
     assert service.resume(request, ()) is request
     present = service.read(request)
     service.pass_time(60.0)
     assert (before.cancelling(), present.cancelling()) == (1, 0)
+    assert first is not None
+    assert isinstance(first.cut_with, StaleEpochError), "or it would take the request back"
 
 
 def test_a_name_that_is_used_again_ends_what_had_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from coordinator.ledger import Commit
 from coordinator.service import GenerationService
 from paceline.client.requests import generate_request
 from paceline.core.clock import ManualClock
-from paceline.core.errors import UnavailableError
+from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from paceline.core.types import TokenOrigin
 from paceline.rpc.status import from_rpc_error
 from paceline.v1 import generation_pb2_grpc
@@ -33,9 +34,39 @@ async def read_all(call: Any, told: list[Any]) -> None:
         told.append(response)
 
 
+def cut(served: Coordinator) -> None:
+    served.dispatcher.abort_all(UnavailableError("the sequence was cut"))
+
+
+def fail(served: Coordinator) -> None:
+    served.dispatcher.abort_all(InternalError("the request broke"))
+
+
+def cancel(served: Coordinator) -> None:
+    served.requests.cancel("", "r")
+
+
 @pytest.mark.parametrize("sends", [True, False], ids=["while it sends", "before it sends"])
-async def test_a_call_that_cannot_send_ends_behind_what_was_sent(served: Coordinator, *, sends: bool) -> None:
-    """Once: it stayed. A handler that is merely cancelled leaves the client to wait for ever."""
+@pytest.mark.parametrize(
+    ("end", "kind", "says"),
+    [
+        (cut, UnavailableError, "does not read"),
+        (fail, InternalError, "the request broke"),
+        (cancel, CancelledError, "the client cancelled"),
+    ],
+)
+async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
+    end: Callable[[Coordinator], None],
+    kind: type[PacelineError],
+    says: str,
+    served: Coordinator,
+    *,
+    sends: bool,
+) -> None:
+    """Once: it stayed. A handler that is merely cancelled leaves the client to wait for ever.
+
+    Clients resume what ends with UNAVAILABLE. Once: all ended so, also what had failed or was cancelled.
+    """
     clock = ManualClock()
     served._clock = served.requests._clock = clock
     served.requests._unread_timeout = 60.0
@@ -49,24 +80,26 @@ async def test_a_call_that_cannot_send_ends_behind_what_was_sent(served: Coordin
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
         ):
             request = generate_request("def", {"max_tokens": 50}, None, None)
+            request.request_id, request.resumable = "r", True
             call: Any = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
             assert (await call.read()).WhichOneof("part") == "started"
             (running,) = served.dispatcher._sequences.values()
             for index in range(CHUNKS):
                 running.parts.put_nowait(Commit(index, (5,), (TokenOrigin.TARGET,), 4096 * "x"))
-            served.dispatcher.abort_all(UnavailableError("the sequence was cut"))
+            end(served)
             while sends and running.parts.qsize() > CHUNKS:  # and the error
                 await turn()
             served.requests.expire()
             clock.advance(60.0)
             served.requests.expire()
-            assert len(served.requests) == 0
             told: list[Any] = []
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read_all(call, told)
             error = from_rpc_error(caught.value)
-            assert isinstance(error, UnavailableError), "it may be resumed"
-            assert "does not read" in error.message
+            assert type(error) is kind
+            assert says in error.message
             assert len(told) < CHUNKS
+            assert len(served.requests._readers) == 0
+            assert len(served.requests) == (1 if end is fail else 0)
     finally:
         await server.stop(None)

@@ -1,4 +1,4 @@
-"""The Makefile's environment, with programs in Python's place: made once, and anew if it is of no use."""
+"""The Makefile's environment, with programs in Python's place: made once, and completed if it lacks pip."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ elif words[0] == "install":
 else:
     assert words[:2] == ["-m", "venv"]
     folder = Path(words[-1])
-    if "--clear" in words:
-        shutil.rmtree(folder)
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").touch()
     for name in ("python", "pip") if WHOLE else ("python",):
@@ -73,21 +71,25 @@ def test_an_environment_is_made_and_then_used(folder: Path) -> None:
     assert make(folder, "/no/such/python").returncode == 0
 
 
-def test_one_that_has_no_pip_is_made_anew(folder: Path) -> None:
-    """Once: what `venv` leaves where ensurepip is missing was gone on with after that was installed."""
+def test_one_that_has_no_pip_is_completed(folder: Path) -> None:
+    """As `venv` leaves it where ensurepip is missing, which may be installed then. What is in it stays."""
     failed = make(folder, python(folder, (3, 12), whole=False))
     assert failed.returncode != 0
-    assert (folder / "venv/bin/python").exists()
+    mine = folder / "venv/mine"
+    mine.touch()
     assert make(folder, python(folder, (3, 12))).returncode == 0
     assert installed(folder)
+    assert mine.exists()
 
 
-def test_one_of_a_python_that_is_too_old_is_made_anew(folder: Path) -> None:
+def test_one_of_a_python_that_is_too_old_is_left_alone(folder: Path) -> None:
     old = python(folder, (3, 10))
     subprocess.run([old, "-m", "venv", folder / "venv"], check=True)
-    assert make(folder, python(folder, (3, 12))).returncode == 0
-    assert "(3, 12, 0)" in (folder / "venv/bin/python").read_text()
-    assert installed(folder)
+    refused = make(folder, python(folder, (3, 12)))
+    assert refused.returncode != 0
+    assert "older than 3.11" in refused.stderr
+    assert not installed(folder)
+    assert (folder / "venv/bin/pip").exists()
 
 
 def test_a_python_that_is_too_old_is_told_so_and_makes_nothing(folder: Path) -> None:

@@ -276,6 +276,33 @@ async def test_a_client_that_leaves_is_missed_behind_its_next_request(
             await ended.wait()
 
 
+async def test_the_connection_of_an_answer_that_is_cut_does_not_wait_for_its_client(
+    coordinator: Any, commit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: it stayed, with what the client did not read, and an error was logged."""
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def endless(_: Any) -> AsyncIterator[Any]:
+        tasks.append(asyncio.current_task())
+        while True:
+            yield commit(0, 65536 * "x")
+
+    coordinator.script = endless
+    content = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content)
+    async with served(make_app(coordinator, None)) as server, connected(server) as (_, writer):
+        writer.write(head + content)
+        connections = server._uvicorn.server_state.connections
+        while not any(protocol.flow.write_paused for protocol in connections):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        (working,) = tasks
+        assert working is not None
+        working.cancel()
+        while connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
 async def test_a_port_that_is_taken(coordinator: Any) -> None:
     async with served(make_app(coordinator, None)) as server:
         other = HttpServer(make_app(coordinator, None), "127.0.0.1", int(server.address.split(":")[1]))

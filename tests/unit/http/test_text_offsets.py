@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from coordinator.http.logprobs import LogprobWriter
 from coordinator.ledger import Commit, Ledger
 from coordinator.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs, TokenOrigin
@@ -18,12 +20,12 @@ from tests.unit.http.test_answers import stream
 
 @pytest.fixture
 def bytewise() -> Vocabulary:
-    """Tokens of one byte each, and a special one that begins every text."""
-    tokens = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    """Tokens of one byte each; special are `<s>`, which begins texts, and `<e>`, which takes in space."""
+    tokens = ["<s>", "<e>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.add_special_tokens(["<s>", AddedToken("<e>", rstrip=True, special=True)])
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 0)])
     return Vocabulary(tokenizer, "fingerprint", len(tokens))
 
@@ -68,3 +70,62 @@ async def test_offsets_are_where_the_tokens_begin_in_the_text(
     for name, want in (("text_offset", begins), ("tokens", [bytewise.token_text(i) for i in token_ids])):
         assert whole["logprobs"][name] == want
         assert [value for part in parts for value in part["logprobs"][name]] == want
+
+
+def reporting(vocabulary: Vocabulary, prompt: list[int], echo: str) -> Any:
+    """A script that reports a prompt in parts, and generates `x<s>y` behind it."""
+
+    async def scripted(_: GenerateCall) -> AsyncIterator[Commit]:
+        yield Commit(0, (), (), echo)
+        for i in range(1, len(prompt), 2):
+            entries = tuple(TokenLogprobs(token, -0.5, 1) for token in prompt[i : i + 2])
+            yield Commit(0, (), (), "", prompt_logprobs=entries)
+        generated = vocabulary.tokenizer.encode("x<s>y", add_special_tokens=False).ids
+        for i, (token, text) in enumerate(zip(generated, ("x", "", "y"), strict=True)):
+            entry = TokenLogprobs(token, -0.5, 1)
+            yield Commit(i, (token,), (TokenOrigin.TARGET,), text, logprobs=(entry,))
+
+    return scripted
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+async def test_special_tokens_take_room_where_the_echo_spells_them_out(
+    as_text: bool, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
+) -> None:
+    text = "é<s>b<e> \nc<s><s>"
+    prompt = await bytewise.encode(text)
+    # `<s>` that the tokenizer puts in front, the two bytes of `é`, `<s>`, `b`, `<e>`, `c`, `<s>`, `<s>`.
+    begins = [0, 0, 0, 1, 4, 5, 10, 11, 14, 17, 18, 18]
+    if not as_text:
+        # Letters that look like the token in front of them do not make room for it.
+        letters = [bytewise.tokenizer.token_to_id(letter) for letter in "<s>"]
+        prompt = [*prompt, *letters]
+        text, begins = bytewise.decode(prompt), [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 5, 6, 7, 7]
+    coordinator.vocabulary, coordinator.script = bytewise, reporting(bytewise, prompt, text)
+    values = {"prompt": text if as_text else prompt, "echo": True, "logprobs": 0, "max_tokens": 3}
+    (whole,) = (await client.post("/v1/completions", json=values)).json()["choices"]
+    assert whole["text"] == text + "xy"
+    assert whole["logprobs"]["text_offset"] == begins
+    *chunks, _ = await stream(client, "/v1/completions", values)
+    parts = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert [offset for part in parts for offset in part] == begins
+
+
+async def test_a_whole_answer_is_not_made_by_the_thread_of_the_loop(
+    bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt's offsets take a second, and other streams go on meanwhile."""
+    made_by, make = set(), LogprobWriter.completion
+
+    def noted(*args: Any, **more: Any) -> Any:
+        made_by.add(threading.get_ident())
+        return make(*args, **more)
+
+    monkeypatch.setattr(LogprobWriter, "completion", noted)
+    prompt = await bytewise.encode("ab")
+    coordinator.vocabulary, coordinator.script = bytewise, reporting(bytewise, prompt, "ab")
+    values = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 3}
+    (choice,) = (await client.post("/v1/completions", json=values)).json()["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 3, 3]
+    assert made_by
+    assert threading.get_ident() not in made_by

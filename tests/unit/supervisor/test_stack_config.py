@@ -107,7 +107,6 @@ def test_no_variable_of_ours_reaches_a_child(monkeypatch: pytest.MonkeyPatch) ->
         (["nvidia0"], {"target_device": "cpu", "draft_device": "cpu"}, 1),
         (["nvidia0"], {"target": {"device": "cpu"}, "draft": {"device": "cpu"}}, 1),
         (["nvidia3", "nvidiactl"], {}, 256),  # a container was given the fourth one
-        (["dxg"], {}, 256),
         (["nvidiactl"], {}, 1),
         ([], {}, 1),
         ([], {"draft": {"device": "cuda"}}, 256),
@@ -125,3 +124,16 @@ def test_models_share_two_cores_where_both_compute_on_them(
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
     monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
     assert StackConfig(**values).worker_config("draft").lookahead_sequences == sequences
+
+
+def test_a_gpu_under_wsl_is_one_where_its_driver_is_nvidia_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "libcuda.so.1"
+    (tmp_path / "dxg").touch()
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: (0, 1))
+    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
+    monkeypatch.setattr("paceline.supervisor.stack_config._WSL_CUDA", driver)
+    assert StackConfig().worker_config("draft").lookahead_sequences == 1
+    driver.touch()
+    assert StackConfig().worker_config("draft").lookahead_sequences == 256
