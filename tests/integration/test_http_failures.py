@@ -15,6 +15,7 @@ from harness.stacks import RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG, until
 from harness.web import Http, connect
 
+from paceline.client import SamplingParams
 from paceline.supervisor import ChildFailedError
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello."}]
@@ -65,11 +66,15 @@ def test_more_than_the_queue_holds_is_told(stack: RunningStack, pair_paths: Pair
     workers = [stack.stack.address_of("target")]
     with own_coordinator(pair_paths, workers, max_running=1, max_waiting=1) as own:
         (http,) = [*connect(own.supervisor.status("coordinator").http_address)]
-        answer = http.post("/v1/completions", {"prompt": "x", "n": 3, "max_tokens": 4})
-        assert answer.status_code == 429
-        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-        assert "retry-after" in answer.headers
+        with own.client.stream("def main(", SamplingParams(ignore_eos=True, **LONG)) as running:
+            next(iter(running))
+            answer = http.post("/v1/completions", {"prompt": "x", "n": 2, "max_tokens": 4})
+            assert answer.status_code == 429
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            assert "retry-after" in answer.headers
         until(lambda: own.client.status().coordinator.running == 0, "the end of what was taken on")
+        answer = http.post("/v1/completions", {"prompt": "x", "n": 3, "max_tokens": 4})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
         assert http.post("/v1/completions", {"prompt": "x", "n": 2, "max_tokens": 4}).status_code == 200
     stack.check_pools_whole()
 
