@@ -49,6 +49,8 @@ from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
+UNREAD = "the client does not read; the request may be resumed"
+
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""
 STUCK_SHARE = 0.5
@@ -104,9 +106,7 @@ class Dispatcher:
         """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
         most = self._max_running + self._max_waiting
         if n > most:
-            raise InvalidArgumentError(
-                "n", f"must be at most {most}, over all prompts: no more run or wait here"
-            )
+            raise InvalidArgumentError("n", f"must be at most {most} over all prompts: no more run or wait")
 
     def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
         """Take a sequence on, unless it has ended already.
@@ -380,8 +380,7 @@ class Dispatcher:
 
     def _cut(self, running: Running) -> None:
         """The client does not read: what it was sent stays for it, what the sequence holds does not."""
-        why = "the client does not read; the request may be resumed"
-        self.abort(running, UnavailableError(why, running.machine.ledger.num_generated - 1))
+        self.abort(running, UnavailableError(UNREAD, running.machine.ledger.num_generated - 1))
 
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:

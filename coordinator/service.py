@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from coordinator.access import principal
 from coordinator.coordinator import Coordinator
+from coordinator.dispatcher import UNREAD
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.links import Link, LinkState
@@ -186,9 +187,7 @@ async def _cut(context: Context, reader: Reader | None) -> None:
     """Clients resume what ends with UNAVAILABLE: what ended for good is told as it did."""
     error = reader.cut_with if reader is not None else None
     with contextlib.suppress(Exception):
-        await abort(
-            context, error or UnavailableError("the client does not read; the request may be resumed")
-        )
+        await abort(context, error or UnavailableError(UNREAD))
 
 
 async def _worker(link: Link) -> pb.WorkerStatus:

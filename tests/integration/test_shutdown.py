@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import IO, Any
 
 import grpc
 import pytest
@@ -130,40 +131,41 @@ async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
     assert server.abandoned
 
 
-@pytest.mark.parametrize("when", ["with its parent", "by itself"])
-def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None:
-    """However a supervisor ends, its end of the pipe is closed then."""
-    command = [sys.executable, "-P", "-c", CHILD, when]
+@contextlib.contextmanager
+def piped(program: str, how: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
+    """A process with its standard input and output, gone when the block ends."""
+    command = [sys.executable, "-P", "-c", program, how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdin
             assert child.stdout
-            assert json.loads(child.stdout.readline())["event"] == "ready"
-            child.stdin.close()
-            if when == "by itself":
-                # One that ended wrongly would have by then: nothing runs that it could wait for.
-                with pytest.raises(subprocess.TimeoutExpired):
-                    child.wait(1.0)
-                child.terminate()
-            assert child.wait(HANG) == 0
+            yield child, child.stdin, child.stdout
         finally:
             child.kill()
+
+
+@pytest.mark.parametrize("when", ["with its parent", "by itself"])
+def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None:
+    """However a supervisor ends, its end of the pipe is closed then."""
+    with piped(CHILD, when) as (child, pipe, output):
+        assert json.loads(output.readline())["event"] == "ready"
+        pipe.close()
+        if when == "by itself":
+            # One that ended wrongly would have by then: nothing runs that it could wait for.
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(1.0)
+            child.terminate()
+        assert child.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("how", ["executed", "forked"])
 def test_a_worker_that_is_still_loading_ends_with_its_parent(how: str) -> None:
-    """Once: it looked at the pipe when it had loaded, and kept a device's memory until then."""
-    command = [sys.executable, "-P", "-c", LOADING, how]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    """Loading may take minutes, and what is loaded keeps a device's memory."""
+    with piped(LOADING, how) as (child, pipe, output):
+        loading = int(output.readline())
+        pipe.close()
         try:
-            assert child.stdin
-            assert child.stdout
-            loading = int(child.stdout.readline())
-            child.stdin.close()
-            try:
-                assert child.wait(HANG) == 1
-            except subprocess.TimeoutExpired:
-                os.kill(loading, signal.SIGKILL)
-                raise
-        finally:
-            child.kill()
+            assert child.wait(HANG) == 1
+        except subprocess.TimeoutExpired:
+            os.kill(loading, signal.SIGKILL)
+            raise
