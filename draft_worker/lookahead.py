@@ -58,8 +58,8 @@ class Lookahead:
         """Branches that are a round's proposal now, until it is looked ahead of."""
         self._begun: dict[str, tuple[DraftRound, Held[DraftProposal], Drafting]] = {}
         """Rounds that are answered, and whose verdicts nothing is drafted for yet."""
-        self._untold = False
-        """As `has_news` says."""
+        self.has_news = False
+        """Branches grew, and the coordinator has not been told."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
         self._stop = Stop(gives_way=_gives_way(config))
         self.rounds = 0
@@ -71,12 +71,7 @@ class Lookahead:
     def has_work(self) -> bool:
         """True while there is something to draft, or to tell."""
         wants_passes = any(ahead.wants_passes for ahead in self._aheads.values())
-        return bool(self._begun) or self._untold or wants_passes
-
-    @property
-    def has_news(self) -> bool:
-        """True while branches grew, and the coordinator has not been told."""
-        return self._untold
+        return bool(self._begun) or self.has_news or wants_passes
 
     @property
     def tables(self) -> list[BlockTable]:
@@ -148,7 +143,7 @@ class Lookahead:
     def step(self) -> list[DraftEvent]:
         """Draft on branches, no longer than a round that arrives can wait for."""
         self._open()
-        self._untold = False
+        self.has_news = False
         if events := self._continuations():  # what was inherited, or grew while a command came
             return events
         width = self._branches_each()
@@ -165,7 +160,7 @@ class Lookahead:
             self._stop.want()  # the failure may have left this thread giving way
             return []
         if self._stop.wanted:
-            self._untold = True  # what waits may well be the verdict, and nobody asks for these any more
+            self.has_news = True  # what waits may well be the verdict, and nobody asks for these any more
             return []
         return self._continuations()
 
