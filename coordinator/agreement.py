@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.costs import ALMOST_NONE, RoundSeconds
+from coordinator.costs import RoundSeconds
+from coordinator.curves import ALMOST_NONE
 
 ADVANTAGE = 0.04
 """Share by which drafting must be better than plain decoding. It makes that much less than its usual rounds

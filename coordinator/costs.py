@@ -15,26 +15,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.lines import Line, Moments
+from coordinator.curves import KNOWN, Cell, Curve, Shape
 
-MEMORY = 80.0
-"""Measurements after which an old one has lost its say."""
-TRUST = 16.0
-"""Measurements at one K that count as much as the line through all with draft tokens."""
-LEAST_SPREAD = 0.02
-"""Variance of the draft tokens below which nothing can be said of their cost."""
-ALMOST_NONE = 0.05
-"""Draft tokens a sequence up to which decoding is plain: one that drafts splits a pass of many."""
 SHORTEST = 1e-6
 """Seconds that no round is faster than."""
-FADED = 40.0
-"""Measurements that all the old ones count for when new ones are on their way: a trial lasts for some tenths
-of a second, in which a machine that others use too is a fifth faster or slower than in the next ones."""
-PACE = 1 / 32
+PACE = 1 / 16
 """Share of a measurement in how fast everything is now."""
-KNOWN, WELL_KNOWN = 4.0, 40.0
-"""Measurements from which on a mean can tell something, and that everything became slower or faster. With
-fewer it can tell that in part: what the first rounds of a kind took is no measure of how fast all else is."""
+WELL_KNOWN = 40.0
+"""Measurements from which on a mean can tell that everything became slower or faster. With fewer it can tell
+that in part: what the first rounds of a kind took is no measure of how fast all else is."""
 MANY = 8
 SCATTERED_FEW, SCATTERED = 0.6, 0.85
 """What a row that one of several sequences adds to their plain passes costs, as a share of a plain round of
@@ -45,130 +34,6 @@ COMPARED, LATELY = 0.3, 0.8
 timed passes say, and the share that a finding keeps of its say when the next one comes."""
 STRAY = 3.0
 """A time this many times the usual one says no more than that of how fast everything is."""
-
-
-@dataclass(slots=True)
-class Cell:
-    """Mean of the measurements around one whole number of draft tokens."""
-
-    weight: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def observe(self, tokens: float, seconds: float, weight: float, outlier: float = math.inf) -> None:
-        """Take in one measurement; a time `outlier` times the mean counts as that much."""
-        if self.weight >= 1 and self.seconds > 0:
-            seconds = min(seconds, outlier * self.seconds)
-        self.weight = min(self.weight + weight, MEMORY)
-        share = weight / self.weight
-        self.tokens += share * (tokens - self.tokens)
-        self.seconds += share * (seconds - self.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is taken without draft tokens, and with them.
-
-    These are apart: plain rounds follow one another on the target and share each pass, while a round with
-    draft tokens waits for its proposal, for messages, and for passes of others.
-    """
-
-    line: Line
-    """From one draft token on."""
-    plain: float
-    """Seconds."""
-
-    def times(self, factor: float) -> Shape:
-        """So many times as long."""
-        return Shape(self.line.times(factor), factor * self.plain)
-
-
-@dataclass(slots=True)
-class Curve:
-    """Seconds over draft tokens a sequence, from measurements and a line through them."""
-
-    growth: float
-    """Share of the seconds without draft tokens that one draft token adds, while nothing better is known."""
-    outlier: float
-    """A time this many times the mean counts as that much: one stall says nothing of the next round."""
-    cells: dict[int, Cell] = field(default_factory=dict)
-    _moments: Moments | None = None
-    """Of the cells as they are; None after a change."""
-
-    def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
-        """Take in one measurement; `weight` below 1 where several tell of the same pass."""
-        self.cells.setdefault(_place(tokens), Cell()).observe(tokens, seconds, weight, self.outlier)
-        self._moments = None
-
-    def usual(self, tokens: float) -> Cell | None:
-        """Mean around so many draft tokens; None while that is not known."""
-        cell = self.cells.get(_place(tokens))
-        return cell if cell is not None and cell.weight >= KNOWN and cell.seconds > 0 else None
-
-    def fade(self, tokens: int) -> None:
-        """Let what is known of so many draft tokens count for less: it is about to be measured again."""
-        if tokens in self.cells:
-            self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
-            self._moments = None
-
-    def shape(self, like: Shape | None = None) -> Shape | None:
-        """A line through the cells with draft tokens (least squares), and the one without; `like` if none.
-
-        With one cell the line has the slope of `like`, else of `growth`.
-        """
-        if not self.cells:
-            return like
-        plain, line = self.cells.get(0), self._line(like)
-        if plain is not None:
-            return Shape(line, plain.seconds)
-        if like is not None and like.line.at(1) > 0:
-            return Shape(line, like.plain * line.at(1) / like.line.at(1))
-        return Shape(line, line.at(0))
-
-    def _line(self, like: Shape | None) -> Line:
-        # Most loads change seldom, and all of them are asked every time.
-        if self._moments is None:
-            cells = [c for place, c in self.cells.items() if place] or self.cells.values()
-            self._moments = Moments.of([(c.weight, c.tokens, c.seconds) for c in cells], LEAST_SPREAD)
-        x, y = self._moments.amount, self._moments.seconds
-        if self._moments.slope is not None:
-            return Line.through(x, y, self._moments.slope)
-        if like is not None and self.cells.keys() == {0} and like.plain > 0:
-            return like.line.times(y / like.plain)
-        if like is not None and like.line.at(x) > 0:
-            return Line.through(x, y, y * like.line.slope / like.line.at(x))
-        return Line.through(x, y, y * self.growth / (1 + self.growth * x))
-
-    def seconds(self, most: int, like: Shape | None = None) -> list[float] | None:
-        """Seconds for 0 to `most` draft tokens; None when nothing is known."""
-        shape = self.shape(like)
-        if shape is None:
-            return None
-        line, result = shape.line, []
-        for k in range(1, most + 1):
-            cell, guess = self.cells.get(k), line.at(k)
-            if cell is not None:
-                own = max(0.0, cell.seconds + line.slope * (k - cell.tokens))
-                guess = (cell.weight * own + TRUST * guess) / (cell.weight + TRUST)
-            result.append(guess)
-        return [shape.plain, *rising(result)]
-
-
-def _place(tokens: float) -> int:
-    """The cell of so many draft tokens."""
-    return 0 if tokens < ALMOST_NONE else max(1, round(tokens))
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """The nearest values (least squares) that never fall: drafting more never takes less time."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            other, others = pools.pop()
-            mean, count = (mean * count + other * others) / (count + others), count + others
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +114,17 @@ class Load:
 
     def judged(self, tokens: float, seconds: float, weight: float = 1.0, *, trial: bool = False) -> None:
         """Take in the time to a verdict. On trial it is the draft tokens that make the difference."""
-        if not trial:
-            usual = self.verdict.usual(tokens)
-            if usual is not None:
-                ratio = min(max(seconds / (usual.seconds * self.pace), 1 / STRAY), STRAY)
-                share = PACE * weight * min(1.0, usual.weight / WELL_KNOWN)
-                self.pace *= 1 + share * (ratio - 1)
-        self.verdict.observe(tokens, seconds / self.pace, weight)
+        usual = None if trial else self.verdict.usual(tokens)
+        if usual is None:
+            self.verdict.observe(tokens, seconds / self.pace, weight)
+            return
+        # What one measurement misses by is divided between the pace and the mean. Were the mean told of what
+        # the pace makes of it, a long time would seem shorter for having raised the pace: the mean would sink
+        # and the pace rise without end, and all that is not done meanwhile would seem slower and slower.
+        error = min(max(seconds / (usual.seconds * self.pace), 1 / STRAY), STRAY) - 1
+        share = PACE * weight * min(1.0, usual.weight / WELL_KNOWN)
+        self.pace *= math.exp(share * error)
+        self.verdict.correct(tokens, (1 - share) * error, weight)
 
     def copied(self, more: float, seconds: float, weight: float = 1.0) -> None:
         """Take in the time to a verdict while nobody had drafts, with so many copied tokens a sequence."""

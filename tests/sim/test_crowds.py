@@ -106,10 +106,10 @@ def test_sequences_that_decide_alone_are_noticed(monkeypatch: pytest.MonkeyPatch
 
 def test_old_times_beside_new_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where drafting and not are close, the one that was measured while all was slower seems worse."""
-    machine = dataclasses.replace(QUICK, drift=1.2)
+    loads = (dataclasses.replace(QUICK, drift=1.2), 2), (DRIFTING, 8)
 
     def made() -> list[float]:
-        return [rate(machine, 2, text) for text in TEXTS]
+        return [rate(machine, concurrency, text) for machine, concurrency in loads for text in TEXTS]
 
     with_pace = made()
     monkeypatch.setattr("coordinator.costs.PACE", 0.0)

@@ -84,10 +84,12 @@ def test_sequences_that_differ_get_what_suits_each() -> None:
     def mixed(number: int, now: float) -> Callable[[int], float]:
         return lambda generated: 0.9 if number % 2 else 0.1
 
-    def rate(k: int | None) -> float:
-        return ClosedLoop(CORES, 16, mixed, k, tokens=300).run(10.0)
+    def rate(k: int | None, seed: int = 0) -> float:
+        return ClosedLoop(CORES, 16, mixed, k, tokens=300, seed=seed).run(10.0)
 
-    assert rate(None) > 1.05 * max(rate(k) for k in (0, 1, 2, 4, MAX_K))
+    # A service's first trials decide a run: one differs from the next by a twentieth.
+    chosen = mean(rate(None, seed) for seed in range(8))
+    assert chosen > 1.05 * max(rate(k) for k in (0, 1, 2, 4, MAX_K))
 
 
 def of_the_best(concurrency: int) -> float:
