@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.bench.arms import Arm
+from paceline.bench.processor import PROCESSES
 from paceline.client.results import GenerationResult, to_plain
 from paceline.core.types import TokenOrigin
 from paceline.decoding import theory
@@ -144,9 +145,16 @@ class Cell:
     """The same from the first token on; only of Paceline's arms at one request."""
     client_cpu: list[float] = field(default_factory=list)
     """Share of each run in which the measuring process kept a core busy; a peer computes in it."""
+    processor_seconds: dict[Place, dict[str, float]] = field(default_factory=dict)
+    """Of each run, by role (`processor.PROCESSES`), the whole load; only of Paceline's arms."""
     counts: Counts = field(default_factory=Counts)
     opening: Counts = field(default_factory=Counts)
     """Of the same requests again, stopped after a few tokens: what their prompts cost."""
+
+    def took(self, place: Place, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """One run's processor time, from readings that are empty where the system tells nothing."""
+        if before and after:
+            self.processor_seconds[place] = {role: after[role] - before[role] for role in after}
 
     @property
     def tokens_per_second(self) -> Spread:
@@ -157,6 +165,14 @@ class Cell:
     def decoding(self) -> Counts:
         """The rounds after the opening, where that was measured; so passes over prompts are not in it."""
         return self.counts - self.opening
+
+    @property
+    def processor_seconds_per_token(self) -> dict[str, float]:
+        """By role, over all runs, prompts included; empty where it was not measured in each of them."""
+        if self.processor_seconds.keys() != self.rates.keys() or not self.counts.completion_tokens:
+            return {}
+        runs = self.processor_seconds.values()
+        return {role: sum(run[role] for run in runs) / self.counts.completion_tokens for role in PROCESSES}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -172,6 +188,7 @@ class Cell:
                 "hit_rate": c.hit_rate,
                 "seconds_per_round": self.decoding.parts,
                 "coordinator_and_wire_share": self.decoding.coordinator_and_wire_share,
+                "processor_seconds_per_token": self.processor_seconds_per_token or None,
             }
         return {
             **self.arm.to_dict(),
@@ -185,6 +202,7 @@ class Cell:
                     "workload": workload,
                     "tokens_per_second": rate,
                     "decode_tokens_per_second": self.decode_rates.get((repeat, workload)),
+                    "processor_seconds": self.processor_seconds.get((repeat, workload)),
                 }
                 for (repeat, workload), rate in self.rates.items()
             ],

@@ -11,6 +11,7 @@ from paceline.bench.arms import Arm
 from paceline.bench.cells import Cell, Cells
 from paceline.bench.config import BenchConfig
 from paceline.bench.peers import PeerArm
+from paceline.bench.processor import Processors
 from paceline.bench.workload import LoadResult, Prompt, Workload, run_load, workloads
 from paceline.client import AsyncClient
 from paceline.core.checks import AUTO
@@ -45,12 +46,14 @@ class Bench:
         clients: Clients,
         peers: Sequence[PeerArm],
         prompts: Sequence[Prompt],
+        processors: Processors,
         progress: Callable[[str], None],
     ) -> None:
         self._config = config
         self._clients = clients
         self._peers = {Arm(peer.name): peer.generate for peer in peers}
         self._prompts = prompts
+        self._processors = processors
         self._progress = progress
 
     async def run(self) -> Cells:
@@ -101,7 +104,10 @@ class Bench:
             opening = await self._once(arm, load, temperature, seed=seed, max_tokens=most)
             for result in opening.results:
                 cell.opening.add(result)
+        before = self._processors.seconds()
         outcome = await self._once(arm, load, temperature, seed=seed, max_tokens=self._config.max_tokens)
+        if not arm.is_peer:
+            cell.took(place, before, self._processors.seconds())
         cell.rates[place] = outcome.tokens_per_second
         if outcome.decode_tokens_per_second is not None:
             cell.decode_rates[place] = outcome.decode_tokens_per_second

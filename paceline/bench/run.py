@@ -16,6 +16,7 @@ from paceline.bench.config import BenchConfig
 from paceline.bench.machine import Machine, Model
 from paceline.bench.measuring import Bench, Clients
 from paceline.bench.peers import PeerArm, PeerSetup, PeerState, importing, join
+from paceline.bench.processor import Processors
 from paceline.bench.record import Record
 from paceline.bench.services import Services, serve
 from paceline.bench.workload import Prompt
@@ -68,7 +69,8 @@ async def _measure(
         gc.freeze()
         try:
             clients = Clients(ahead, without, choosing)
-            cells = await Bench(config, clients, peer_arms, prompt_ids, progress).run()
+            processors = Processors(services.pids)
+            cells = await Bench(config, clients, peer_arms, prompt_ids, processors, progress).run()
         finally:
             gc.unfreeze()
     return Record(

@@ -12,7 +12,7 @@ this machine: it knows of rounds what it finds out itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.bench.config import LOOKAHEAD_BRANCHES, BenchConfig
@@ -24,15 +24,21 @@ _BLOCK_SIZE = 16
 _DEFAULT_ROOM = 256  # sequences at a time, where nobody asks for more
 _BLOCKS_OF_A_BRANCH = 4  # its own ones: the ledger's blocks are shared
 
+_WAITING = "draft without lookahead"
+_WITHOUT = "coordinator without lookahead"
+_CHOOSING = "coordinator that chooses K"
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Addresses of the coordinators."""
+    """Addresses of the coordinators, and what processes there are."""
 
     lookahead: str
     without: str
     choosing: str
     """Asked by nobody who fixes K."""
+    pids: Mapping[str, Sequence[int]]
+    """By role."""
 
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
@@ -71,7 +77,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
     )
     with serve_stack(stack_config, sink=sink) as stack:
         waiting = replace(stack.config.draft_config, lookahead_branches=0)
-        draft = stack.add("draft without lookahead", "draft-worker", waiting).address
+        draft = stack.add(_WAITING, "draft-worker", waiting).address
 
         def coordinator(role: str, draft: str) -> tuple[str, str, CoordinatorConfig]:
             return (
@@ -81,9 +87,17 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
             )
 
         without, choosing = stack.start(
-            coordinator("coordinator without lookahead", draft),
-            coordinator(
-                "coordinator that chooses K", stack.address_of("draft") if config.drafts_ahead else draft
-            ),
+            coordinator(_WITHOUT, draft),
+            coordinator(_CHOOSING, stack.address_of("draft") if config.drafts_ahead else draft),
         )
-        yield Services(lookahead=stack.address, without=without.address, choosing=choosing.address)
+        roles = {
+            "target": ("target",),
+            "draft": ("draft", _WAITING),
+            "coordinator": ("coordinator", _WITHOUT, _CHOOSING),
+        }
+        yield Services(
+            lookahead=stack.address,
+            without=without.address,
+            choosing=choosing.address,
+            pids={role: [stack.pid(name) for name in names] for role, names in roles.items()},
+        )

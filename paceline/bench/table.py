@@ -11,6 +11,7 @@ from paceline.bench import arms
 from paceline.bench.cells import PARTS, Cell, ratio
 from paceline.bench.config import BenchConfig
 from paceline.bench.figures import BY_K, RATIOS, Figures, Ratio, base_of
+from paceline.bench.processor import PROCESSES
 from paceline.bench.record import Record
 
 _SHORT = {"coordinator": "coord"}
@@ -32,6 +33,8 @@ def print_record(record: Record, console: Console) -> None:
         for t in temperatures:
             console.print()
             console.print(concurrent(record, t))
+            console.print()
+            console.print(processor_time(record, t))
     if 1 in record.config.concurrency:
         console.print()
         console.print(figures_table({t: record.figures(t) for t in temperatures}))
@@ -138,6 +141,24 @@ def concurrent(record: Record, temperature: float) -> Table:
     shares = [[share for cell in _cells(record, temperature, n) for share in cell.client_cpu] for n in levels]
     table.add_row("client's share of a core, at most", *(f"{max(each):.0%}" for each in shares))
     return table
+
+
+def processor_time(record: Record, temperature: float) -> Table:
+    """What a token costs each process, prompts included, by concurrency."""
+    levels = record.config.concurrency
+    table = _table(
+        f"Processor time of a token in ms, temperature {temperature:g} ({', '.join(PROCESSES)})",
+        *(str(n) for n in levels),
+    )
+    rows = dict.fromkeys(cell.arm for n in levels for cell in _cells(record, temperature, n))
+    for arm in rows:
+        cells = [record.cells.find(arm, temperature, n) for n in levels]
+        table.add_row(arm.name, *(_each_process(cell) if cell else "" for cell in cells))
+    return table
+
+
+def _each_process(cell: Cell) -> str:
+    return " ".join(f"{1000 * seconds:.2f}" for seconds in cell.processor_seconds_per_token.values())
 
 
 def _cells(record: Record, temperature: float, concurrency: int) -> list[Cell]:

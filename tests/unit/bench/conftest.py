@@ -33,6 +33,9 @@ SPEEDS = {
 }
 """Over plain decoding at one request; at n requests what is above 1 shrinks to its n-th part, less 0.1."""
 
+CLOCKS = {"target": 0.1, "draft": 0.02, "coordinator": 0.03, "client": 0.01}
+"""Processor seconds of each role before a run of two of them, which takes as much again."""
+
 
 def rate(name: str, concurrency: int) -> float:
     if name == "plain, again":
@@ -100,6 +103,8 @@ def all_cells(config: BenchConfig) -> list[Cell]:
                     if n == 1 and not arm.is_peer:
                         cell.decode_rates[repeat, 0] = 1.1 * rate(arm.name, n) / slowness
                 if not arm.is_peer:
+                    for place in cell.rates:
+                        cell.took(place, CLOCKS, {role: 2 * seconds for role, seconds in CLOCKS.items()})
                     cell.counts = counts(arm, 40, prompt_seconds=0.5)
                     cell.opening = counts(arm, 8, prompt_seconds=0.5) if n == 1 else Counts()
                 cells.append(cell)

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.bench.arms import Arm
 from paceline.bench.cells import Cell, Counts, Spread, decode_ratio, pooled, ratio
+from paceline.bench.processor import PROCESSES
 from paceline.client import RoundTimings
 from paceline.client import TokenOrigin as T
 
@@ -85,3 +86,18 @@ def test_what_the_prompt_costs_is_not_decoding() -> None:
     cell.counts = Counts(requests=1, completion_tokens=40, num_rounds=40, target=0.5 + 0.40)
     cell.opening = Counts(requests=1, completion_tokens=4, num_rounds=4, target=0.5 + 0.04)
     assert cell.decoding.target_seconds_per_round == pytest.approx(0.01)
+
+
+def test_processor_time_is_told_only_where_every_run_was_measured() -> None:
+    """A worker that was started anew counts from zero."""
+    cell = Cell(Arm("plain", 0), 0.0, 4, rates={(0, 0): 10.0, (1, 0): 9.0})
+    cell.counts = Counts(completion_tokens=40)
+    clocks = dict.fromkeys(PROCESSES, 1.0)
+    cell.took((0, 0), clocks, clocks | {"target": 1.2})
+    assert cell.processor_seconds_per_token == {}
+    cell.took((1, 0), clocks, {})
+    assert cell.processor_seconds_per_token == {}
+    cell.took((1, 0), clocks, clocks | {"target": 1.4, "client": 1.1})
+    assert cell.processor_seconds_per_token == pytest.approx(
+        {"target": 0.015, "draft": 0, "coordinator": 0, "client": 0.0025}
+    )

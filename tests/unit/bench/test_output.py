@@ -56,6 +56,8 @@ def test_json_has_every_run_of_every_cell(record: Record) -> None:
     assert len(cells) == len(list(record.cells))
     (plain,) = (c for c in cells if (c["arm"], c["temperature"], c["concurrency"]) == ("plain", 0.0, 2))
     assert [run["tokens_per_second"] for run in plain["runs"]] == [200.0, 100.0]
+    assert [run["processor_seconds"]["draft"] for run in plain["runs"]] == [0.02, 0.02]
+    assert plain["processor_seconds_per_token"]["draft"] == pytest.approx(0.04 / 40)
     assert plain["tokens_per_second"]["median"] == 150.0
     (peer,) = (c for c in cells if c["arm"] == "transformers generate" and c["temperature"] == 1.0)
     assert peer["k"] is peer["lookahead"] is None
@@ -74,6 +76,8 @@ def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     assert row(text, "... with the target time a round waits for") == ["1.61", "1.61"]
     assert row(text, "step over floor") == ["5.00", "5.00"]
     assert row(text, "client's share of a core, at most") == ["90%"] * 3
+    by_process = text.partition("Processor time of a token in ms, temperature 1")[2]
+    assert row(by_process, "as served, coupled, K=auto") == ["5.00", "1.00", "1.50", "0.50"] * 3
     assert "CTranslate2: absent, pip install ctranslate2" in text
 
 

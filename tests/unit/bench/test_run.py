@@ -46,7 +46,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(run, "AsyncClient", Client)
     monkeypatch.setattr(run, "_peers", begin)
-    services = Services("a:1", "b:1", "c:1")
+    services = Services("a:1", "b:1", "c:1", {})
     return lambda config: run._measure(config, services, PROMPTS, Path(), lambda _: None, 0.0)
 
 
