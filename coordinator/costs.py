@@ -15,15 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.curves import KNOWN, Cell, Curve, Shape
+from coordinator.curves import KNOWN, MEMORY, Cell, Curve, Shape
 
 SHORTEST = 1e-6
 """Seconds that no round is faster than."""
 PACE = 1 / 16
-"""Share of a measurement in how fast everything is now."""
-WELL_KNOWN = 40.0
-"""Measurements from which on a mean can tell that everything became slower or faster. With fewer it can tell
-that in part: what the first rounds of a kind took is no measure of how fast all else is."""
+"""Share of a measurement in how fast everything is now, where as much is known of its kind as a mean
+remembers; less with less: what the first rounds of a kind took is no measure of how fast all else is."""
 MANY = 8
 SCATTERED_FEW, SCATTERED = 0.6, 0.85
 """What a row that one of several sequences adds to their plain passes costs, as a share of a plain round of
@@ -122,7 +120,7 @@ class Load:
         # the pace makes of it, a long time would seem shorter for having raised the pace: the mean would sink
         # and the pace rise without end, and all that is not done meanwhile would seem slower and slower.
         error = min(max(seconds / (usual.seconds * self.pace), 1 / STRAY), STRAY) - 1
-        share = PACE * weight * min(1.0, usual.weight / WELL_KNOWN)
+        share = PACE * weight * usual.weight / MEMORY
         self.pace *= math.exp(share * error)
         self.verdict.correct(tokens, (1 - share) * error, weight)
 

@@ -208,17 +208,17 @@ def paced(speed: float, *, trial: bool = False) -> Costs:
     return costs
 
 
-@pytest.mark.parametrize("speed", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("speed", [0.5, 1.0, 1.5, 1.7])
 def test_what_makes_everything_slower_makes_slower_what_is_not_done(speed: float) -> None:
     table = paced(speed).round_seconds(1, 4)
     assert table is not None
-    assert table.whole[0] == pytest.approx(10 * speed, rel=0.03)
-    # A leap like that is partly taken for the price of plain rounds: a quarter of it here.
-    assert table.whole[4] == pytest.approx(20 * speed, rel=0.27)
-    assert table.verify[4] == pytest.approx(15 * speed, rel=0.27)
+    assert table.whole[0] == pytest.approx(10 * speed, rel=0.02)
+    # A leap like that is partly taken for the price of plain rounds: a sixth of it here, at most.
+    assert table.whole[4] == pytest.approx(20 * speed, rel=0.2)
+    assert table.verify[4] == pytest.approx(15 * speed, rel=0.2)
 
 
-@pytest.mark.parametrize(("known", "slower"), [(8, 1.15), (1000, 1.25)])
+@pytest.mark.parametrize(("known", "slower"), [(8, 1.1), (1000, 1.25)])
 def test_how_slow_everything_is_shows_in_what_is_well_known(known: int, slower: float) -> None:
     """The first rounds of a kind may have been cheaper than they turn out to be: that is no slow machine."""
     costs = Costs()
@@ -286,7 +286,8 @@ def test_on_trial_the_draft_tokens_make_the_difference() -> None:
     table = paced(1.7, trial=True).round_seconds(1, 4)
     assert table is not None
     assert table.whole[0] > 15
-    assert table.whole[4] == pytest.approx(20, rel=0.15)
+    assert table.whole[4] == pytest.approx(20, rel=0.05)
+    assert table.whole[0] == pytest.approx(17, rel=0.2)
 
 
 def test_one_stall_says_little_of_how_fast_everything_is() -> None:
@@ -348,24 +349,3 @@ def test_chance_moves_neither_what_is_known_nor_the_pace(spread: float) -> None:
     assert found[4] / found[0] == pytest.approx(3, rel=0.15)
     assert found[0] == pytest.approx(3e-3, rel=0.35), "of the last rounds"
     assert load.pace == pytest.approx(1, rel=0.35)
-
-
-def test_what_becomes_slower_is_told_from_what_is_slower() -> None:
-    """Whatever is done next would have slowed down as well; what a trial tries would not."""
-
-    def measured(*, trial: bool) -> list[float]:
-        load = Load()
-        for tokens, seconds in ((0, 3e-3), (4, 9e-3)):
-            for _ in range(100):
-                load.judged(tokens, seconds)
-        for _ in range(100):
-            load.judged(0, 4.5e-3, trial=trial)
-        found = load.seconds(load.verdict, 4, None)
-        assert found is not None
-        return found
-
-    slower, tried = measured(trial=False), measured(trial=True)
-    assert slower[0] == pytest.approx(4.5e-3, rel=0.02)
-    assert slower[4] == pytest.approx(13.5e-3, rel=0.2)
-    assert tried[0] == pytest.approx(4.5e-3, rel=0.2)
-    assert tried[4] == pytest.approx(9e-3, rel=0.05)
