@@ -33,7 +33,7 @@ from coordinator.links import Link
 from coordinator.observer import Observer, RoundRecord, tell_all
 from coordinator.record import Record
 from coordinator.round import RoundMachine
-from coordinator.running import Parts, Running, Untold
+from coordinator.running import UNREAD, Parts, Running, Untold
 from coordinator.silence import Silence
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
@@ -48,8 +48,6 @@ from paceline.core.messages import RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
-
-UNREAD = "the client does not read; the request may be resumed"
 
 SWEEP_SECONDS = 0.05
 """How often deadlines are looked at."""

@@ -17,6 +17,9 @@ from paceline.core.errors import PacelineError
 Parts = asyncio.Queue[Commit | PacelineError]
 """What a client has not been given yet."""
 
+UNREAD = "the client does not read; the request may be resumed"
+"""Why a sequence ends whose client leaves too much of it."""
+
 
 @dataclass(slots=True, eq=False)
 class Running:

@@ -16,11 +16,11 @@ from google.protobuf.message import Message
 
 from coordinator.access import principal
 from coordinator.coordinator import Coordinator
-from coordinator.dispatcher import UNREAD
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.links import Link, LinkState
 from coordinator.requests import Reader
+from coordinator.running import UNREAD
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO
 from paceline.core.clock import monotonic
