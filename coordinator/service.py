@@ -70,6 +70,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             deadline = _deadline(context)
             async with self._coordinator.generating(call, deadline) as generation:
                 reader = generation.reader
+                # With the first message, as gRPC would, a call that ends in the middle of that could not be
+                # told its status any more.
+                await context.send_initial_metadata(())
                 yield _started(generation)
                 async for commit in self._coordinator.parts(generation):
                     if commit.token_ids or commit.text or commit.prompt_logprobs:

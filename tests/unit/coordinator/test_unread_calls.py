@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from coordinator.coordinator import Coordinator
+from coordinator.generation import Generation
 from coordinator.ledger import Commit
 from coordinator.service import GenerationService
 from paceline.client.requests import generate_request
@@ -18,6 +19,7 @@ from paceline.core.errors import CancelledError, InternalError, PacelineError, U
 from paceline.core.types import TokenOrigin
 from paceline.rpc.status import from_rpc_error
 from paceline.v1 import generation_pb2_grpc
+from paceline.v1.generation_pb2 import GenerateResponse, GenerateStarted
 
 SECONDS = 30.0
 CHUNKS = 400
@@ -70,7 +72,7 @@ async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
     clock = ManualClock()
     served._clock = served.requests._clock = clock
     served.requests._unread_timeout = 60.0
-    server, unnamed = grpc.aio.server(), Any
+    server, unnamed = grpc.aio.server(), cast("Any", None)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(served, unnamed), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -101,5 +103,39 @@ async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
             assert len(told) < CHUNKS
             assert len(served.requests._readers) == 0
             assert len(served.requests) == (1 if end is fail else 0)
+    finally:
+        await server.stop(None)
+
+
+async def test_a_call_that_cannot_send_even_its_first_message_ends(
+    served: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: headers went with it, and after one that was cut no status could: the client waited for ever."""
+    began: list[GenerateResponse] = []
+
+    def long_started(generation: Generation) -> GenerateResponse:
+        began.append(GenerateResponse(started=GenerateStarted(prompt_token_ids=[1 << 20] * (1 << 18))))
+        return began[0]
+
+    monkeypatch.setattr("coordinator.service._started", long_started)
+    server, unnamed = grpc.aio.server(), cast("Any", None)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(served, unnamed), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with (
+            asyncio.timeout(SECONDS),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
+        ):
+            request = generate_request("def", {"max_tokens": 50}, None, None)
+            call: Any = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            while not began:
+                await turn()
+            (reader,) = served.requests._readers
+            assert reader.task is not None
+            served.requests._end_call(reader.task)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_all(call, [])
+            assert type(from_rpc_error(caught.value)) is UnavailableError
     finally:
         await server.stop(None)
