@@ -93,7 +93,7 @@ def _mixed(plain: float, row: float, weight: float, seconds: Sequence[float], ot
 class Load:
     """Costs while about so many sequences run."""
 
-    verdict: Curve = field(default_factory=lambda: Curve(growth=0.1, outlier=3.0))
+    verdict: Curve = field(default_factory=lambda: Curve(growth=0.1, outlier=3.0, of_rows=True))
     """From VerifyRound to verdict, over the draft tokens that all sequences have on average."""
     drafting: Curve = field(default_factory=lambda: Curve(growth=0.3, outlier=math.inf))
     """Of drafting that the sequence had to wait for, over its own draft tokens; often nothing.
@@ -197,16 +197,18 @@ class Costs:
     def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
         """Of rounds with 0 to `most` draft tokens; None when nothing is known.
 
-        What was not measured at this load is taken from the nearest one that has it.
+        What was not measured at this load is taken from the nearest one that has it; of a pass, what each row
+        takes.
         """
-        here = bracket(sequences)
+        here = before = bracket(sequences)
         verdict = drafting = None
         # From far to near, so that every load shapes what the nearer ones do not know.
         for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
-            load = self.loads[there]
+            load, verdict = self.loads[there], _as_of(verdict, before, there)
             verdict, drafting = load.shape(load.verdict, verdict), load.shape(load.drafting, drafting)
+            before = there
         own = self.loads.get(here, Load())
-        verify = own.seconds(own.verdict, most, verdict)
+        verify = own.seconds(own.verdict, most, _as_of(verdict, before, here))
         draft = own.seconds(own.drafting, most, drafting)
         if verify is None:
             return None
@@ -229,6 +231,11 @@ class Costs:
             return 0.0
         verdict = sum(cell.weight * cell.seconds for cell in verdicts) / weight
         return drafting.seconds / max(drafting.seconds + verdict, SHORTEST)
+
+
+def _as_of(shape: Shape | None, load: int, other: int) -> Shape | None:
+    """What is known of passes at one load, for another one."""
+    return shape.among(2.0 ** (other - load)) if shape is not None else None
 
 
 def _copied(sequences: int, verify: Sequence[float]) -> list[float]:

@@ -67,6 +67,11 @@ class Shape:
         """So many times as long."""
         return Shape(self.line.times(factor), factor * self.plain)
 
+    def among(self, times: float) -> Shape:
+        """Where so many times the sequences run: each draft token of all is that many times the rows."""
+        intercept = self.plain + times * (self.line.intercept - self.plain)
+        return Shape(Line(intercept, times * self.line.slope), self.plain)
+
 
 @dataclass(slots=True)
 class Curve:
@@ -76,6 +81,8 @@ class Curve:
     """Share of the seconds without draft tokens that one draft token adds, while nothing better is known."""
     outlier: float
     """A time this many times the mean counts as that much: one stall says nothing of the next round."""
+    of_rows: bool = False
+    """What draft tokens add at another load is the same seconds here; else the same share of the whole."""
     cells: dict[int, Cell] = field(default_factory=dict)
     _moments: Moments | None = None
     """Of the cells as they are; None after a change."""
@@ -104,7 +111,8 @@ class Curve:
     def shape(self, like: Shape | None = None) -> Shape | None:
         """A line through the cells with draft tokens (least squares), and the one without; `like` if none.
 
-        With one cell the line has the slope of `like`, else of `growth`.
+        With one cell the line has the slope of `like`, else of `growth`; with that without draft tokens alone
+        it is that of `like` as well.
         """
         if not self.cells:
             return like
@@ -123,6 +131,11 @@ class Curve:
         x, y = self._moments.amount, self._moments.seconds
         if self._moments.slope is not None:
             return Line.through(x, y, self._moments.slope)
+        if like is not None and self.of_rows:
+            if self.cells.keys() == {0}:
+                return Line(y + like.line.intercept - like.plain, like.line.slope)
+            # No row takes more than its part of the pass.
+            return Line.through(x, y, min(like.line.slope, y / (1 + x)))
         if like is not None and self.cells.keys() == {0} and like.plain > 0:
             return like.line.times(y / like.plain)
         if like is not None and like.line.at(x) > 0:
