@@ -142,14 +142,14 @@ class Load:
             most = STRAY * max(plain.seconds, own.seconds if own is not None else 0.0)
         self.drafting.observe(num_draft, min(seconds / self.pace, most), weight)
 
-    def shape(self, curve: Curve, like: Shape | None) -> Shape | None:
-        """Of one of the two, as things are now; `like` is of another load."""
-        shape = curve.shape(self._before(like))
+    def shape(self, curve: Curve, like: Shape | None, slope: float = 0.0) -> Shape | None:
+        """Of one of the two, as things are now; `like` is of another load, `slope` of this one."""
+        shape = curve.shape(self._before(like), slope / self.pace)
         return shape.times(self.pace) if shape is not None else None
 
-    def seconds(self, curve: Curve, most: int, like: Shape | None) -> list[float] | None:
+    def seconds(self, curve: Curve, most: int, like: Shape | None, slope: float = 0.0) -> list[float] | None:
         """The same for 0 to `most` draft tokens."""
-        seconds = curve.seconds(most, self._before(like))
+        seconds = curve.seconds(most, self._before(like), slope / self.pace)
         return [self.pace * x for x in seconds] if seconds is not None else None
 
     def _before(self, like: Shape | None) -> Shape | None:
@@ -194,21 +194,22 @@ class Costs:
             self.loads[here] = Load()
         return self.loads[here]
 
-    def round_seconds(self, sequences: int, most: int) -> RoundSeconds | None:
+    def round_seconds(self, sequences: int, most: int, row: float = 0.0) -> RoundSeconds | None:
         """Of rounds with 0 to `most` draft tokens; None when nothing is known.
 
         What was not measured at this load is taken from the nearest one that has it; of a pass, what each row
-        takes.
+        takes. `row` is what one of a prompt takes, as far as that is known: where nothing tells what draft
+        tokens add, they add as much.
         """
         here = before = bracket(sequences)
         verdict = drafting = None
         # From far to near, so that every load shapes what the nearer ones do not know.
         for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
             load, verdict = self.loads[there], _as_of(verdict, before, there)
-            verdict, drafting = load.shape(load.verdict, verdict), load.shape(load.drafting, drafting)
-            before = there
+            verdict = load.shape(load.verdict, verdict, row * 2.0**there)
+            drafting, before = load.shape(load.drafting, drafting), there
         own = self.loads.get(here, Load())
-        verify = own.seconds(own.verdict, most, _as_of(verdict, before, here))
+        verify = own.seconds(own.verdict, most, _as_of(verdict, before, here), row * 2.0**here)
         draft = own.seconds(own.drafting, most, drafting)
         if verify is None:
             return None

@@ -108,22 +108,23 @@ class Curve:
             self.cells[tokens].weight = min(self.cells[tokens].weight, FADED)
             self._moments = None
 
-    def shape(self, like: Shape | None = None) -> Shape | None:
+    def shape(self, like: Shape | None = None, slope: float = 0.0) -> Shape | None:
         """A line through the cells with draft tokens (least squares), and the one without; `like` if none.
 
-        With one cell the line has the slope of `like`, else of `growth`; with that without draft tokens alone
-        it is that of `like` as well.
+        With one cell the line has the slope of `like`, else `slope` (seconds a draft token, where something
+        else tells that), at least that of `growth`; with that without draft tokens alone it is that of `like`
+        as well.
         """
         if not self.cells:
             return like
-        plain, line = self.cells.get(0), self._line(like)
+        plain, line = self.cells.get(0), self._line(like, slope)
         if plain is not None:
             return Shape(line, plain.seconds)
         if like is not None and like.line.at(1) > 0:
             return Shape(line, like.plain * line.at(1) / like.line.at(1))
         return Shape(line, line.at(0))
 
-    def _line(self, like: Shape | None) -> Line:
+    def _line(self, like: Shape | None, slope: float) -> Line:
         # Most loads change seldom, and all of them are asked every time.
         if self._moments is None:
             cells = [c for place, c in self.cells.items() if place] or self.cells.values()
@@ -134,17 +135,17 @@ class Curve:
         if like is not None and self.of_rows:
             if self.cells.keys() == {0}:
                 return Line(y + like.line.intercept - like.plain, like.line.slope)
-            # No row takes more than its part of the pass.
-            return Line.through(x, y, min(like.line.slope, y / (1 + x)))
+            return Line.through(x, y, min(like.line.slope, _of_each_row(x, y)))
         if like is not None and self.cells.keys() == {0} and like.plain > 0:
             return like.line.times(y / like.plain)
         if like is not None and like.line.at(x) > 0:
             return Line.through(x, y, y * like.line.slope / like.line.at(x))
-        return Line.through(x, y, y * self.growth / (1 + self.growth * x))
+        least = y * self.growth / (1 + self.growth * x)
+        return Line.through(x, y, max(least, min(slope, _of_each_row(x, y))))
 
-    def seconds(self, most: int, like: Shape | None = None) -> list[float] | None:
+    def seconds(self, most: int, like: Shape | None = None, slope: float = 0.0) -> list[float] | None:
         """Seconds for 0 to `most` draft tokens; None when nothing is known."""
-        shape = self.shape(like)
+        shape = self.shape(like, slope)
         if shape is None:
             return None
         line, result = shape.line, []
@@ -155,6 +156,11 @@ class Curve:
                 guess = (cell.weight * own + TRUST * guess) / (cell.weight + TRUST)
             result.append(guess)
         return [shape.plain, *rising(result)]
+
+
+def _of_each_row(tokens: float, seconds: float) -> float:
+    """What one of them takes of a pass that takes nothing else: no draft token adds more."""
+    return seconds / (1 + tokens)
 
 
 def _place(tokens: float) -> int:

@@ -130,21 +130,21 @@ class Member:
     def _time(self, timing: Verification) -> None:
         """Learn what a verification takes, and what copies add to one without drafts."""
         pair = self.pair
-        if not (self._settled and pair.settled):
-            return
+        counts = self._settled and pair.settled
         share = min(1.0, weight(timing.sequences) * sampling(pair.sequences))
         mean = (self._mean_draft + pair.mean_draft) / 2
         # While everybody changes K, comes or goes, nobody knows what was in the pass.
         alike = abs(pair.mean_draft - mean) <= STEADY * (1 + mean)
         stay = abs(pair.sequences - self._sequences) <= STEADY * pair.sequences
         if alike and stay:
+            # What prompts add is seen best while many are read, when nothing else counts.
             prompts = pair.prompts
             prompts.observe((pair.load, round(mean)), timing.prefill_rows, timing.seconds)
             seconds = prompts.without(timing.prefill_rows, timing.seconds)
-            if seconds is not None:
+            if counts and seconds is not None:
                 pair.costs.at(pair.crowd).judged(mean, seconds, share, trial=pair.trial is not None)
         # Without drafts and prompts all of it is known, if all sequences share it.
-        shared = timing.sequences >= max(2, (1 - STEADY) * pair.sequences)
+        shared = counts and timing.sequences >= max(2, (1 - STEADY) * pair.sequences)
         if shared and self._only_copies is not None and self._only_copies == pair.only_copies:
             more = timing.rows / timing.sequences - 1
             pair.costs.at(pair.crowd).copied(more, timing.seconds, share)

@@ -190,7 +190,8 @@ class Pair:
         """What a round takes as things are; None while nothing is known of the target."""
         # A table costs as much as all the rest of a round here, and a few measurements hardly move it.
         if self.verdicts >= self._old_at or self.load != self._known_load or self._seconds is None:
-            self._seconds = self.costs.round_seconds(self.crowd, self.max_draft)
+            row = self.prompts.row or 0.0
+            self._seconds = self.costs.round_seconds(self.crowd, self.max_draft, row)
             self._known_load = self.load
             self._old_at = self.verdicts + self._holds()
             self._knows_drafting = self.costs.knows_drafting(self.crowd)

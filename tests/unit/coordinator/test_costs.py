@@ -177,6 +177,25 @@ def test_rows_of_a_pass_take_as_long_at_another_load() -> None:
     assert alone.line == Line(pytest.approx(1.5), pytest.approx(1.5))
 
 
+@pytest.mark.parametrize(("told", "slope"), [(0.0, 0.5), (0.1, 0.5), (1.0, 1.0), (9.0, 2.0)])
+def test_one_point_has_the_slope_that_is_told_within_reason(told: float, slope: float) -> None:
+    """At least that of experience, at most that of a pass that takes nothing but rows."""
+    shape = curve((2, 6.0)).shape(slope=told)
+    assert shape is not None
+    assert shape.line.slope == pytest.approx(slope)
+
+
+def test_draft_tokens_take_what_rows_of_prompts_take_until_more_is_known() -> None:
+    """Once: among sixteen 7 tokens seemed to take a third longer than the 2 of their first trial."""
+    costs = Costs()
+    for _ in range(50):
+        costs.at(16).judged(0, 7.0, trial=True)
+        costs.at(16).judged(2, 20.0, trial=True)
+    table = costs.round_seconds(16, 7, row=0.4)
+    assert table is not None
+    assert table.verify[7] == pytest.approx(20.0 + 5 * 16 * 0.4, rel=0.03)
+
+
 def test_many_draft_tokens_are_many_rows() -> None:
     """Once: draft tokens of sixteen seemed to take the share of a pass that those of one sequence take."""
     costs = Costs()

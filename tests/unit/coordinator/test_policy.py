@@ -284,6 +284,19 @@ def test_prompts_that_few_rows_wait_for_are_no_price_of_drafting() -> None:
     assert all(cell.weight >= 40 for cell in cells.values())
 
 
+def test_what_rows_of_prompts_take_is_found_while_they_keep_all_else_from_counting() -> None:
+    """Once: where some prompt is always being read nothing was found at all."""
+    pair = Pair(MOST)
+    one, other = Fixed(pair, 0), Fixed(pair, 0)
+    other.verifying(0, prefills=True)
+    for i in range(100):
+        rows = (0, 16, 32)[i % 3]
+        one.verifying(0, prefills=False)
+        one.judged(0, 0, Verification(10.0 + 0.5 * rows, 2, 2, rows))
+    assert pair.prompts.row == pytest.approx(0.5)
+    assert not pair.costs.loads
+
+
 def test_draft_tokens_of_another_coordinator_are_no_prefill() -> None:
     """Once: who decoded plainly beside one that drafted took every pass for somebody's prompt."""
     pair = Pair(MOST)
