@@ -62,13 +62,20 @@ class Shape:
     """From one draft token on."""
     plain: float
     """Seconds."""
+    guessed: bool = False
+    """Nothing was measured with draft tokens."""
 
     def times(self, factor: float) -> Shape:
         """So many times as long."""
-        return Shape(self.line.times(factor), factor * self.plain)
+        return Shape(self.line.times(factor), factor * self.plain, self.guessed)
 
     def among(self, times: float) -> Shape:
-        """Where so many times the sequences run: each draft token of all is that many times the rows."""
+        """Where so many times the sequences run: each draft token of all is that many times the rows.
+
+        A guess is not made worse by that.
+        """
+        if self.guessed:
+            return self
         intercept = self.plain + times * (self.line.intercept - self.plain)
         return Shape(Line(intercept, times * self.line.slope), self.plain)
 
@@ -119,7 +126,7 @@ class Curve:
             return like
         plain, line = self.cells.get(0), self._line(like, slope)
         if plain is not None:
-            return Shape(line, plain.seconds)
+            return Shape(line, plain.seconds, self.cells.keys() == {0} and (like is None or like.guessed))
         if like is not None and like.line.at(1) > 0:
             return Shape(line, like.plain * line.at(1) / like.line.at(1))
         return Shape(line, line.at(0))
@@ -132,7 +139,9 @@ class Curve:
         x, y = self._moments.amount, self._moments.seconds
         if self._moments.slope is not None:
             return Line.through(x, y, self._moments.slope)
-        if like is not None and self.of_rows:
+        if self.of_rows and like is not None and like.guessed:
+            like = None
+        if self.of_rows and like is not None:
             if self.cells.keys() == {0}:
                 return Line(y + like.line.intercept - like.plain, like.line.slope)
             return Line.through(x, y, min(like.line.slope, _of_each_row(x, y)))

@@ -63,7 +63,7 @@ def test_one_point_has_the_shape_of_another_load_or_of_experience() -> None:
     assert alone.shape() == Shape(Line(pytest.approx(5.0), pytest.approx(0.5)), pytest.approx(5.0))
     assert alone.shape(like) == Shape(Line(pytest.approx(2.0), pytest.approx(2.0)), pytest.approx(1.0))
     plain = curve((0, 3.0))
-    assert plain.shape() == Shape(Line(3.0, pytest.approx(0.3)), 3.0)
+    assert plain.shape() == Shape(Line(3.0, pytest.approx(0.3)), 3.0, guessed=True)
     assert plain.shape(like) == Shape(Line(6.0, 6.0), 3.0)
     assert curve().shape(like) == like
 
@@ -194,6 +194,18 @@ def test_draft_tokens_take_what_rows_of_prompts_take_until_more_is_known() -> No
     table = costs.round_seconds(16, 7, row=0.4)
     assert table is not None
     assert table.verify[7] == pytest.approx(20.0 + 5 * 16 * 0.4, rel=0.03)
+
+
+def test_a_guess_is_not_taken_to_another_load() -> None:
+    """Plain rounds of one sequence say nothing of what the draft tokens of sixteen take."""
+    costs = Costs()
+    for _ in range(50):
+        costs.at(1).judged(0, 2.0, trial=True)
+        costs.at(16).judged(0, 3.0, trial=True)
+        costs.at(16).judged(2, 4.0, trial=True)
+    table = costs.round_seconds(16, 7)
+    assert table is not None
+    assert table.verify[7] == pytest.approx(4.0 + 5 * 4.0 / 12, rel=0.03)
 
 
 def test_many_draft_tokens_are_many_rows() -> None:
