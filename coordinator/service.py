@@ -70,9 +70,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             deadline = _deadline(context)
             async with self._coordinator.generating(call, deadline) as generation:
                 reader = generation.reader
-                # With the first message, as gRPC would, a call that ends in the middle of that could not be
-                # told its status any more.
-                await context.send_initial_metadata(())
+                await _send_headers(context)
                 yield _started(generation)
                 async for commit in self._coordinator.parts(generation):
                     if commit.token_ids or commit.text or commit.prompt_logprobs:
@@ -169,6 +167,17 @@ def _deadline(context: Context) -> float:
     """When the client's patience ends, on the coordinator's clock."""
     remaining = context.time_remaining()
     return math.inf if remaining is None else monotonic() + remaining
+
+
+async def _send_headers(context: Context) -> None:
+    """Before the first message: with it, as gRPC would, a call cut in the middle of that is told nothing.
+
+    Raises CancelledError where the client is gone, as what is sent later does.
+    """
+    try:
+        await context.send_initial_metadata(())
+    except Exception as error:
+        raise asyncio.CancelledError from error
 
 
 async def _or_abort(

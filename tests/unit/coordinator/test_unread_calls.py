@@ -139,3 +139,23 @@ async def test_a_call_that_cannot_send_even_its_first_message_ends(
             assert type(from_rpc_error(caught.value)) is UnavailableError
     finally:
         await server.stop(None)
+
+
+async def test_a_client_that_is_gone_before_its_first_message_is_no_failure(
+    served: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        async def send_initial_metadata(self, metadata: object) -> None:
+            raise RuntimeError("the call has ended")
+
+        def time_remaining(self) -> None: ...
+
+        def done(self) -> bool:
+            return True
+
+    service = GenerationService(served, cast("Any", None))
+    request = generate_request("def", {"max_tokens": 50}, None, None)
+    with pytest.raises(asyncio.CancelledError):
+        await anext(service.Generate(request, cast("Any", Gone())))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(served.requests) == 0
