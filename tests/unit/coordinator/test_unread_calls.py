@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import grpc
@@ -34,6 +35,24 @@ async def turn() -> None:
 async def read_all(call: Any, told: list[Any]) -> None:
     while (response := await call.read()) is not grpc.aio.EOF:
         told.append(response)
+
+
+@contextlib.asynccontextmanager
+async def narrow(served: Coordinator) -> AsyncIterator[Any]:
+    """A stub of the gRPC face, over a connection that holds little of what is not read."""
+    server = grpc.aio.server()
+    service = GenerationService(served, cast("Any", None))
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with (
+            asyncio.timeout(SECONDS),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
+        ):
+            yield generation_pb2_grpc.GenerationServiceStub(channel)
+    finally:
+        await server.stop(None)
 
 
 def cut(served: Coordinator) -> None:
@@ -72,39 +91,29 @@ async def test_a_call_that_cannot_send_ends_behind_what_was_sent(
     clock = ManualClock()
     served._clock = served.requests._clock = clock
     served.requests._unread_timeout = 60.0
-    server, unnamed = grpc.aio.server(), cast("Any", None)
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(served, unnamed), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(SECONDS),
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
-        ):
-            request = generate_request("def", {"max_tokens": 50}, None, None)
-            request.request_id, request.resumable = "r", True
-            call: Any = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
-            assert (await call.read()).WhichOneof("part") == "started"
-            (running,) = served.dispatcher._sequences.values()
-            for index in range(CHUNKS):
-                running.parts.put_nowait(Commit(index, (5,), (TokenOrigin.TARGET,), 4096 * "x"))
-            end(served)
-            while sends and running.parts.qsize() > CHUNKS:  # and the error
-                await turn()
-            served.requests.expire()
-            clock.advance(60.0)
-            served.requests.expire()
-            told: list[Any] = []
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await read_all(call, told)
-            error = from_rpc_error(caught.value)
-            assert type(error) is kind
-            assert says in error.message
-            assert len(told) < CHUNKS
-            assert len(served.requests._readers) == 0
-            assert len(served.requests) == (1 if end is fail else 0)
-    finally:
-        await server.stop(None)
+    async with narrow(served) as stub:
+        request = generate_request("def", {"max_tokens": 50}, None, None)
+        request.request_id, request.resumable = "r", True
+        call: Any = stub.Generate(request)
+        assert (await call.read()).WhichOneof("part") == "started"
+        (running,) = served.dispatcher._sequences.values()
+        for index in range(CHUNKS):
+            running.parts.put_nowait(Commit(index, (5,), (TokenOrigin.TARGET,), 4096 * "x"))
+        end(served)
+        while sends and running.parts.qsize() > CHUNKS:  # and the error
+            await turn()
+        served.requests.expire()
+        clock.advance(60.0)
+        served.requests.expire()
+        told: list[Any] = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(call, told)
+        error = from_rpc_error(caught.value)
+        assert type(error) is kind
+        assert says in error.message
+        assert len(told) < CHUNKS
+        assert len(served.requests._readers) == 0
+        assert len(served.requests) == (1 if end is fail else 0)
 
 
 async def test_a_call_that_cannot_send_even_its_first_message_ends(
@@ -118,27 +127,17 @@ async def test_a_call_that_cannot_send_even_its_first_message_ends(
         return began[0]
 
     monkeypatch.setattr("coordinator.service._started", long_started)
-    server, unnamed = grpc.aio.server(), cast("Any", None)
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(served, unnamed), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with (
-            asyncio.timeout(SECONDS),
-            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=NARROW) as channel,
-        ):
-            request = generate_request("def", {"max_tokens": 50}, None, None)
-            call: Any = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
-            while not began:
-                await turn()
-            (reader,) = served.requests._readers
-            assert reader.task is not None
-            served.requests._end_call(reader.task)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await read_all(call, [])
-            assert type(from_rpc_error(caught.value)) is UnavailableError
-    finally:
-        await server.stop(None)
+    async with narrow(served) as stub:
+        request = generate_request("def", {"max_tokens": 50}, None, None)
+        call: Any = stub.Generate(request)
+        while not began:
+            await turn()
+        (reader,) = served.requests._readers
+        assert reader.task is not None
+        served.requests._end_call(reader.task)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read_all(call, [])
+        assert type(from_rpc_error(caught.value)) is UnavailableError
 
 
 async def test_a_client_that_is_gone_before_its_first_message_is_no_failure(
