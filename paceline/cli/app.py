@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli import benching, generation, keys, planning, serving
+from paceline.cli import benching, generation, keys, loadtesting, planning, serving
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serving, generation, keys, planning, benching):
+for module in (serving, generation, keys, planning, benching, loadtesting):
     module.register(app)
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.bench import FULL, QUICK, BenchConfig, print_record, require_matplotlib, run_bench, write_plots
 from paceline.cli.options import option
+from paceline.cli.printing import to_stderr, to_stdout
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import discard, log_to_stderr, sigterm_as_interrupt
-
-_PIPED_WIDTH = 160
 
 
 def register(app: typer.Typer) -> None:
@@ -119,10 +117,7 @@ def bench(
     config = configured(QUICK if quick else FULL, given)
     if plots is not None:
         require_matplotlib()
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _PIPED_WIDTH
-    told = Console(stderr=True, highlight=False, markup=False)
+    console, told = to_stdout(), to_stderr()
     with sigterm_as_interrupt(), told.status("") as status:
         record = run_bench(
             config,

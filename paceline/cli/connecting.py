@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from paceline.cli.options import option
 from paceline.core.tls import Tls
+
+DEFAULT_PORT = 50151
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+Address = Annotated[str, option("address", "host:port of the coordinator.")]
+"""Whom to ask; where `paceline serve` listens if not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

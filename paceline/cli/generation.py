@@ -10,22 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.connecting import Connection
+from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection
 from paceline.cli.options import Defaults, option, options_from_fields
-from paceline.cli.serving import DEFAULT_PORT
+from paceline.cli.printing import to_stdout
 from paceline.client import AsyncClient, Client
 from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams, StructuredOutputs
 
-Address = Annotated[str, option("address", "host:port of the coordinator.")]
 Json = Annotated[bool, option("json", "Print one JSON object.")]
-_PIPED_WIDTH = 160
-_DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +36,7 @@ def generate(
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
     connection: Connection,
-    address: Address = _DEFAULT_ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
     as_json: Json = False,
     cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
     no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
@@ -104,7 +100,7 @@ def _content(name: str, file: Path) -> str:
 @options_from_fields
 def status(
     connection: Connection,
-    address: Address = _DEFAULT_ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
     as_json: Json = False,
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 10.0,
 ) -> None:
@@ -114,9 +110,7 @@ def status(
     if as_json:
         print(json.dumps(answer.to_dict(), ensure_ascii=False))
     else:
-        console = Console(highlight=False, markup=False)
-        if not console.is_terminal:
-            console.width = _PIPED_WIDTH
+        console = to_stdout()
         console.print(status_table(answer))
         scheme = "http" if connection.settings is None else "https"
         console.print(f"\n{_summary(answer, scheme)}")

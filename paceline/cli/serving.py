@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from paceline.cli.connecting import Connection
+from paceline.cli.connecting import DEFAULT_PORT, Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import UnavailableError
@@ -28,7 +28,6 @@ from paceline.supervisor import (
 from paceline.supervisor.forking import await_arguments
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 
-DEFAULT_PORT = 50151
 DEFAULT_HTTP_PORT = 8000
 
 

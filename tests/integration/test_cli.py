@@ -174,6 +174,80 @@ def test_status_tells_of_every_process(served: Served) -> None:
         assert str(worker["info"]["process_id"]) in table
 
 
+def test_a_load_ends_with_its_figures_and_drafts_changed_nothing(served: Served, tmp_path: Path) -> None:
+    done = served.separately(
+        *("loadtest", "--requests", "14", "--concurrency", "4", "--verify", "10", "--seed", "5"),
+        *("--max-tokens", "12", "--ignore-eos", "--num-speculative-tokens", "3", "--goal-e2e", str(HANG)),
+        *("--json", str(tmp_path / "run.json")),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert sorted(request["number"] for request in record["requests"]) == list(range(14))
+    summary = record["summary"]
+    assert (summary["finished"], summary["failed"], summary["most_at_a_time"]) == (14, {}, 4)
+    assert summary["completion_tokens"] == 14 * 12
+    assert summary["speculation"]["num_accepted_draft_tokens"] > 0
+    assert summary["goodput"] == summary["requests_per_second"] > 0
+    assert summary["latencies"]["e2e"]["median"] >= summary["latencies"]["ttft"]["median"] > 0
+    assert record["verification"] == {"compared": 10, "differences": [], "failed": 0}
+    for line in ("4 at a time", "time to the first token", "accepted of the draft tokens"):
+        assert line in done.stdout
+
+
+def test_requests_of_a_rate_that_fail_are_told_of_and_others_are_served(
+    served: Served, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "import os", "max_tokens": 4}, {"prompt": [256, 65]}, {"prompt": [99_999]}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = served.paceline(
+        *("loadtest", "--rate", "200", "--requests", "9", "--prompts", str(prompts), "--cold-prompts"),
+        *("--max-tokens", "6", "--ignore-eos", "--json", str(tmp_path / "run.json")),
+    )
+    assert done.returncode == 1
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["summary"]["failed"] == {"InvalidArgumentError": 3}
+    assert record["summary"]["completion_tokens"] == 3 * 4 + 3 * 6
+    (note,) = record["notes"]
+    assert note.startswith("InvalidArgumentError: prompt")
+    assert note in done.stdout
+
+
+def test_a_load_that_the_server_refuses_at_once_is_not_begun(served: Served) -> None:
+    refused = served.paceline("loadtest", "--stop-token-id", "99999")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: stop_token_ids: ")
+    unverifiable = served.paceline("loadtest", "--verify", "1", "--acceptance", "rejection")
+    assert unverifiable.returncode == 2
+    assert unverifiable.stderr.startswith("error: verify: ")
+
+
+def test_an_interrupt_ends_a_load_with_the_report_of_what_was_sent(served: Served, tmp_path: Path) -> None:
+    def finished() -> int:
+        status = json.loads(served.paceline("status", "--json").stdout)
+        return int(status["coordinator"]["finished_requests"])
+
+    before, file = finished(), tmp_path / "run.json"
+    words = ("loadtest", "--duration", "1000", "--concurrency", "2", "--max-tokens", "8", "--json", str(file))
+    with subprocess.Popen(
+        [*PACELINE, *words, "--address", served.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            while finished() < before + 8:
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            shown, errors = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert "completion tokens a second" in shown
+    record = json.loads(file.read_text())
+    assert record["summary"]["finished"] == len(record["requests"]) >= 7
+
+
 def test_every_process_is_healthy(served: Served) -> None:
     status = json.loads(served.paceline("status", "--json").stdout)
     for address in (served.address, *(worker["address"] for worker in status["workers"])):

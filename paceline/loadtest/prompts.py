@@ -1,0 +1,75 @@
+"""Prompts of a load test: those that come with it, or a file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.client.requests import token_ids_of
+from paceline.core import limits
+from paceline.core.checks import integer, require
+from paceline.core.errors import InvalidArgumentError
+
+_FIELD: Final = "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One prompt; `max_tokens` None takes that of the test."""
+
+    prompt: str | tuple[int, ...]
+    max_tokens: int | None = None
+
+
+Prompts = Sequence[PromptLine]
+
+PROMPTS: Prompts = (
+    PromptLine("import os\n\n\ndef read_lines(path):\n    "),
+    PromptLine("import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def test_empty(self):\n"),
+    PromptLine("Write a function that reads a file line by line and returns the longest of its lines."),
+    PromptLine('class Queue:\n    """A bounded queue."""\n\n    def __init__(self, maxsize=0):\n        '),
+    PromptLine("Explain to somebody who has never seen it how water comes into a house and leaves it again."),
+    PromptLine("def fibonacci(n):\n    a, b = 0, 1\n    for i in range(n):\n        "),
+    PromptLine("The three things that a traveller in the mountains must never leave at home are"),
+    PromptLine('{"name": "Ada", "born": 1815, "languages": ["English"]}\n{"name": "Alan", "born": '),
+)
+"""Short ones, code and prose. Real traffic says more: `read_prompts`."""
+
+
+def read_prompts(file: Path) -> Prompts:
+    """One JSON object a line: `prompt` is text or a list of token ids, `max_tokens` may be there too.
+
+    Empty lines are skipped. Raises InvalidArgumentError naming the line.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidArgumentError(_FIELD, f"{file} cannot be read as text") from None
+    # Not splitlines: JSON text may have other separators in it, as U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    require(bool(lines), _FIELD, f"{file} has no prompt")
+    return [_prompt(f"{_FIELD}: line {number}", line) for number, line in lines]
+
+
+def _prompt(name: str, line: str) -> PromptLine:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidArgumentError(name, "is no JSON") from None
+    require(isinstance(value, dict), name, "must be an object")
+    for key in value:
+        require(key in ("prompt", "max_tokens"), name, f"unknown field {key!r}; known are prompt, max_tokens")
+    require("prompt" in value, name, "has no prompt")
+    prompt, most = value["prompt"], value.get("max_tokens")
+    if most is not None:
+        integer(f"{name}: max_tokens", most)
+        require(1 <= most <= limits.MAX_TOKENS, f"{name}: max_tokens", f"must be in [1, {limits.MAX_TOKENS}]")
+    if isinstance(prompt, str):
+        require(bool(prompt), f"{name}: prompt", "is empty")
+        return PromptLine(prompt, most)
+    require(isinstance(prompt, list), f"{name}: prompt", "must be text or a list of token ids")
+    require(bool(prompt), f"{name}: prompt", "is empty")
+    return PromptLine(token_ids_of(f"{name}: prompt", prompt), most)

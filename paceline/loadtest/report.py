@@ -1,0 +1,95 @@
+"""One whole load test as a value, and as JSON (the format is in docs/load-testing.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.client.results import to_plain
+from paceline.client.server_status import Model
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.loadtest.config import LoadConfig
+from paceline.loadtest.outcomes import Outcome
+from paceline.loadtest.summary import Summary, summary
+from paceline.loadtest.verifying import Verification
+
+FORMAT = 1
+BUSY = 0.8
+"""Share of a core from which on the tester itself may be what is slow."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was asked of whom, and what came of it."""
+
+    address: str
+    model: Model
+    config: LoadConfig
+    sampling: SamplingParams
+    speculation: SpeculationParams
+    outcomes: Sequence[Outcome]
+    seconds: float
+    """From the start to the end of the last request."""
+    client_cpu: float
+    """Share of that in which this process kept a core busy."""
+    verification: Verification | None
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The figures."""
+        return summary(self.outcomes, self.seconds, self.config.goals)
+
+    @property
+    def sound(self) -> bool:
+        """True if every request finished, and no answer was another one when it was asked for again."""
+        checked = self.verification
+        equal = checked is None or not (checked.differences or checked.failed)
+        return not self.summary.failed and equal
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know to read the figures right."""
+        notes = []
+        if self.client_cpu > BUSY:
+            notes.append(
+                f"the load tester kept {self.client_cpu:.0%} of a core busy: times may be its own, "
+                "and several of it at a time would send more"
+            )
+        messages = {f"{type(e).__name__}: {e.message}": None for o in self.outcomes if (e := o.error)}
+        notes += list(messages)[:_MOST_MESSAGES]
+        if len(messages) > _MOST_MESSAGES:
+            notes.append(f"and {len(messages) - _MOST_MESSAGES} other messages of errors")
+        if self.verification and self.verification.differences:
+            d = self.verification.differences[0]
+            notes.append(
+                f"request {d.number} differs from token {d.index} on; near-ties may, unless the service is "
+                "--deterministic (README, Guarantees)"
+            )
+        return notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "format": FORMAT,
+            "address": self.address,
+            "model": to_plain(self.model),
+            "settings": to_plain(self.config),
+            "sampling": to_plain(self.sampling),
+            "speculation": to_plain(self.speculation),
+            "summary": to_plain(self.summary),
+            "verification": to_plain(self.verification),
+            "client_cpu": self.client_cpu,
+            "notes": self.notes,
+            "requests": [outcome.to_dict() for outcome in self.outcomes],
+        }
+
+    def write(self, file: Path) -> None:
+        """As JSON. Raises OSError."""
+        file.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+_MOST_MESSAGES = 5

@@ -1,0 +1,131 @@
+"""A load test from its first request to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+from paceline.client import AsyncClient
+from paceline.client.server_status import Model
+from paceline.core.errors import CancelledError, UnavailableError
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.loadtest.config import LoadConfig, check_request, check_verifiable
+from paceline.loadtest.plan import ask, plan
+from paceline.loadtest.prompts import Prompts
+from paceline.loadtest.report import Report
+from paceline.loadtest.running import Load
+from paceline.loadtest.verifying import Verification, chosen, compared, without_draft
+
+_MODELS_SECONDS = 10.0
+
+
+class LoadTest:
+    """One test of one server. It may be stopped at any time, and then reports what it has."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        config: LoadConfig,
+        prompts: Prompts,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        progress: Callable[[str], None],
+    ) -> None:
+        """Raises InvalidArgumentError naming what a load test cannot measure."""
+        check_request(config, sampling, speculation)
+        self._client = client
+        self._config = config
+        self._prompts = prompts
+        self._sampling = sampling
+        self._speculation = speculation
+        self._progress = progress
+        self._name = secrets.token_hex(6)
+        self._stopped = asyncio.Event()
+
+    @property
+    def stopped(self) -> bool:
+        """True once it was told to stop."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Send nothing more; what runs is waited for."""
+        self._stopped.set()
+
+    async def run(self) -> Report:
+        """Warm up, send the load, then ask again what is to be verified.
+
+        Errors of the load's own requests are in the report. Raises PacelineError for what was before them.
+        """
+        config = self._config
+        model = await self._model()
+        await self._warm_up()
+        load, cpu = self._load("load", self._speculation), time.process_time()
+        asks = plan(config, self._prompts, self._sampling)
+        if config.rate is None:
+            assert config.places is not None
+            await load.closed(asks, config.places, config.duration)
+        else:
+            await load.open(asks, config.places)
+        cpu = time.process_time() - cpu
+        if not load.outcomes:
+            raise CancelledError("stopped before anything was sent")
+        seconds = max(outcome.ended for outcome in load.outcomes)
+        return Report(
+            address=self._client.address,
+            model=model,
+            config=config,
+            sampling=self._sampling,
+            speculation=self._speculation,
+            outcomes=load.outcomes,
+            seconds=seconds,
+            client_cpu=cpu / seconds,
+            verification=await self._verify(load) if config.verify else None,
+        )
+
+    async def _model(self) -> Model:
+        models = await self._client.models(timeout=self._config.timeout or _MODELS_SECONDS)
+        if not models:
+            raise UnavailableError("the server offers no model")
+        return models[0]
+
+    async def _warm_up(self) -> None:
+        warming = self._load("warming up", self._speculation)
+        for number in range(self._config.warm_up):
+            outcome = await warming.send(ask(self._prompts, self._sampling, number))
+            if outcome.error:
+                raise outcome.error
+            assert outcome.answer is not None
+            if self._config.verify:
+                check_verifiable(self._sampling, outcome.answer.acceptance)
+
+    async def _verify(self, load: Load) -> Verification:
+        again = self._load("asking again", without_draft(self._speculation))
+        first = chosen(load.outcomes, self._config.verify)
+        for outcome in first:
+            if self.stopped:
+                break
+            await again.send(ask(self._prompts, self._sampling, outcome.number))
+        return compared(first, again.outcomes)
+
+    def _load(self, part: str, speculation: SpeculationParams) -> Load:
+        return Load(
+            self._client,
+            speculation,
+            cache_salt=partial(self._salt, part),
+            timeout=self._config.timeout,
+            keep_tokens=self._config.verify > 0,
+            stopped=self._stopped,
+            progress=partial(self._tell, part),
+        )
+
+    def _salt(self, part: str, number: int) -> str:
+        """Of a request's prefix: that of nobody else, or that of everybody."""
+        return f"{self._name}-{part}-{number}" if self._config.cold_prompts else ""
+
+    def _tell(self, part: str, load: Load) -> None:
+        self._progress(
+            f"{part}: {len(load.outcomes)} ended, {load.failed} of them failed, {load.running} running"
+        )

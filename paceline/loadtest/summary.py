@@ -1,0 +1,151 @@
+"""The figures of a load test: a function of its outcomes."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from paceline.client.results import RoundTimings
+from paceline.loadtest.outcomes import MEASURES, Answer, Outcome
+
+_PARTS = ("draft", "target", "queue", "wire", "coordinator", "total")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How one measure is distributed over the requests that finished, in seconds."""
+
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Latency | None:
+        """None of nothing. Between two values a percentile is on the line from one to the other."""
+        found = sorted(values)
+        if not found:
+            return None
+        cuts = statistics.quantiles(found, n=100, method="inclusive") if len(found) > 1 else found * 99
+        return cls(statistics.fmean(found), cuts[49], cuts[89], cuts[98], found[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What drafts did, over all requests that finished."""
+
+    num_rounds: int
+    num_spec_steps: int
+    """Rounds with a proposal."""
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_lookahead_hits: int
+    num_prompt_lookups: int
+    tokens_per_round: float | None
+    draft_acceptance_rate: float | None
+    """Accepted / drafted; None when nothing was drafted."""
+    mean_acceptance_length: float
+    """1 + accepted / rounds with a proposal."""
+    accepted_to_position: tuple[float, ...]
+    """Entry i: share of the rounds with a proposal in which draft token i and all before it were accepted."""
+    seconds_per_round: RoundTimings | None
+    """Means; None without a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Rates are over the whole test, from its start to the end of its last request."""
+
+    seconds: float
+    requests: int
+    finished: int
+    failed: Mapping[str, int]
+    """By the error's name."""
+    num_resumes: int
+    """Streams that broke and were asked for again, which their readers saw as a pause only."""
+    most_at_a_time: int
+    latest: float
+    """By how many seconds the request that was sent last after it was due was late."""
+    prompt_tokens: int
+    """Of requests that finished, as all that follows but `by_finish_reason`'s sum."""
+    completion_tokens: int
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    completion_tokens_per_second: float
+    goodput: float | None
+    """Requests a second that met all goals; None without goals."""
+    by_finish_reason: Mapping[str, int]
+    latencies: Mapping[str, Latency | None]
+    """By measure, `outcomes.MEASURES`; None where no request has it."""
+    speculation: Speculation
+
+
+def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]) -> Summary:
+    """Of a test that took `seconds`, more than 0."""
+    finished = [outcome for outcome in outcomes if outcome.answer]
+    answers = [answer for outcome in outcomes if (answer := outcome.answer)]
+    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
+    completion_tokens = sum(outcome.completion_tokens for outcome in finished)
+    good = sum(outcome.meets(goals) for outcome in outcomes)
+    return Summary(
+        seconds=seconds,
+        requests=len(outcomes),
+        finished=len(finished),
+        failed=Counter(type(outcome.error).__name__ for outcome in outcomes if outcome.error),
+        num_resumes=sum(outcome.num_resumes for outcome in outcomes),
+        most_at_a_time=most_at_a_time((outcome.sent, outcome.ended) for outcome in outcomes),
+        latest=max((outcome.sent - outcome.due for outcome in outcomes), default=0.0),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        requests_per_second=len(finished) / seconds,
+        prompt_tokens_per_second=prompt_tokens / seconds,
+        completion_tokens_per_second=completion_tokens / seconds,
+        goodput=good / seconds if goals else None,
+        by_finish_reason=Counter(answer.finish_reason for answer in answers),
+        latencies={measure: Latency.of(_values(finished, measure)) for measure in MEASURES},
+        speculation=_speculation(answers, completion_tokens),
+    )
+
+
+def _values(finished: Sequence[Outcome], measure: str) -> Iterable[float]:
+    if measure == "itl":
+        return (gap for outcome in finished for gap in outcome.gaps)
+    times: Iterable[float | None] = (getattr(outcome, measure) for outcome in finished)
+    return (time for time in times if time is not None)
+
+
+def most_at_a_time(spans: Iterable[tuple[float, float]]) -> int:
+    """How many of the spans [begin, end) share a moment, at most."""
+    changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
+    now = most = 0
+    for _, change in changes:  # an end comes before a begin of the same moment
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _speculation(answers: Sequence[Answer], completion_tokens: int) -> Speculation:
+    stats = [answer.speculative_decoding for answer in answers]
+    rounds, steps = sum(s.num_rounds for s in stats), sum(s.num_spec_steps for s in stats)
+    drafted = sum(s.num_draft_tokens for s in stats)
+    accepted = sum(s.num_accepted_draft_tokens for s in stats)
+    histogram = [sum(each) for each in zip_longest(*(s.acceptance_histogram for s in stats), fillvalue=0)]
+    reached = [sum(histogram[i:]) for i in range(1, len(histogram))]
+    parts = [sum(getattr(answer.timings, part) for answer in answers) for part in _PARTS]
+    return Speculation(
+        num_rounds=rounds,
+        num_spec_steps=steps,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        num_lookahead_hits=sum(s.num_lookahead_hits for s in stats),
+        num_prompt_lookups=sum(s.num_prompt_lookups for s in stats),
+        tokens_per_round=completion_tokens / rounds if rounds else None,
+        draft_acceptance_rate=accepted / drafted if drafted else None,
+        mean_acceptance_length=1 + (accepted / steps if steps else 0.0),
+        accepted_to_position=tuple(number / steps for number in reached) if steps else (),
+        seconds_per_round=RoundTimings(*(part / rounds for part in parts)) if rounds else None,
+    )

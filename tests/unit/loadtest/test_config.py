@@ -1,0 +1,85 @@
+"""What load is refused, and with which name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams
+from paceline.loadtest.config import LoadConfig, check_request, check_verifiable
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requests", 0),
+        ("duration", 0.0),
+        ("rate", -1.0),
+        ("rate", math.nan),
+        ("rate", math.inf),
+        ("burstiness", 0.0),
+        ("concurrency", 0),
+        ("warm_up", 0),
+        ("verify", -1),
+        ("timeout", 0.0),
+        ("timeout", 2e9),
+        ("goal_ttft", 0.0),
+        ("goal_tpot", math.nan),
+        ("goal_e2e", -1.0),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    values: dict[str, Any] = {"rate": 1.0} | {field: value}
+    with pytest.raises(InvalidArgumentError) as caught:
+        LoadConfig(**values)
+    assert caught.value.field == field
+
+
+def test_burstiness_without_a_rate_would_do_nothing_and_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="burstiness"):
+        LoadConfig(burstiness=0.5)
+    LoadConfig(burstiness=0.5, rate=1.0)
+
+
+def test_an_end_is_given_by_requests_by_duration_or_by_neither() -> None:
+    assert LoadConfig().most_requests == 100
+    assert LoadConfig(duration=3.0).most_requests is None
+    assert LoadConfig(duration=3.0, requests=7).most_requests == 7
+
+
+def test_an_open_loop_has_no_bound_unless_told() -> None:
+    assert LoadConfig().places == 8
+    assert LoadConfig(rate=1.0).places is None
+    assert LoadConfig(rate=1.0, concurrency=3).places == 3
+
+
+def test_goals_are_those_that_were_set() -> None:
+    assert LoadConfig().goals == {}
+    assert LoadConfig(goal_ttft=0.5, goal_e2e=2.0).goals == {"ttft": 0.5, "e2e": 2.0}
+
+
+def test_several_completions_a_request_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^n: "):
+        check_request(LoadConfig(), SamplingParams(n=2), SpeculationParams())
+
+
+@pytest.mark.parametrize("mode", list(AcceptanceMode))
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_what_depends_on_the_draft_cannot_be_verified(mode: AcceptanceMode, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    config, speculation = LoadConfig(verify=3), SpeculationParams(acceptance=mode)
+    if mode is AcceptanceMode.COUPLED or temperature == 0:
+        check_request(config, sampling, speculation)
+        check_verifiable(sampling, mode)
+        return
+    for check in (
+        lambda: check_request(config, sampling, speculation),
+        lambda: check_verifiable(sampling, mode),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            check()
+        assert caught.value.field == "verify"
+    check_request(LoadConfig(), sampling, speculation)

@@ -1,0 +1,77 @@
+"""Files of prompts: what is taken, and which line is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.loadtest.prompts import PROMPTS, PromptLine, read_prompts
+
+
+def file(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    text = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
+    path.write_text("\n".join(text), encoding="utf-8")
+    return path
+
+
+def test_text_and_token_ids_with_or_without_a_length(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "a\u2028b"},
+        "",
+        {"prompt": [1, 2], "max_tokens": 7},
+        {"prompt": "c", "max_tokens": None},
+    ]
+    assert read_prompts(file(tmp_path, *lines, "")) == [
+        PromptLine("a\u2028b"),
+        PromptLine((1, 2), 7),
+        PromptLine("c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2: is no JSON"),
+        ("[" * 100_000, "line 2: is no JSON"),
+        ("[1]", "line 2: must be an object"),
+        ({"text": "a"}, "line 2: unknown field 'text'"),
+        ({"max_tokens": 3}, "line 2: has no prompt"),
+        ({"prompt": ""}, "line 2: prompt: is empty"),
+        ({"prompt": []}, "line 2: prompt: is empty"),
+        ({"prompt": 3}, "line 2: prompt: must be text or a list"),
+        ({"prompt": [1, -1]}, "line 2: prompt: must hold integers"),
+        ({"prompt": [1, True]}, "line 2: prompt: must hold integers"),
+        ({"prompt": "a", "max_tokens": 0}, "line 2: max_tokens: must be in"),
+        ({"prompt": "a", "max_tokens": "3"}, "line 2: max_tokens: must be an integer"),
+        ({"prompt": "a", "max_tokens": True}, "line 2: max_tokens: must be an integer"),
+    ],
+)
+def test_a_line_that_cannot_be_sent_is_refused_with_its_number(
+    tmp_path: Path, line: object, says: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_prompts(file(tmp_path, {"prompt": "good"}, line))
+    assert says in caught.value.message
+    assert caught.value.field.startswith("prompts")
+
+
+def test_files_that_are_no_prompts(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for path, says in (
+        (tmp_path / "none", "cannot be read"),
+        (binary, "cannot be read"),
+        (file(tmp_path, "", "  "), "no prompt"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=says) as caught:
+            read_prompts(path)
+        assert caught.value.field == "prompts"
+
+
+def test_the_prompts_that_come_with_it_differ_and_have_text() -> None:
+    assert len({line.prompt for line in PROMPTS}) == len(PROMPTS) > 4
+    assert all(isinstance(line.prompt, str) and line.prompt for line in PROMPTS)

@@ -1,0 +1,132 @@
+"""A whole test as JSON and as text."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline.client.server_status import Model
+from paceline.core.errors import UnavailableError
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.loadtest import LoadConfig, Report, print_report
+from paceline.loadtest.verifying import Difference, Verification
+
+
+@pytest.fixture
+def make_report(make_outcome: Any) -> Any:
+    """Makes a report of two requests, with changes."""
+
+    def made(**changes: Any) -> Report:
+        values: dict[str, Any] = {
+            "address": "host:1",
+            "model": Model("some-model", 2048, 300),
+            "config": LoadConfig(requests=2, concurrency=2),
+            "sampling": SamplingParams(seed=3),
+            "speculation": SpeculationParams(),
+            "outcomes": [make_outcome(), make_outcome(1)],
+            "seconds": 2.0,
+            "client_cpu": 0.1,
+            "verification": None,
+        } | changes
+        return Report(**values)
+
+    return made
+
+
+def printed(report: Report) -> str:
+    console = Console(file=io.StringIO(), width=160, highlight=False, markup=False)
+    print_report(report, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_json_has_settings_figures_and_every_request(make_report: Any, tmp_path: Path) -> None:
+    make_report().write(tmp_path / "run.json")
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["format"] == 1
+    assert record["model"] == {"id": "some-model", "max_model_len": 2048, "vocabulary_size": 300}
+    assert record["settings"]["concurrency"] == 2
+    assert record["sampling"]["seed"] == 3
+    assert record["summary"]["completion_tokens_per_second"] == 6.0
+    assert record["summary"]["latencies"]["ttft"]["median"] == pytest.approx(0.5)
+    assert [request["number"] for request in record["requests"]] == [0, 1]
+    assert record["requests"][0]["tpot"] == pytest.approx(0.1)
+    assert record["verification"] is None
+
+
+def test_json_tells_why_a_request_failed(make_report: Any, make_outcome: Any) -> None:
+    failed = make_outcome(answer=None, error=UnavailableError("the target is gone"))
+    (request,) = make_report(outcomes=[failed]).to_dict()["requests"]
+    assert (request["error"], request["message"]) == ("UnavailableError", "the target is gone")
+    assert (request["finish_reason"], request["prompt_tokens"]) == (None, None)
+
+
+def test_the_tables_have_rates_times_and_what_drafts_did(make_report: Any) -> None:
+    lines = [" ".join(line.split()) for line in printed(make_report()).splitlines()]
+    for line in (
+        "host:1, some-model: 2 at a time, in 2.0 s",
+        "finished 2 (length 2)",
+        "completion tokens a second 6.0",
+        "time to the first token (ttft) 500.00 500.00 500.00 500.00 500.00",
+        "accepted of the draft tokens 75%",
+        "accepted to position 1, 2, ... 1.00 0.50",
+        "target, ms a round 200.00",
+    ):
+        assert line in lines, lines
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (LoadConfig(rate=2.5), "2.5 requests a second, in"),
+        (LoadConfig(rate=2.5, burstiness=0.5), "2.5 requests a second (burstiness 0.5), in"),
+        (LoadConfig(rate=2.0, concurrency=3), "2 requests a second, at most 3 at a time, in"),
+    ],
+)
+def test_the_heading_says_how_it_was_sent(make_report: Any, config: LoadConfig, says: str) -> None:
+    shown = printed(make_report(config=config))
+    assert says in shown
+    assert "sent after it was due" in shown
+    assert "sent after it was due" not in printed(make_report())
+
+
+def test_goodput_is_told_with_its_goals(make_report: Any) -> None:
+    config = LoadConfig(goal_ttft=0.6, goal_e2e=3.0)
+    assert "of these within ttft 0.6 s, e2e 3 s" in printed(make_report(config=config))
+
+
+def test_failures_are_counted_by_name_and_told_once(make_report: Any, make_outcome: Any) -> None:
+    outcomes = [make_outcome(i, answer=None, error=UnavailableError(f"gone {i % 7}")) for i in range(20)]
+    report = make_report(outcomes=outcomes)
+    assert not report.sound
+    assert [note.split(": ")[-1] for note in report.notes[:5]] == [f"gone {i}" for i in range(5)]
+    assert report.notes[5:] == ["and 2 other messages of errors"]
+    assert "failed, UnavailableError" in printed(report)
+
+
+@pytest.mark.parametrize(
+    ("verification", "sound"),
+    [
+        (Verification(2, (), 0), True),
+        (Verification(2, (Difference(1, 5),), 0), False),
+        (Verification(1, (), 1), False),
+    ],
+)
+def test_answers_that_differ_are_no_sound_test(
+    make_report: Any, verification: Verification, sound: bool
+) -> None:
+    report = make_report(verification=verification)
+    assert report.sound is sound
+    shown = printed(report)
+    assert "asked again without a draft: equal" in shown
+    assert ("request 1 differs from token 5 on" in shown) is bool(verification.differences)
+
+
+def test_a_tester_that_is_busy_itself_says_so(make_report: Any) -> None:
+    assert make_report().notes == []
+    assert "90% of a core" in make_report(client_cpu=0.9).notes[0]

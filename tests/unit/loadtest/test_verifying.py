@@ -1,0 +1,46 @@
+"""Which answers are asked for again, and what is told of those that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import UnavailableError
+from paceline.core.types import AcceptanceMode, SpeculationParams
+from paceline.loadtest.verifying import Difference, Verification, chosen, compared, without_draft
+
+
+@pytest.mark.parametrize(("most", "numbers"), [(1, [5]), (2, [2, 7]), (3, [1, 5, 8]), (10, list(range(10)))])
+def test_answers_are_chosen_evenly_and_once(make_outcome: Any, most: int, numbers: list[int]) -> None:
+    outcomes = [make_outcome(number) for number in range(10)]
+    assert [one.number for one in chosen(outcomes[::-1], most)] == numbers
+    assert [one.number for one in chosen(outcomes, 99)] == list(range(10))
+
+
+def test_failed_ones_are_not_asked_for_again(make_outcome: Any) -> None:
+    failed = make_outcome(0, answer=None, error=UnavailableError("gone"))
+    assert chosen([failed], 3) == []
+    assert chosen([failed, make_outcome(1)], 3) == [make_outcome(1)]
+
+
+def test_without_a_draft_all_else_is_the_same() -> None:
+    plain = without_draft(SpeculationParams(num_speculative_tokens=5, acceptance="block"))
+    assert plain == SpeculationParams(
+        num_speculative_tokens=0, acceptance=AcceptanceMode.BLOCK, prompt_lookup=False
+    )
+
+
+def test_the_first_token_that_differs_is_told(make_outcome: Any, make_answer: Any) -> None:
+    answers = [(1, 2, 3), (1, 9, 3), (1, 2), (1, 2, 3, 4), (1, 2, 3)]
+    first = [make_outcome(number, answer=make_answer(token_ids=(1, 2, 3))) for number in range(5)]
+    again = [make_outcome(number, answer=make_answer(token_ids=ids)) for number, ids in enumerate(answers)]
+    again[4] = make_outcome(4, answer=None, error=UnavailableError("gone"))
+    found = compared(first, again)
+    assert found == Verification(4, (Difference(1, 1), Difference(2, 2), Difference(3, 3)), 1)
+
+
+def test_a_test_that_was_stopped_has_compared_less(make_outcome: Any) -> None:
+    first = [make_outcome(number) for number in range(3)]
+    assert compared(first, first[:2]) == Verification(2, (), 0)
+    assert compared(first, []) == Verification(0, (), 0)
