@@ -35,6 +35,7 @@ from coordinator.record import Record
 from coordinator.round import RoundMachine
 from coordinator.running import UNREAD, Parts, Running, Untold
 from coordinator.silence import Silence
+from coordinator.suspects import Suspects
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import (
@@ -44,7 +45,7 @@ from paceline.core.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from paceline.core.messages import RoundVerdict, SequenceFailed
+from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -81,9 +82,10 @@ class Dispatcher:
         self._sequences: dict[str, Running] = {}
         self._queue: deque[Running] = deque()
         self._blocks = Blocks(self._sequences, self._handle)
+        self._suspects = Suspects(self._sequences)
         self._submitted = 0
         self._heard: dict[Link, float] = {}
-        """When a target worker last gave a verdict."""
+        """When a target worker last gave a verdict, or a part of a prompt's report."""
         self._silences: defaultdict[Link, Silence] = defaultdict(Silence)
         """Of the draft workers."""
         self._held: Untold | None = None  # but while a frame of answers is taken up
@@ -170,10 +172,12 @@ class Dispatcher:
     # ---- for the links -----------------------------------------------------------------------------
 
     def link_ready(self, link: Link) -> None:
-        """A worker is there: sequences that have none of its kind take it."""
-        for running in list(self._sequences.values()):
+        """A worker is there: sequences that have none of its kind take it, the suspects last."""
+        for running in sorted(self._sequences.values(), key=lambda running: running.machine.losses):
             if running.admitted:
                 self._assign(running)
+        for running in self._suspects.waiting.values():
+            running.machine.await_turn(self._clock())
 
     def link_lost(self, link: Link) -> None:
         """A worker is gone: its sequences learn it, then move to another one if there is one."""
@@ -206,7 +210,7 @@ class Dispatcher:
         if link in self.drafts:
             self._silences[link] = Silence(self._clock())  # whatever it says, to whomever
         for event in events:
-            if isinstance(event, RoundVerdict):
+            if isinstance(event, RoundVerdict | PromptLogprobs):
                 self._heard[link] = self._clock()
             running = self._sequences.get(event.sequence_id)
             if running is None or link not in (running.target, running.draft):
@@ -214,8 +218,10 @@ class Dispatcher:
             if isinstance(event, SequenceFailed):
                 event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
             self._handle(running, event)
-            if isinstance(event, RoundVerdict) and self._blocks.granted(running):
-                self._admit()
+            if isinstance(event, RoundVerdict):
+                self._try_suspects()
+                if self._blocks.granted(running):
+                    self._admit()
 
     async def sweep(self) -> None:
         """Tell machines whose deadline has passed, for ever. In the queue no deadline runs."""
@@ -255,12 +261,22 @@ class Dispatcher:
             draft.load += 1
             running.machine.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
             self._handle(running, Signal.DRAFT_READY)
-        if running.target is None and (target := _least_loaded(self.targets)) is not None:
-            running.target = target
-            target.load += 1
-            if target.known is not None:
-                running.machine.target_max_len = target.known.max_model_len
-            self._handle(running, Signal.TARGET_READY)
+        if running.target is None and self._suspects.holds_back(running):
+            self._try_suspects()
+        elif running.target is None and (target := _least_loaded(self.targets)) is not None:
+            self._give_target(running, target)
+
+    def _give_target(self, running: Running, target: Link) -> None:
+        running.target = target
+        target.load += 1
+        if target.known is not None:
+            running.machine.target_max_len = target.known.max_model_len
+        self._handle(running, Signal.TARGET_READY)
+
+    def _try_suspects(self) -> None:
+        """Put the round that is next, if any may have killed a worker, where no other such round is."""
+        while (turn := self._suspects.next(self.targets)) is not None:
+            self._give_target(*turn)
 
     def _free_draft(self) -> Link | None:
         """The least loaded one. One that may hang has a single sequence, whose answer tells."""
@@ -383,6 +399,7 @@ class Dispatcher:
     def _forget(self, running: Running) -> None:
         if self._sequences.pop(running.machine.sequence_id, None) is None:
             return
+        self._suspects.forget(running)
         target = running.target
         for link in filter(None, (target, running.draft)):
             link.load -= 1
@@ -392,6 +409,7 @@ class Dispatcher:
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         if target is not None:
             self._blocks.wake_oldest(target)
+        self._try_suspects()
         self._admit()
 
 

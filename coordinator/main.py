@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from coordinator.coordinator import Coordinator
@@ -17,6 +18,7 @@ from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
 from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
+from paceline.rpc.parent import leave_with_parent
 from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
 from paceline.telemetry.logs import configure_logging
 from paceline.telemetry.tracing import make_spans
@@ -33,6 +35,9 @@ DRAFT_GRACE_SECONDS = 30.0
 
 
 async def _serve(config: CoordinatorConfig) -> None:
+    loaded = threading.Event()
+    if config.exit_with_parent:
+        leave_with_parent(unless=loaded)
     gate = make_gate(config)
     if config.worker_tls is not None:
         check_files(config.worker_tls, "worker_tls")
@@ -57,6 +62,8 @@ async def _serve(config: CoordinatorConfig) -> None:
 
     try:
         await server.start()
+        server.heed_signals(exit_with_parent=config.exit_with_parent)
+        loaded.set()
         warn_if_open(config)
         reload_on_hangup(gate, config)
         if http is not None:

@@ -16,8 +16,8 @@ from paceline.core.errors import InternalError, PacelineError
 from paceline.core.types import Proposal, SequenceParams
 
 MAX_LOSSES = 8
-"""Target workers that may be lost in one round before the sequence fails: its round may be what kills them,
-and all others with it. Restarts of several workers, one after another, must stay below."""
+"""Target workers that may be lost in one round before the sequence fails: its round may be what kills them.
+Restarts of several workers, one after another, must stay below."""
 
 
 @dataclass(slots=True)
@@ -80,6 +80,16 @@ class Sequence:
     def holds_target(self) -> bool:
         """True while the sequence may hold blocks on its target worker."""
         return self._target.open and self.phase is not Phase.WAITING
+
+    @property
+    def losses(self) -> int:
+        """Target workers that were lost in this round."""
+        return self._target.losses
+
+    def await_turn(self, now: float) -> None:
+        """A target is there, and others go first: the time to wait for one begins anew."""
+        if self.phase is Phase.STALLED:
+            self.deadline = now + self.deadlines.recovery
 
     def give_up(self, error: PacelineError) -> list[Action]:
         """The shell knows that the sequence cannot go on."""

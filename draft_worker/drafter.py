@@ -200,16 +200,16 @@ class Drafter:
         """Draw what nobody has to look at; all else goes on step by step, also what fails here."""
         skills = self._runner.chain_skills
         most = 0 if skills is None else skills.max_feed
-        rounds = [
-            r
-            for r in self._rounds.values()
-            if r.job.remaining <= most
-            and not r.job.begins
-            and can_chain(r.drafting, skills, self._eos_token_ids)
-        ]
+        config, others = self._config, self._chooser.num_others
+        rounds: list[Round] = []
+        room = config.max_batch_tokens
+        for r in self._rounds.values():
+            short = r.job.remaining <= min(most, room) and not r.job.begins
+            if short and can_chain(r.drafting, skills, self._eos_token_ids):
+                rounds.append(r)
+                room -= r.job.remaining
         if not rounds:
             return []
-        config, others = self._config, self._chooser.num_others
         chains = [
             chain_of(r.drafting, r.job.held.table, r.job.feed[r.job.offset :], config, others) for r in rounds
         ]

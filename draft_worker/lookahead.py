@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 
 from draft_worker.ahead import Ahead, Limb
 from draft_worker.chaining import can_chain, chain_of
@@ -20,6 +20,7 @@ from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode
 from paceline.engine.chains import Stop
+from paceline.engine.device import ensure_alive
 from paceline.engine.holdings import Held
 from paceline.kv import BlockTable
 from paceline.telemetry.worker import Passes
@@ -108,7 +109,7 @@ class Lookahead:
             skills = self._runner.chain_skills
             chained = can_chain(drafting, skills, self._eos_token_ids)
             least = WORTH_A_ROW if skills is not None and skills.row_by_row else WORTH_DRAFTING
-            with contextlib.suppress(ResourceExhaustedError):
+            with _survived("making room for branches"):
                 of_round = held, command.round, drafting.drawn, depth, tape
                 ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len, least)
                 self._aheads[sequence_id] = ahead
@@ -148,6 +149,7 @@ class Lookahead:
             return events
         width = self._branches_each()
         work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
+        del work[self._config.max_batch_tokens :]  # those that wait come first in the next step
         if not work:
             return []
         try:
@@ -235,10 +237,11 @@ class Lookahead:
     def _adopted(
         self, ahead: Ahead, limb: Limb, command: DraftRound, held: Held[DraftProposal]
     ) -> list[Drawn]:
-        tokens = held.session.tokens
-        try:
+        tokens, taken = held.session.tokens, False
+        with _survived("taking a branch over"):
             self._runner.adopt(limb.entries)
-        except ResourceExhaustedError:
+            taken = True
+        if not taken:
             held.cut_to(held.table.length)
             return []
         self.hits += 1
@@ -267,6 +270,21 @@ class Lookahead:
         for kept in (self._aheads, self._came_true, self._begun):
             kept.clear()
         return bool(found)
+
+
+@contextlib.contextmanager
+def _survived(what: str) -> Iterator[None]:
+    """Where there is no room, or a device fails once, there are no branches: they only save time.
+
+    Raises what a device raises that can compute no more.
+    """
+    try:
+        yield
+    except ResourceExhaustedError:
+        pass
+    except Exception:
+        log.exception("%s failed; going on without", what)
+        ensure_alive()
 
 
 def _gives_way(config: DraftConfig) -> bool:

@@ -34,6 +34,7 @@ from paceline.rpc import event_loop
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.local import LocalServer
+from paceline.rpc.parent import leave_with_parent
 from paceline.rpc.server import Server, tune_interpreter
 from paceline.rpc.worker import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
@@ -212,7 +213,7 @@ def _for_device(config: ConfigT, device: str) -> ConfigT:
 async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     loaded = threading.Event()
     if config.exit_with_parent:
-        _leave_with_parent(unless=loaded)
+        leave_with_parent(unless=loaded)
     if config.tls is not None:
         check_files(config.tls)  # before the minutes that loading a model may take
     elif not is_loopback(config.host):
@@ -257,25 +258,6 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     if server.abandoned:
         # A worker without its engine thread can only be restarted: the exit code says that it failed.
         raise InternalError("the engine thread died")
-
-
-def _leave_with_parent(unless: threading.Event) -> None:
-    """End the process at the end of standard input, unless it has a better way by then.
-
-    Loading a model may take minutes, in which the event loop does not run. There is nothing to put in order
-    yet.
-    """
-
-    def watch() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while os.read(0, 4096):
-                pass
-        if not unless.is_set():
-            with contextlib.suppress(Exception):
-                log.warning("standard input has ended, and the model is not loaded yet: stopping")
-            os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch-while-loading", daemon=True).start()
 
 
 def _leave_the_engine() -> NoReturn:

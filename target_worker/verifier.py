@@ -328,6 +328,10 @@ class Verifier:
             r.job.compute += spent
             if judgement is None:
                 r.job.held.found_broken()
+                if r.job.reused:
+                    # Others' entries, which nobody may have looked at yet: is it this one that is broken?
+                    r.job.compute_again(r.command.proposal.token_ids)
+                    continue
             if judgement is None or isinstance(judgement, PacelineError):
                 events.append(self._fail(r.job, judgement or InternalError(NO_CHOICE)))
                 continue

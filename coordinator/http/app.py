@@ -75,4 +75,4 @@ def make_server(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServ
     template = chat_template.load(config.tokenizer, config.chat_template)
     demands = config.tls is not None and bool(config.tls.ca)
     app = make_app(coordinator, template, gate=coordinator.gate, demands_certificates=demands)
-    return HttpServer(app, config.host, config.http_port, config.tls)
+    return HttpServer(app, config.host, config.http_port, config.tls, unread_timeout=config.unread_timeout)

@@ -7,7 +7,8 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from coordinator.http.answer import ABORT
 from coordinator.http.guard import NAMES
 from coordinator.http.request_parser import RequestParser
+from coordinator.http.taking import Taking
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.tls import Tls
@@ -43,13 +45,16 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose request heads are bounded in size and time, and whose idleness is in time.
+    """A connection whose request heads are bounded in size and time, and whose idleness is in time, as is the
+    time in which a client takes nothing of an answer that is made.
 
     At any time it waits for a head, for its next request, or for an answer that is being made.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, unread_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._unread_timeout = unread_timeout
+        self._taking: Taking | None = None
         self.parser: RequestParser = RequestParser(self)
         self._in_head = True
         self._head_bytes = 0
@@ -61,13 +66,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the last one that came, which may wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._taking = Taking(transport, self._unread_timeout)
+        super().connection_made(cast(asyncio.Transport, self._taking))
         self.flow = _Flow(transport, self._is_read_again)
         self._certificate_names = _certificate_names(transport)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._taking is not None:
+            self._taking.stop()
         super().connection_lost(exc)
         # uvicorn tells `cycle` only.
         if self._answering is not None and not self._answering.response_complete:
@@ -99,6 +107,9 @@ class BoundedProtocol(HttpToolsProtocol):
             # uvicorn begins the one that has waited longest.
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
+        # While it is made its calls see to that: their sequences pause, and end.
+        if self._taking is not None:
+            self._taking.watch()
 
     def on_message_complete(self) -> None:
         self._head_alone = False
@@ -183,8 +194,11 @@ def _tls_settings(tls: Tls | None) -> dict[str, Any]:
 class HttpServer:
     """An ASGI application on a port."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, tls: Tls | None = None) -> None:
-        """Without `tls` plain text. Raises InvalidArgumentError naming the TLS file that cannot be used."""
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, tls: Tls | None = None, *, unread_timeout: float = 60.0
+    ) -> None:
+        """Without `tls` plain text. A client is cut that takes nothing of an answer that is made for
+        `unread_timeout` seconds. Raises InvalidArgumentError naming the TLS file that cannot be used."""
         if tls is not None:
             check_files(tls)
         self._host = host
@@ -193,7 +207,7 @@ class HttpServer:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
-                http=BoundedProtocol,
+                http=partial(BoundedProtocol, unread_timeout=unread_timeout),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

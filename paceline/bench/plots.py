@@ -27,7 +27,7 @@ _RATES = "medians and quartiles"
 def require_matplotlib() -> None:
     """Raise FailedPreconditionError, with what to install, unless plots can be drawn."""
     if find_spec("matplotlib") is None:
-        raise FailedPreconditionError("plots need matplotlib: pip install 'paceline[bench]'")
+        raise FailedPreconditionError("plots need matplotlib: install paceline with its extra `bench`")
 
 
 def write_plots(record: Record, folder: Path) -> list[Path]:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except PacelineError as error:
         _fail(error.message, 1)
     except ModuleNotFoundError as error:
-        _fail(f"this command needs the module {error.name}: pip install 'paceline[all]'", 1)
+        _fail(f"this command needs the module {error.name}: install paceline with its extra `all`", 1)
     except OSError as error:
         _fail(str(error), 1)
     sys.exit(code)

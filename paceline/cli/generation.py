@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -16,10 +14,11 @@ from rich.text import Text
 from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stdout
+from paceline.cli.structuring import Structure
 from paceline.client import AsyncClient, Client
 from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import SamplingParams, SpeculationParams, StructuredOutputs
+from paceline.core.types import SamplingParams, SpeculationParams
 
 Json = Annotated[bool, option("json", "Print one JSON object.")]
 
@@ -35,26 +34,19 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")],
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
+    structure: Structure,
     connection: Connection,
     address: Address = DEFAULT_ADDRESS,
     as_json: Json = False,
     cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
     no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
     timeout: Annotated[float | None, option("timeout", "Seconds for the whole generation.")] = None,
-    json_schema: Annotated[
-        Path | None, option("json_schema", "A file with the JSON schema the text keeps to.", dir_okay=False)
-    ] = None,
-    regex: Annotated[str | None, option("regex", "A regular expression the whole text matches.")] = None,
-    grammar: Annotated[
-        Path | None, option("grammar", "A file with the Lark grammar the text keeps to.", dir_okay=False)
-    ] = None,
-    choice: Annotated[list[str] | None, option("choice", "A text to choose from; may be repeated.")] = None,
 ) -> None:
     """Continue a prompt; the text streams to standard output, that of several completions comes whole."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None and not as_json:
             raise InvalidArgumentError(name, "are printed with --json only")
-    sampling = replace(sampling, structured_outputs=_structure(json_schema, regex, grammar, choice))
+    sampling = structure.of(sampling)
     streams = not (as_json or no_stream or sampling.n > 1)
     text = sys.stdin.read() if prompt == "-" else prompt
 
@@ -75,26 +67,6 @@ def generate(
 
     # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
     asyncio.run(run())
-
-
-def _structure(
-    json_schema: Path | None, regex: str | None, grammar: Path | None, choice: list[str] | None
-) -> StructuredOutputs | None:
-    """What the options ask the text to look like. Raises InvalidArgumentError."""
-    values: dict[str, Any] = {
-        "json": None if json_schema is None else _content("json_schema", json_schema),
-        "regex": regex,
-        "grammar": None if grammar is None else _content("grammar", grammar),
-        "choice": choice or None,
-    }
-    return None if all(value is None for value in values.values()) else StructuredOutputs(**values)
-
-
-def _content(name: str, file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InvalidArgumentError(name, f"{file} cannot be read as text") from None
 
 
 @options_from_fields

@@ -14,11 +14,11 @@ import typer
 from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stderr, to_stdout
+from paceline.cli.structuring import Structure
 from paceline.client import AsyncClient
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest import PROMPTS, LoadConfig, LoadTest, Report, print_report, read_prompts
-
-_INTERRUPTED = 130  # as shells tell it
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +31,7 @@ def loadtest(
     load: LoadConfig,
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
+    structure: Structure,
     connection: Connection,
     address: Address = DEFAULT_ADDRESS,
     prompts: Annotated[
@@ -43,23 +44,25 @@ def loadtest(
 ) -> None:
     """Send load to a service that runs: rates, latencies, failures, and whether a draft changed any token.
 
-    Ctrl-C ends it early, with the report of what was sent; a second one without. The exit code is 1 if a
-    request failed or an answer was another one without a draft.
+    Ctrl-C ends it early and waits for what runs, a second one or SIGTERM does not wait; either way there is a
+    report of what was sent. The exit code is 1 if a request failed or an answer was another one without a
+    draft.
     """
-    lines = PROMPTS if prompts is None else read_prompts(prompts)
+    if prompts is not None and load.prompt_tokens is not None:
+        raise InvalidArgumentError("prompt_tokens", "has no meaning where --prompts gives the prompts")
+    lines, sampling = PROMPTS if prompts is None else read_prompts(prompts), structure.of(sampling)
+    if json is not None:
+        json.touch()  # what cannot be written is told of before the load, not after it
 
     async def run(progress: Callable[[str], None]) -> Report:
         async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:
             test = LoadTest(client, load, lines, sampling, speculation, progress)
-            with _stopped_by_signals(test):
+            with _ended_by_signals(test):
                 return await test.run()
 
-    try:
-        with to_stderr().status("") as status:
-            report = asyncio.run(run(status.update))
-    except asyncio.CancelledError:
-        raise typer.Exit(_INTERRUPTED) from None
-    print_report(report, to_stdout())  # first: a file that cannot be written loses nothing then
+    with to_stderr().status("") as status:
+        report = asyncio.run(run(status.update))
+    print_report(report, to_stdout())
     if json is not None:
         report.write(json)
     if not report.sound:
@@ -67,20 +70,18 @@ def loadtest(
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(test: LoadTest) -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM stop the test, and a second Ctrl-C cancels what runs.
-
-    Further SIGTERMs change nothing: `timeout`, for one, sends it to the process and then to its group.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+def _ended_by_signals(test: LoadTest) -> Iterator[None]:
+    """While inside, Ctrl-C stops the test, a second one cuts it, and so does SIGTERM: its sender waits for
+    seconds at most."""
+    loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
         if test.stopped:
-            task.cancel()
-        test.stop()
+            test.cut()
+        else:
+            test.stop()
 
-    handlers = {signal.SIGINT: interrupted, signal.SIGTERM: test.stop}
+    handlers = {signal.SIGINT: interrupted, signal.SIGTERM: test.cut}
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:

@@ -87,6 +87,11 @@ class Job:
         """Go on with another feed; the timings go on as well."""
         self.feed, self.rows, self.offset = token_ids, rows, 0
 
+    def compute_again(self, proposed: Sequence[int]) -> None:
+        """Begin its feed once more, without anything of the prefix cache."""
+        self.reused = 0
+        self.feed_next([*self.held.session.tokens[self.held.table.length :], *proposed], self.rows)
+
     def ran(
         self, begun: float, seconds: float, rows: int, sequences: int, own_prefill: int = 0, prefill: int = 0
     ) -> None:

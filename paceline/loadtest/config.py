@@ -7,7 +7,7 @@ from typing import Final
 
 from paceline.client.requests import MAX_TIMEOUT
 from paceline.core.checks import require
-from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams
+from paceline.core.types import AcceptanceMode, SamplingParams
 
 DEFAULT_REQUESTS: Final = 100
 DEFAULT_CONCURRENCY: Final = 8
@@ -31,6 +31,10 @@ class LoadConfig:
     """Of --rate: 1 are arrivals at random (Poisson), less comes in bursts, much more comes evenly."""
     concurrency: int | None = None
     """The most at a time; 8 without --rate. With it what is due waits for a place, and its times say so."""
+    prompt_tokens: int | None = None
+    """Prompts of so many random tokens, each another one; they say nothing of acceptance."""
+    length_spread: float = 0.0
+    """Share by which these and the answers are longer or shorter, at most."""
     warm_up: int = 1
     """Requests before it, one by one, that do not count; an error of theirs ends the test."""
     cold_prompts: bool = False
@@ -48,10 +52,12 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
-        for name in ("requests", "concurrency", "warm_up"):
+        for name in ("requests", "concurrency", "prompt_tokens", "warm_up"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, f"must be at least 1, got {value}")
         require(self.verify >= 0, "verify", f"must not be negative, got {self.verify}")
+        spread = self.length_spread
+        require(0 <= spread < 1, "length_spread", f"must be in [0, 1), got {spread}")
         seconds = ("duration", "timeout", "goal_ttft", "goal_tpot", "goal_e2e")
         for name in ("rate", "burstiness", *seconds):
             value = getattr(self, name)
@@ -81,18 +87,16 @@ class LoadConfig:
         return {name.removeprefix("goal_"): g for name in names if (g := getattr(self, name)) is not None}
 
 
-def check_request(config: LoadConfig, sampling: SamplingParams, speculation: SpeculationParams) -> None:
-    """Refuse what a load test cannot measure. Raises InvalidArgumentError naming the field."""
+def check_request(config: LoadConfig, sampling: SamplingParams, mode: AcceptanceMode | None) -> None:
+    """Refuse what a load test cannot do; `mode` None is not known yet. Raises InvalidArgumentError."""
     require(sampling.n == 1, "n", f"a load test asks for one completion a request, got {sampling.n}")
-    if config.verify and speculation.mode is not None:
-        check_verifiable(sampling, speculation.mode)
-
-
-def check_verifiable(sampling: SamplingParams, mode: AcceptanceMode) -> None:
-    """Only where the target's own choice decides are the tokens of a seed the same without a draft."""
+    bounded = sampling.max_tokens is not None or not config.length_spread
+    require(bounded, "length_spread", "needs max_tokens")
+    # Only where the target's own choice decides are the tokens of a seed the same without a draft.
+    equal = mode is None or mode is AcceptanceMode.COUPLED or sampling.greedy
     require(
-        sampling.greedy or mode is AcceptanceMode.COUPLED,
+        equal or not config.verify,
         "verify",
-        f"in {mode.value} mode above temperature 0 the tokens of a seed depend on the draft, only their "
-        "distribution does not",
+        f"in {mode.value if mode else ''} mode above temperature 0 the tokens of a seed depend on the draft, "
+        "only their distribution does not",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -48,8 +49,10 @@ class Outcome:
     """When it should have been sent. Its times begin here, so what waits to be sent is late as well."""
     sent: float
     ended: float
-    chunks: tuple[tuple[float, int], ...]
-    """When tokens came, and how many: those of a round come together."""
+    times: Sequence[float]
+    """When tokens came."""
+    counts: Sequence[int]
+    """How many each time: those of a round come together."""
     num_resumes: int = 0
     """How often its stream broke and was asked for again."""
     answer: Answer | None = None
@@ -60,12 +63,12 @@ class Outcome:
     @property
     def completion_tokens(self) -> int:
         """Those that came, of a failed one too."""
-        return sum(tokens for _, tokens in self.chunks)
+        return sum(self.counts)
 
     @property
     def ttft(self) -> float | None:
         """Time to the first token; None if none came."""
-        return self.chunks[0][0] - self.due if self.chunks else None
+        return self.times[0] - self.due if self.times else None
 
     @property
     def tpot(self) -> float | None:
@@ -74,13 +77,18 @@ class Outcome:
         The first round may bring several tokens, and they take no time after the first one of them. So this
         counts from chunk to chunk, as one who reads along does.
         """
-        after = self.completion_tokens - self.chunks[0][1] if self.chunks else 0
-        return (self.chunks[-1][0] - self.chunks[0][0]) / after if after else None
+        after = sum(self.counts[1:])
+        return (self.times[-1] - self.times[0]) / after if after else None
 
     @property
     def gaps(self) -> tuple[float, ...]:
         """Inter-token latencies: between chunks, since the tokens of one come together."""
-        return tuple(later - earlier for (earlier, _), (later, _) in pairwise(self.chunks))
+        return tuple(later - earlier for earlier, later in pairwise(self.times))
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed, in words."""
+        return f"{type(self.error).__name__}: {self.error.message}" if self.error else None
 
     @property
     def e2e(self) -> float:

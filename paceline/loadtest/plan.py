@@ -10,7 +10,7 @@ from itertools import count, islice, repeat
 from paceline.core import limits
 from paceline.core.types import SamplingParams
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.prompts import Prompts
+from paceline.loadtest.prompts import PromptLine, Prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Ask:
 
 
 def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Seconds from the start at which requests are due, `rate` a second on average; the first at once.
+    """Seconds from the start at which requests are due, `rate` a second on average.
 
     The gaps are gamma-distributed with the shape `burstiness`: exponential where it is 1, so that arrivals
     are a Poisson process; their coefficient of variation is 1/√burstiness.
@@ -33,24 +33,49 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
     chosen = random.Random(seed)
     due = 0.0
     while True:
-        yield due
         due += chosen.gammavariate(burstiness, 1 / (rate * burstiness))
+        yield due
 
 
-def plan(config: LoadConfig, prompts: Prompts, sampling: SamplingParams) -> Iterator[Ask]:
-    """All requests of a test, in the order they are sent."""
-    due: Iterator[float | None] = repeat(None)
-    if config.rate is not None:
-        due = arrivals(config.rate, config.burstiness, sampling.seed or 0)
-    for number, when in zip(islice(count(), config.most_requests), due, strict=False):
-        if when is not None and config.duration is not None and when >= config.duration:
-            return
-        yield ask(prompts, sampling, number, when)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All requests of a test. The same settings give the same ones."""
 
+    config: LoadConfig
+    prompts: Prompts
+    sampling: SamplingParams
+    """Of every request but for its seed; seeds count up from this one, or from 0."""
+    vocabulary_size: int
+    """Random prompts are made of it."""
 
-def ask(prompts: Prompts, sampling: SamplingParams, number: int, due: float | None = None) -> Ask:
-    """The request of that number. Prompts come in turn; seeds count up from the one given, or from 0."""
-    line = prompts[number % len(prompts)]
-    seed = ((sampling.seed or 0) + number) % (limits.MAX_SEED + 1)
-    tokens = sampling.max_tokens if line.max_tokens is None else line.max_tokens
-    return Ask(number, due, line.prompt, replace(sampling, seed=seed, max_tokens=tokens))
+    def __iter__(self) -> Iterator[Ask]:
+        """In the order they are sent."""
+        config = self.config
+        due: Iterator[float | None] = repeat(None)
+        if config.rate is not None:
+            due = arrivals(config.rate, config.burstiness, self.sampling.seed or 0)
+        for number, when in zip(islice(count(), config.most_requests), due, strict=False):
+            if when is not None and config.duration is not None and when >= config.duration:
+                return
+            yield self.ask(number, when)
+
+    def ask(self, number: int, due: float | None = None) -> Ask:
+        """The request of that number. Prompts come in turn."""
+        seed = ((self.sampling.seed or 0) + number) % (limits.MAX_SEED + 1)
+        chosen = random.Random(seed)
+        line = self._random_prompt(chosen) or self.prompts[number % len(self.prompts)]
+        tokens = line.max_tokens
+        if tokens is None and self.sampling.max_tokens is not None:
+            tokens = self._spread(chosen, self.sampling.max_tokens)
+        return Ask(number, due, line.prompt, replace(self.sampling, seed=seed, max_tokens=tokens))
+
+    def _random_prompt(self, chosen: random.Random) -> PromptLine | None:
+        if self.config.prompt_tokens is None:
+            return None
+        length = self._spread(chosen, self.config.prompt_tokens)
+        return PromptLine(tuple(chosen.randrange(self.vocabulary_size) for _ in range(length)))
+
+    def _spread(self, chosen: random.Random, tokens: int) -> int:
+        """As many, more or less."""
+        spread = self.config.length_spread
+        return max(1, round(tokens * chosen.uniform(1 - spread, 1 + spread))) if spread else tokens

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from paceline.loadtest.verifying import Verification
 FORMAT = 1
 BUSY = 0.8
 """Share of a core from which on the tester itself may be what is slow."""
+_MOST_MESSAGES = 5
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,12 @@ class Report:
     config: LoadConfig
     sampling: SamplingParams
     speculation: SpeculationParams
+    begun: datetime
     outcomes: Sequence[Outcome]
+    unsent: int
+    """Requests that were due, and still waited for a place when the test ended."""
+    stopped: bool
+    """It was ended before its time."""
     seconds: float
     """From the start to the end of the last request."""
     client_cpu: float
@@ -41,14 +49,12 @@ class Report:
     @cached_property
     def summary(self) -> Summary:
         """The figures."""
-        return summary(self.outcomes, self.seconds, self.config.goals)
+        return summary(self.outcomes, self.seconds, self.config.goals, self.unsent)
 
     @property
     def sound(self) -> bool:
-        """True if every request finished, and no answer was another one when it was asked for again."""
-        checked = self.verification
-        equal = checked is None or not (checked.differences or checked.failed)
-        return not self.summary.failed and equal
+        """True if every request finished, and every answer that was to be compared is equal."""
+        return not self.summary.failed and (self.verification is None or self.verification.sound)
 
     @property
     def notes(self) -> list[str]:
@@ -59,12 +65,18 @@ class Report:
                 f"the load tester kept {self.client_cpu:.0%} of a core busy: times may be its own, "
                 "and several of it at a time would send more"
             )
-        messages = {f"{type(e).__name__}: {e.message}": None for o in self.outcomes if (e := o.error)}
-        notes += list(messages)[:_MOST_MESSAGES]
+        if self.stopped:
+            notes.append("stopped before its end")
+        if self.summary.failed:
+            notes.append("latencies and rates are of the requests that finished")
+        checked = self.verification
+        failures = [failure for outcome in self.outcomes if (failure := outcome.failure)]
+        messages = list(dict.fromkeys([*failures, *(checked.failures if checked else ())]))
+        notes += messages[:_MOST_MESSAGES]
         if len(messages) > _MOST_MESSAGES:
             notes.append(f"and {len(messages) - _MOST_MESSAGES} other messages of errors")
-        if self.verification and self.verification.differences:
-            d = self.verification.differences[0]
+        if checked and checked.differences:
+            d = checked.differences[0]
             notes.append(
                 f"request {d.number} differs from token {d.index} on; near-ties may, unless the service is "
                 "--deterministic (README, Guarantees)"
@@ -75,9 +87,13 @@ class Report:
         """For JSON."""
         return {
             "format": FORMAT,
+            "version": version("paceline"),
+            "begun": self.begun.isoformat(timespec="seconds"),
+            "stopped": self.stopped,
             "address": self.address,
             "model": to_plain(self.model),
-            "settings": to_plain(self.config),
+            "settings": to_plain(self.config)
+            | {"requests": self.config.most_requests, "concurrency": self.config.places},
             "sampling": to_plain(self.sampling),
             "speculation": to_plain(self.speculation),
             "summary": to_plain(self.summary),
@@ -90,6 +106,3 @@ class Report:
     def write(self, file: Path) -> None:
         """As JSON. Raises OSError."""
         file.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-
-
-_MOST_MESSAGES = 5

@@ -6,14 +6,15 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 
 from paceline.client import AsyncClient
 from paceline.client.server_status import Model
 from paceline.core.errors import CancelledError, UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.loadtest.config import LoadConfig, check_request, check_verifiable
-from paceline.loadtest.plan import ask, plan
+from paceline.loadtest.config import LoadConfig, check_request
+from paceline.loadtest.plan import Plan
 from paceline.loadtest.prompts import Prompts
 from paceline.loadtest.report import Report
 from paceline.loadtest.running import Load
@@ -23,7 +24,7 @@ _MODELS_SECONDS = 10.0
 
 
 class LoadTest:
-    """One test of one server. It may be stopped at any time, and then reports what it has."""
+    """One test of one server. It may be stopped or cut at any time, and then reports what it has."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class LoadTest:
         progress: Callable[[str], None],
     ) -> None:
         """Raises InvalidArgumentError naming what a load test cannot measure."""
-        check_request(config, sampling, speculation)
+        check_request(config, sampling, speculation.mode)
         self._client = client
         self._config = config
         self._prompts = prompts
@@ -44,6 +45,7 @@ class LoadTest:
         self._progress = progress
         self._name = secrets.token_hex(6)
         self._stopped = asyncio.Event()
+        self._cutting: asyncio.Task[None] | None = None
 
     @property
     def stopped(self) -> bool:
@@ -54,6 +56,11 @@ class LoadTest:
         """Send nothing more; what runs is waited for."""
         self._stopped.set()
 
+    def cut(self) -> None:
+        """Send nothing more, and wait for nothing: what runs has failed."""
+        self.stop()
+        self._cutting = self._cutting or asyncio.create_task(self._client.close())
+
     async def run(self) -> Report:
         """Warm up, send the load, then ask again what is to be verified.
 
@@ -61,28 +68,33 @@ class LoadTest:
         """
         config = self._config
         model = await self._model()
-        await self._warm_up()
+        plan = Plan(config, self._prompts, self._sampling, model.vocabulary_size)
+        await self._warm_up(plan)
+        begun = datetime.now(UTC)
         load, cpu = self._load("load", self._speculation), time.process_time()
-        asks = plan(config, self._prompts, self._sampling)
         if config.rate is None:
             assert config.places is not None
-            await load.closed(asks, config.places, config.duration)
+            await load.closed(plan, config.places, config.duration)
         else:
-            await load.open(asks, config.places)
+            await load.open(plan, config.places, config.duration)
         cpu = time.process_time() - cpu
         if not load.outcomes:
             raise CancelledError("stopped before anything was sent")
         seconds = max(outcome.ended for outcome in load.outcomes)
+        verification = await self._verify(load, plan) if config.verify else None
         return Report(
             address=self._client.address,
             model=model,
             config=config,
             sampling=self._sampling,
             speculation=self._speculation,
+            begun=begun,
             outcomes=load.outcomes,
+            unsent=load.unsent,
+            stopped=self.stopped,
             seconds=seconds,
             client_cpu=cpu / seconds,
-            verification=await self._verify(load) if config.verify else None,
+            verification=verification,
         )
 
     async def _model(self) -> Model:
@@ -91,23 +103,21 @@ class LoadTest:
             raise UnavailableError("the server offers no model")
         return models[0]
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, plan: Plan) -> None:
         warming = self._load("warming up", self._speculation)
         for number in range(self._config.warm_up):
-            outcome = await warming.send(ask(self._prompts, self._sampling, number))
+            if self.stopped:
+                return
+            outcome = await warming.send(plan.ask(number))
             if outcome.error:
                 raise outcome.error
             assert outcome.answer is not None
-            if self._config.verify:
-                check_verifiable(self._sampling, outcome.answer.acceptance)
+            check_request(self._config, self._sampling, outcome.answer.acceptance)
 
-    async def _verify(self, load: Load) -> Verification:
+    async def _verify(self, load: Load, plan: Plan) -> Verification:
         again = self._load("asking again", without_draft(self._speculation))
         first = chosen(load.outcomes, self._config.verify)
-        for outcome in first:
-            if self.stopped:
-                break
-            await again.send(ask(self._prompts, self._sampling, outcome.number))
+        await again.closed((plan.ask(outcome.number) for outcome in first), 1, None)
         return compared(first, again.outcomes)
 
     def _load(self, part: str, speculation: SpeculationParams) -> Load:

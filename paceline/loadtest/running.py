@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
+import math
+from array import array
+from collections.abc import Callable, Iterable
 
-from paceline.client.requests import Prompt
-from paceline.client.results import GenerationChunk, GenerationResult
+from paceline.client import AsyncClient
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import PacelineError, ResourceExhaustedError
-from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.core.types import SpeculationParams
 from paceline.loadtest.outcomes import Answer, Outcome
 from paceline.loadtest.plan import Ask
 
@@ -20,41 +20,12 @@ FAILURE_PAUSE = 1.0
 as fast as a processor can, and the test be over before the server is back."""
 
 
-class Stream(Protocol):
-    """What a load needs of `AsyncGenerationStream`."""
-
-    @property
-    def result(self) -> GenerationResult | None:
-        """The whole generation, once the last chunk has come."""
-
-    @property
-    def num_resumes(self) -> int:
-        """How often it was asked for again."""
-
-    def __aiter__(self) -> AsyncIterator[GenerationChunk]: ...
-
-
-class Sender(Protocol):
-    """What a load needs of `AsyncClient`."""
-
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        speculation: SpeculationParams,
-        cache_salt: str | None = None,
-        timeout: float | None = None,
-    ) -> Stream:
-        """Begin a generation."""
-
-
 class Load:
     """One load, sent once."""
 
     def __init__(
         self,
-        client: Sender,
+        client: AsyncClient,
         speculation: SpeculationParams,
         *,
         cache_salt: Callable[[int], str],
@@ -78,34 +49,41 @@ class Load:
         self.outcomes: list[Outcome] = []
         self.running = 0
         self.failed = 0
+        self.unsent = 0
+        """Due, but still waiting for a place when the load ended."""
 
     @property
     def seconds(self) -> float:
         """Since the start."""
         return self._clock() - self._begun
 
-    async def closed(self, asks: Iterator[Ask], places: int, duration: float | None) -> None:
+    async def closed(self, asks: Iterable[Ask], places: int, duration: float | None) -> None:
         """`places` clients, each of which sends the next request when its last one has ended."""
 
+        shared = iter(asks)
+
         async def one_client() -> None:
-            for ask in asks:
+            for ask in shared:
                 if self._over(duration):
                     return
                 outcome = await self.send(ask)
                 if outcome.error:
-                    await self._stopped_within(_pause_after(outcome.error))
+                    pause = _pause_after(outcome.error)
+                    await self._stopped_within(min(pause, (duration or math.inf) - self.seconds))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(places):
                 group.create_task(one_client())
 
-    async def open(self, asks: Iterator[Ask], places: int | None) -> None:
+    async def open(self, asks: Iterable[Ask], places: int | None, duration: float | None) -> None:
         """Every request when it is due; with `places` it waits for one of so many, and is late."""
         room = contextlib.nullcontext() if places is None else asyncio.Semaphore(places)
 
         async def one(ask: Ask) -> None:
             async with room:
-                if not self._stopped.is_set():
+                if self._over(duration):
+                    self.unsent += 1
+                else:
                     await self.send(ask)
 
         async with asyncio.TaskGroup() as group:
@@ -120,7 +98,7 @@ class Load:
         sent = self.seconds
         self.running += 1
         self._progress(self)
-        chunks: list[tuple[float, int]] = []
+        times, counts = array("d"), array("I")
         stream, answer, error = None, None, None
         try:
             stream = self._client.stream(
@@ -132,12 +110,12 @@ class Load:
             )
             async for chunk in stream:
                 if chunk.token_ids:
-                    # One by one: those before a failure count.
-                    chunks.append((self.seconds, len(chunk.token_ids)))  # noqa: PERF401
+                    times.append(self.seconds)
+                    counts.append(len(chunk.token_ids))
             assert stream.result is not None
             answer = Answer.of(stream.result, with_tokens=self._keep_tokens)
         except PacelineError as failure:
-            error = failure
+            error = _alone(failure)
             self.failed += 1
         finally:
             self.running -= 1
@@ -146,7 +124,8 @@ class Load:
             due=sent if ask.due is None else ask.due,
             sent=sent,
             ended=self.seconds,
-            chunks=tuple(chunks),
+            times=times,
+            counts=counts,
             num_resumes=stream.num_resumes if stream else 0,
             answer=answer,
             error=error,
@@ -168,3 +147,9 @@ class Load:
 def _pause_after(error: PacelineError) -> float:
     hint = error.retry_after if isinstance(error, ResourceExhaustedError) else None
     return FAILURE_PAUSE if hint is None else hint
+
+
+def _alone(error: PacelineError) -> PacelineError:
+    """Without what raised it: that holds the stream, and so all that came through it."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from paceline.client.results import RoundTimings
-from paceline.loadtest.outcomes import MEASURES, Answer, Outcome
+from paceline.loadtest.outcomes import MEASURES, Outcome
 
 _PARTS = ("draft", "target", "queue", "wire", "coordinator", "total")
 
@@ -21,6 +21,7 @@ class Latency:
     mean: float
     median: float
     p90: float
+    p95: float
     p99: float
     most: float
 
@@ -31,12 +32,15 @@ class Latency:
         if not found:
             return None
         cuts = statistics.quantiles(found, n=100, method="inclusive") if len(found) > 1 else found * 99
-        return cls(statistics.fmean(found), cuts[49], cuts[89], cuts[98], found[-1])
+        return cls(statistics.fmean(found), cuts[49], cuts[89], cuts[94], cuts[98], found[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts did, over all requests that finished."""
+    """What drafts did, over all requests that finished without being resumed.
+
+    What a coordinator counts of a resumed one may begin where that was.
+    """
 
     num_rounds: int
     num_spec_steps: int
@@ -67,6 +71,8 @@ class Summary:
     """By the error's name."""
     num_resumes: int
     """Streams that broke and were asked for again, which their readers saw as a pause only."""
+    unsent: int
+    """Due, but still waiting for a place when the test ended."""
     most_at_a_time: int
     latest: float
     """By how many seconds the request that was sent last after it was due was late."""
@@ -84,7 +90,7 @@ class Summary:
     speculation: Speculation
 
 
-def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]) -> Summary:
+def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float], unsent: int = 0) -> Summary:
     """Of a test that took `seconds`, more than 0."""
     finished = [outcome for outcome in outcomes if outcome.answer]
     answers = [answer for outcome in outcomes if (answer := outcome.answer)]
@@ -97,6 +103,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]
         finished=len(finished),
         failed=Counter(type(outcome.error).__name__ for outcome in outcomes if outcome.error),
         num_resumes=sum(outcome.num_resumes for outcome in outcomes),
+        unsent=unsent,
         most_at_a_time=most_at_a_time((outcome.sent, outcome.ended) for outcome in outcomes),
         latest=max((outcome.sent - outcome.due for outcome in outcomes), default=0.0),
         prompt_tokens=prompt_tokens,
@@ -107,7 +114,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]
         goodput=good / seconds if goals else None,
         by_finish_reason=Counter(answer.finish_reason for answer in answers),
         latencies={measure: Latency.of(_values(finished, measure)) for measure in MEASURES},
-        speculation=_speculation(answers, completion_tokens),
+        speculation=_speculation([outcome for outcome in finished if not outcome.num_resumes]),
     )
 
 
@@ -128,7 +135,9 @@ def most_at_a_time(spans: Iterable[tuple[float, float]]) -> int:
     return most
 
 
-def _speculation(answers: Sequence[Answer], completion_tokens: int) -> Speculation:
+def _speculation(outcomes: Sequence[Outcome]) -> Speculation:
+    answers = [answer for outcome in outcomes if (answer := outcome.answer)]
+    tokens = sum(outcome.completion_tokens for outcome in outcomes)
     stats = [answer.speculative_decoding for answer in answers]
     rounds, steps = sum(s.num_rounds for s in stats), sum(s.num_spec_steps for s in stats)
     drafted = sum(s.num_draft_tokens for s in stats)
@@ -143,7 +152,7 @@ def _speculation(answers: Sequence[Answer], completion_tokens: int) -> Speculati
         num_accepted_draft_tokens=accepted,
         num_lookahead_hits=sum(s.num_lookahead_hits for s in stats),
         num_prompt_lookups=sum(s.num_prompt_lookups for s in stats),
-        tokens_per_round=completion_tokens / rounds if rounds else None,
+        tokens_per_round=tokens / rounds if rounds else None,
         draft_acceptance_rate=accepted / drafted if drafted else None,
         mean_acceptance_length=1 + (accepted / steps if steps else 0.0),
         accepted_to_position=tuple(number / steps for number in reached) if steps else (),

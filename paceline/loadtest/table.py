@@ -60,14 +60,16 @@ def counts(report: Report) -> Table:
     table.add_row("finished", f"{found.finished:,}" + (f" ({reasons})" if reasons else ""))
     for name, number in found.failed.items():
         table.add_row(f"failed, {name}", f"{number:,}")
+    if found.unsent:
+        table.add_row("due, but not sent before the end", f"{found.unsent:,}")
     if found.num_resumes:
         table.add_row("streams that broke and went on", f"{found.num_resumes:,}")
     if checked := report.verification:
         equal = checked.compared - len(checked.differences)
         table.add_row("asked again without a draft: equal", f"{equal:,}")
         table.add_row("... different", f"{len(checked.differences):,}")
-        if checked.failed:
-            table.add_row("... failed", f"{checked.failed:,}")
+        if unknown := len(checked.failures) + checked.unasked:
+            table.add_row("... failed, or not asked any more", f"{unknown:,}")
     table.add_row("at a time, at most", f"{found.most_at_a_time:,}")
     if report.config.rate is not None:
         table.add_row("sent after it was due, at most, ms", _milliseconds(found.latest))
@@ -82,7 +84,7 @@ def counts(report: Report) -> Table:
 
 def latencies(found: Summary) -> Table:
     """Of the requests that finished."""
-    table = _table("milliseconds", "mean", "median", "p90", "p99", "most")
+    table = _table("milliseconds", "mean", "median", "p90", "p95", "p99", "most")
     for measure, latency in found.latencies.items():
         table.add_row(f"{_MEASURES[measure]} ({measure})", *_row(latency))
     return table
@@ -91,7 +93,7 @@ def latencies(found: Summary) -> Table:
 def _row(latency: Latency | None) -> list[str]:
     if latency is None:
         return []
-    values = (latency.mean, latency.median, latency.p90, latency.p99, latency.most)
+    values = (latency.mean, latency.median, latency.p90, latency.p95, latency.p99, latency.most)
     return [_milliseconds(value) for value in values]
 
 

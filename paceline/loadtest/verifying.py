@@ -25,8 +25,15 @@ class Verification:
 
     compared: int
     differences: tuple[Difference, ...]
-    failed: int
-    """Requests that could not be asked for again, so nothing is known of their answers."""
+    failures: tuple[str, ...]
+    """Of requests that could not be asked for again: why."""
+    unasked: int
+    """Answers that were to be asked for again when the test was stopped."""
+
+    @property
+    def sound(self) -> bool:
+        """True if all that were to be compared are equal."""
+        return not (self.differences or self.failures or self.unasked)
 
 
 def chosen(outcomes: Sequence[Outcome], most: int) -> list[Outcome]:
@@ -51,12 +58,13 @@ def compared(first: Sequence[Outcome], again: Sequence[Outcome]) -> Verification
         for one, plain in zip(first, again, strict=False)
         if one.answer and plain.answer
     ]
-    differences = [
+    differences = (
         Difference(number, _first_difference(tokens, plain))
         for number, tokens, plain in pairs
         if tokens != plain
-    ]
-    return Verification(len(pairs), tuple(differences), sum(plain.error is not None for plain in again))
+    )
+    failures = (failure for plain in again if (failure := plain.failure))
+    return Verification(len(pairs), tuple(differences), tuple(failures), len(first) - len(again))
 
 
 def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:

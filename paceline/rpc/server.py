@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from paceline.core.errors import UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.auth import role_check
 from paceline.rpc.credentials import server_credentials
+from paceline.rpc.parent import stop_with_parent
 from paceline.rpc.shield import ShieldInterceptor
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Server:
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, self.request_stop)
         if exit_with_parent:
-            _watch_standard_input(loop, self.request_stop)
+            stop_with_parent(loop, self.request_stop)
 
     async def run_until_stopped(
         self, *, exit_with_parent: bool, drain: Callable[[float], Awaitable[None]] | None = None
@@ -189,16 +189,3 @@ class Server:
         else:
             await drain(DRAIN_SECONDS)
             await self.grpc.stop(FAREWELL_SECONDS)
-
-
-def _watch_standard_input(loop: asyncio.AbstractEventLoop, stop: Any) -> None:
-    """A supervisor holds the other end of the pipe: its end, however it came, is the end of ours."""
-
-    def watch() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while os.read(0, 4096):
-                pass
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(stop)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -67,8 +67,8 @@ class StackOptions:
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
     as many as a draft worker's default where each model has a core, else 0."""
     lookahead_sequences: int | None = None
-    """Sequences up to which that is done. If not given, a draft worker's default where the models leave a
-    core to the rest, else 1."""
+    """Sequences up to which that is done. If not given, 1 where both models compute on a CPU with no core
+    besides one for each, else a draft worker's default."""
     quantization: str = "auto"
     """`int8` rounds the draft's weights of products to 8 bits, which changes what is proposed and nothing
     that is emitted; `auto` does so where a step then takes less time; `none` serves them as they are."""

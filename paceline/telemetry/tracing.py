@@ -55,6 +55,6 @@ def make_spans(role: str, endpoint: str, sampling_ratio: float = 1.0) -> Spans |
         from paceline.telemetry.spans import OtlpSpans
     except ModuleNotFoundError as error:
         raise InvalidArgumentError(
-            "otlp_traces_endpoint", f"needs the module {error.name}: pip install 'paceline[otel]'"
+            "otlp_traces_endpoint", f"needs the module {error.name}: install paceline with its extra `otel`"
         ) from None
     return OtlpSpans(f"paceline-{role}", endpoint, sampling_ratio)

@@ -37,19 +37,24 @@ asyncio.run(serve(sys.argv[1] == "with its parent"))
 LOADING = """
 import os, sys, threading
 from types import SimpleNamespace
-from paceline import worker_process
-from paceline.core.config import TargetConfig
+from paceline.core.config import CoordinatorConfig, TargetConfig
 
 if sys.argv[1] == "forked" and (pid := os.fork()):
     _, status = os.waitpid(pid, 0)
     sys.exit(os.waitstatus_to_exitcode(status))
 
-def build(config):
+def load(*words):
     print(os.getpid(), flush=True)
     threading.Event().wait()
 
-worker_process.build = build
-worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m", exit_with_parent=True))
+if sys.argv[1] == "coordinator":
+    from coordinator import main, vocabulary
+    vocabulary.load_tokenizer = load
+    main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m", exit_with_parent=True))
+else:
+    from paceline import worker_process
+    worker_process.build = load
+    worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m", exit_with_parent=True))
 """
 
 
@@ -158,9 +163,12 @@ def test_a_child_ends_with_the_pipe_of_its_parent_if_it_is_to(when: str) -> None
         assert child.wait(HANG) == 0
 
 
-@pytest.mark.parametrize("how", ["executed", "forked"])
-def test_a_worker_that_is_still_loading_ends_with_its_parent(how: str) -> None:
-    """Loading may take minutes, and what is loaded keeps a device's memory."""
+@pytest.mark.parametrize("how", ["executed", "forked", "coordinator"])
+def test_a_process_that_is_still_loading_ends_with_its_parent(how: str) -> None:
+    """Loading may take minutes, and what is loaded keeps a device's memory.
+
+    Once: a coordinator that fetched its tokenizer outlived its supervisor, and bound its ports in the end.
+    """
     with piped(LOADING, how) as (child, pipe, output):
         loading = int(output.readline())
         pipe.close()

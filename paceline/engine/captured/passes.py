@@ -31,6 +31,9 @@ PATIENCE: Final = 1
 """How often a bucket is left to the caller before it is recorded."""
 MAX_RECORDED: Final = 128
 """Recordings kept; the one used longest ago goes."""
+PATIENCE_FULL: Final = 16
+"""The same where another recording must go for it: more buckets in turn than are kept would else be recorded
+in every pass, which takes longer than none recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,8 @@ class CapturedPasses:
         recording = self._recorded.get(bucket)
         if recording is None:
             self._asked[bucket] = self._asked.get(bucket, 0) + 1
-            recording = self._record(bucket, write) if self._asked[bucket] > PATIENCE else None
+            patience = PATIENCE if len(self._recorded) < MAX_RECORDED else PATIENCE_FULL
+            recording = self._record(bucket, write) if self._asked[bucket] > patience else None
         else:
             self._recorded.move_to_end(bucket)
             write(recording.slate)
@@ -129,7 +133,8 @@ class CapturedPasses:
             self._recorded.clear()
             return None
         if len(self._recorded) >= MAX_RECORDED:
-            self._recorded.popitem(last=False)
+            evicted, _ = self._recorded.popitem(last=False)
+            del self._asked[evicted]
         self._recorded[bucket] = recording
         return recording
 

@@ -96,7 +96,7 @@ def test_a_level_of_logs_that_is_none_is_told_like_a_bad_argument(
         (
             ModuleNotFoundError("No module", name="torch"),
             1,
-            "error: this command needs the module torch: pip install 'paceline[all]'\n",
+            "error: this command needs the module torch: install paceline with its extra `all`\n",
         ),
     ],
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from coordinator.ledger import Commit, Ledger
 from coordinator.round import RoundMachine
 from coordinator.running import Running
 from coordinator.sequence import MAX_LOSSES
+from coordinator.suspects import SUSPECT
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -31,6 +33,7 @@ from paceline.core.messages import (
     DraftProposal,
     DraftRound,
     OpenSequence,
+    PromptLogprobs,
     RoundVerdict,
     SequenceFailed,
     VerifyAhead,
@@ -306,6 +309,91 @@ def test_a_target_that_answers_nobody_is_hung_up() -> None:
     service.sweep()
     assert service.targets[0].hung_up == 1
     assert late.machine.phase is Phase.STALLED
+
+
+def test_a_target_that_reports_a_prompt_is_not_hung_up() -> None:
+    """Once: only verdicts counted, so a long prompt that was reported ended those that waited behind it."""
+    service = Service()
+    reporting, waiting = service.submit(k=0), service.submit(k=0)
+    service.clock.now = 9.9
+    reporting.machine.deadline = 19.9
+    report = PromptLogprobs(reporting.machine.sequence_id, 99, 1, 0, ())
+    service.it.link_events(service.targets[0], [report])  # type: ignore[arg-type]
+    service.clock.now = 10.0
+    service.sweep()
+    assert service.targets[0].hung_up == 0
+    assert waiting.machine.phase is Phase.VERIFYING
+
+
+def serve_until_all_end(service: Service, sequences: Sequence[Running], poison: Running) -> int:
+    """Targets die whenever the round of one sequence is put to them, and else answer; how often they die."""
+    deaths = 0
+    while not all(running.ended for running in sequences):
+        service.clock.now += 0.1
+        busy = [r for r in sequences if not r.ended and r.machine.phase is Phase.VERIFYING]
+        assert busy, "somebody is always on"
+        if poison in busy:
+            deaths += 1
+            assert deaths < 100
+            service.start_over(cast(FakeLink, poison.target))
+            assert all(r.machine.losses <= SUSPECT for r in sequences if r is not poison and not r.ended)
+        else:
+            for running in busy:
+                service.answer(running, 5)
+    return deaths
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_one_round_that_kills_the_target_ends_no_other_sequence(place: int, targets: int) -> None:
+    """Once: all that had a round at each death ended with it, whether they shared its pass or waited."""
+    service = Service(targets=targets)
+    sequences = [service.submit(k=0, max_tokens=6) for _ in range(5)]
+    poison = sequences[place]
+    assert serve_until_all_end(service, sequences, poison) == MAX_LOSSES
+    for running in sequences:
+        told = parts(running)
+        if running is poison:
+            assert isinstance(told[-1], InternalError)
+        else:
+            assert [part.token_ids for part in told] == [(5,)] * 6  # type: ignore[union-attr]
+    assert service.it.failed == 1
+    assert not service.it._suspects.waiting
+
+
+def test_requests_that_come_meanwhile_are_served_beside_it() -> None:
+    service = Service()
+    sequences = [service.submit(k=0, max_tokens=6) for _ in range(3)]
+    poison = sequences[0]
+    for _ in range(5):
+        service.start_over(service.targets[0])
+        sequences.append(service.submit(k=0, max_tokens=6))
+    serve_until_all_end(service, sequences, poison)
+    assert [running.error is None for running in sequences] == [False, *[True] * 7]
+
+
+def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
+    service = Service()
+    first, second = service.submit(k=0), service.submit(k=0)
+    for _ in range(SUSPECT):
+        service.start_over(service.targets[0])
+    assert (first.machine.phase, second.machine.phase) == (Phase.VERIFYING, Phase.STALLED)
+    service.clock.now = 99.0
+    service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
+    assert second.machine.deadline == 199.0
+    service.answer(first, 5)
+    assert second.machine.phase is Phase.VERIFYING, "its turn"
+
+
+def test_who_is_cancelled_while_it_waits_for_its_turn_is_forgotten() -> None:
+    service = Service()
+    first, second = service.submit(k=0), service.submit(k=0)
+    for _ in range(SUSPECT):
+        service.start_over(service.targets[0])
+    service.it.cancel(second)
+    assert not service.it._suspects.waiting
+    service.it.cancel(first)
+    assert service.targets[0].load == 0
 
 
 def test_a_draft_that_answers_nobody_is_hung_up_and_its_sequences_are_drafted_for_elsewhere() -> None:

@@ -35,7 +35,7 @@ from paceline.engine.captured.buckets import (
     MAX_SEQUENCES,
     bucket_of,
 )
-from paceline.engine.captured.passes import PATIENCE, CapturedPasses
+from paceline.engine.captured.passes import PATIENCE, PATIENCE_FULL, CapturedPasses
 from paceline.engine.captured.recording import Step
 from paceline.engine.captured.slate import Slate
 from paceline.engine.chains import Chain, ChainInput, ChainSkills
@@ -65,9 +65,10 @@ class Tracer:
     """Records as a CUDA graph does: runs the step once, then keeps its tensor operations."""
 
     def __init__(self) -> None:
-        self.replays = 0
+        self.recordings = self.replays = 0
 
     def __call__(self, step: Step) -> Step:
+        self.recordings += 1
         step()
         recorded = make_fx(step)()
 
@@ -365,15 +366,20 @@ def test_recordings_are_compared_before_they_serve(
 def test_recordings_that_were_not_used_for_long_are_given_up(
     models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Once: of three shapes in turn, with room for two, each was recorded again whenever it was used."""
     monkeypatch.setattr("paceline.engine.captured.passes.MAX_RECORDED", 2)
     runner = recording(models("llama"), traced)
     assert runner.captured is not None
-    for rows in (1, 2, 3, 1, 1):
-        table = runner.new_table()
-        for _ in range(1 + PATIENCE):
+    table = runner.new_table()
+    compared = traced.recordings
+    for turn in range(2 * PATIENCE_FULL):
+        for rows in (1, 2, 3):
             feed(runner, table, [1] * rows)
             table.truncate_to(0)
         assert runner.captured.num_recorded <= 2
+        # Two, then one for each that waited long enough for its turn.
+        assert traced.recordings - compared <= 2 + 2 * (turn // PATIENCE_FULL)
+    assert traced.recordings - compared >= 3
 
 
 class Unwritten(Slate):

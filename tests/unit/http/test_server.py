@@ -20,8 +20,8 @@ HANG = 30.0
 
 
 @contextlib.asynccontextmanager
-async def served(app: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(app, "127.0.0.1", 0)
+async def served(app: Any, **options: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(app, "127.0.0.1", 0, **options)
     await server.start()
     try:
         yield server
@@ -350,3 +350,41 @@ async def test_an_answer_that_is_being_sent_is_finished_before_the_end() -> None
     await stopping
     with pytest.raises(OSError, match="Connect call failed"):
         await asyncio.open_connection(*server.address.split(":"))
+
+
+WHOLE = 16 * 1024 * 1024
+
+
+async def whole(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(WHOLE), "more_body": False})
+
+
+@pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
+async def test_a_client_that_does_not_read_a_whole_answer_is_cut(header: bytes) -> None:
+    """Once: the answer stayed in the connection's buffer, and the connection too, until its client left."""
+    async with served(whole, unread_timeout=0.05) as server, connected(server) as (reader, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n")
+        connections = server._uvicorn.server_state.connections
+        while not connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        came = 0
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(WHOLE):
+                came += len(data)
+        assert came < WHOLE
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_it() -> None:
+    async with served(whole, unread_timeout=0.5) as server, connected(server) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        left = 2 * WHOLE
+        while left > 0:
+            left -= (await reader.read(65536)).count(0)
+            await asyncio.sleep(0)
+        assert left == 0
+        assert server._uvicorn.server_state.connections

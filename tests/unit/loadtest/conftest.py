@@ -42,7 +42,8 @@ def outcome(number: int = 0, due: float = 0.0, **changes: Any) -> Outcome:
         "due": due,
         "sent": due + 0.1,
         "ended": due + 1.1,
-        "chunks": ((due + 0.5, 1), (due + 0.7, 2), (due + 1.0, 3)),
+        "times": (due + 0.5, due + 0.7, due + 1.0),
+        "counts": (1, 2, 3),
         "answer": answer(),
     } | changes
     return Outcome(**values)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams
-from paceline.loadtest.config import LoadConfig, check_request, check_verifiable
+from paceline.core.types import AcceptanceMode, SamplingParams
+from paceline.loadtest.config import LoadConfig, check_request
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,10 @@ from paceline.loadtest.config import LoadConfig, check_request, check_verifiable
         ("rate", math.inf),
         ("burstiness", 0.0),
         ("concurrency", 0),
+        ("prompt_tokens", 0),
+        ("length_spread", -0.1),
+        ("length_spread", 1.0),
+        ("length_spread", math.nan),
         ("warm_up", 0),
         ("verify", -1),
         ("timeout", 0.0),
@@ -63,23 +67,26 @@ def test_goals_are_those_that_were_set() -> None:
 
 def test_several_completions_a_request_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^n: "):
-        check_request(LoadConfig(), SamplingParams(n=2), SpeculationParams())
+        check_request(LoadConfig(), SamplingParams(n=2), None)
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_depends_on_the_draft_cannot_be_verified(mode: AcceptanceMode, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature)
-    config, speculation = LoadConfig(verify=3), SpeculationParams(acceptance=mode)
+    config, sampling = LoadConfig(verify=3), SamplingParams(temperature=temperature)
+    check_request(config, sampling, None)
+    check_request(LoadConfig(), sampling, mode)
     if mode is AcceptanceMode.COUPLED or temperature == 0:
-        check_request(config, sampling, speculation)
-        check_verifiable(sampling, mode)
+        check_request(config, sampling, mode)
         return
-    for check in (
-        lambda: check_request(config, sampling, speculation),
-        lambda: check_verifiable(sampling, mode),
-    ):
-        with pytest.raises(InvalidArgumentError) as caught:
-            check()
-        assert caught.value.field == "verify"
-    check_request(LoadConfig(), sampling, speculation)
+    with pytest.raises(InvalidArgumentError, match=mode.value) as caught:
+        check_request(config, sampling, mode)
+    assert caught.value.field == "verify"
+
+
+def test_answers_without_a_length_cannot_be_longer_or_shorter() -> None:
+    config, endless = LoadConfig(length_spread=0.5), SamplingParams(max_tokens=None)
+    with pytest.raises(InvalidArgumentError, match="length_spread"):
+        check_request(config, endless, None)
+    check_request(config, SamplingParams(), None)
+    check_request(LoadConfig(), endless, None)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import statistics
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 
 from paceline.core import limits
 from paceline.core.types import SamplingParams
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.plan import Ask, arrivals, ask, plan
+from paceline.loadtest.plan import Plan, arrivals
 from paceline.loadtest.prompts import PromptLine
 
 PROMPTS = [PromptLine("a"), PromptLine((1, 2), max_tokens=5), PromptLine("c")]
 SAMPLING = SamplingParams(max_tokens=9, seed=40, top_k=3)
 
 
+def plan(sampling: SamplingParams = SAMPLING, **settings: Any) -> Plan:
+    return Plan(LoadConfig(**settings), PROMPTS, sampling, 300)
+
+
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gaps_have_the_mean_and_the_spread_that_were_asked_for(burstiness: float) -> None:
-    due = list(islice(arrivals(8.0, burstiness, 3), 20_001))
-    assert due[0] == 0
+    due = [0.0, *islice(arrivals(8.0, burstiness, 3), 20_000)]
     gaps = [later - earlier for earlier, later in pairwise(due)]
     assert min(gaps) >= 0
     # Of 20,000 gaps: four standard errors of the mean, and of a standard deviation with its heavier tail.
@@ -36,7 +40,7 @@ def test_arrivals_of_a_seed_are_always_the_same() -> None:
 
 
 def test_prompts_come_in_turn_and_seeds_count_up() -> None:
-    asks = list(plan(LoadConfig(requests=7), PROMPTS, SAMPLING))
+    asks = list(plan(requests=7))
     assert [a.number for a in asks] == list(range(7))
     assert [a.prompt for a in asks] == ["a", (1, 2), "c", "a", (1, 2), "c", "a"]
     assert [a.sampling.seed for a in asks] == list(range(40, 47))
@@ -46,30 +50,60 @@ def test_prompts_come_in_turn_and_seeds_count_up() -> None:
 
 
 def test_a_request_can_be_planned_again_by_its_number() -> None:
-    for planned in plan(LoadConfig(requests=7, rate=3.0), PROMPTS, SAMPLING):
-        assert ask(PROMPTS, SAMPLING, planned.number, planned.due) == planned
+    for settings in ({}, {"prompt_tokens": 20, "length_spread": 0.5}):
+        found = plan(requests=7, rate=3.0, **settings)
+        assert [found.ask(planned.number, planned.due) for planned in found] == list(found)
 
 
 def test_seeds_begin_at_0_where_none_is_given_and_begin_again_behind_the_last() -> None:
-    assert ask(PROMPTS, SamplingParams(), 3).sampling.seed == 3
-    last = SamplingParams(seed=limits.MAX_SEED)
-    assert [ask(PROMPTS, last, number).sampling.seed for number in (0, 1)] == [limits.MAX_SEED, 0]
+    assert plan(SamplingParams()).ask(3).sampling.seed == 3
+    last = plan(SamplingParams(seed=limits.MAX_SEED))
+    assert [last.ask(number).sampling.seed for number in (0, 1)] == [limits.MAX_SEED, 0]
 
 
 def test_a_rate_gives_every_request_its_time() -> None:
-    asks = list(plan(LoadConfig(requests=50, rate=4.0), PROMPTS, SAMPLING))
+    asks = list(plan(requests=50, rate=4.0))
     assert [a.due for a in asks] == list(islice(arrivals(4.0, 1.0, 40), 50))
 
 
 def test_nothing_is_due_after_the_duration() -> None:
-    asks: list[Ask] = list(plan(LoadConfig(duration=10.0, rate=20.0), PROMPTS, SAMPLING))
+    asks = list(plan(duration=10.0, rate=20.0))
     due = [a.due for a in asks if a.due is not None]
     assert len(due) == len(asks)
     assert max(due) < 10
     assert len(asks) == pytest.approx(200, abs=4 * 200**0.5)
-    assert len(list(plan(LoadConfig(duration=10.0, rate=20.0, requests=5), PROMPTS, SAMPLING))) == 5
+    assert len(list(plan(duration=10.0, rate=20.0, requests=5))) == 5
 
 
 def test_a_closed_loop_of_a_duration_has_no_last_request() -> None:
-    asks = list(islice(plan(LoadConfig(duration=1.0), PROMPTS, SAMPLING), 10_000))
+    asks = list(islice(plan(duration=1.0), 10_000))
     assert len(asks) == 10_000
+
+
+def test_random_prompts_have_the_length_that_was_asked_for_and_nothing_in_common() -> None:
+    prompts = [a.prompt for a in plan(requests=40, prompt_tokens=50)]
+    assert {len(prompt) for prompt in prompts} == {50}
+    assert len({prompt[:3] for prompt in prompts}) == 40
+    token_ids = {token_id for prompt in prompts for token_id in prompt}
+    assert {type(token_id) for token_id in token_ids} == {int}
+    assert token_ids <= set(range(300))
+    assert len(token_ids) > 250
+
+
+def test_lengths_of_prompts_and_answers_are_spread_around_what_was_asked_for() -> None:
+    asks = list(plan(SamplingParams(max_tokens=100), requests=400, prompt_tokens=60, length_spread=0.5))
+    for lengths, middle in (
+        ([len(a.prompt) for a in asks], 60),
+        ([a.sampling.max_tokens or 0 for a in asks], 100),
+    ):
+        assert 0.5 * middle <= min(lengths) < 0.6 * middle
+        assert 1.4 * middle < max(lengths) <= 1.5 * middle
+        assert statistics.fmean(lengths) == pytest.approx(middle, rel=0.06)
+    shortest = plan(SamplingParams(max_tokens=1), requests=50, prompt_tokens=1, length_spread=0.9)
+    assert min(min(len(a.prompt), a.sampling.max_tokens or 0) for a in shortest) == 1
+
+
+def test_a_line_s_own_length_is_kept() -> None:
+    asks = plan(requests=30, length_spread=0.9)
+    assert {a.sampling.max_tokens for a in asks if a.prompt == (1, 2)} == {5}
+    assert len({a.sampling.max_tokens for a in asks if a.prompt != (1, 2)}) > 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ def make_report(make_outcome: Any) -> Any:
         values: dict[str, Any] = {
             "address": "host:1",
             "model": Model("some-model", 2048, 300),
-            "config": LoadConfig(requests=2, concurrency=2),
+            "config": LoadConfig(concurrency=2),
             "sampling": SamplingParams(seed=3),
             "speculation": SpeculationParams(),
+            "begun": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
             "outcomes": [make_outcome(), make_outcome(1)],
+            "unsent": 0,
+            "stopped": False,
             "seconds": 2.0,
             "client_cpu": 0.1,
             "verification": None,
@@ -50,7 +54,10 @@ def test_json_has_settings_figures_and_every_request(make_report: Any, tmp_path:
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["format"] == 1
     assert record["model"] == {"id": "some-model", "max_model_len": 2048, "vocabulary_size": 300}
-    assert record["settings"]["concurrency"] == 2
+    assert (record["settings"]["concurrency"], record["settings"]["requests"]) == (2, 100)
+    assert record["begun"] == "2026-01-02T03:04:05+00:00"
+    assert record["version"]
+    assert record["stopped"] is False
     assert record["sampling"]["seed"] == 3
     assert record["summary"]["completion_tokens_per_second"] == 6.0
     assert record["summary"]["latencies"]["ttft"]["median"] == pytest.approx(0.5)
@@ -72,7 +79,7 @@ def test_the_tables_have_rates_times_and_what_drafts_did(make_report: Any) -> No
         "host:1, some-model: 2 at a time, in 2.0 s",
         "finished 2 (length 2)",
         "completion tokens a second 6.0",
-        "time to the first token (ttft) 500.00 500.00 500.00 500.00 500.00",
+        "time to the first token (ttft) 500.00 500.00 500.00 500.00 500.00 500.00",
         "accepted of the draft tokens 75%",
         "accepted to position 1, 2, ... 1.00 0.50",
         "target, ms a round 200.00",
@@ -104,17 +111,21 @@ def test_failures_are_counted_by_name_and_told_once(make_report: Any, make_outco
     outcomes = [make_outcome(i, answer=None, error=UnavailableError(f"gone {i % 7}")) for i in range(20)]
     report = make_report(outcomes=outcomes)
     assert not report.sound
-    assert [note.split(": ")[-1] for note in report.notes[:5]] == [f"gone {i}" for i in range(5)]
-    assert report.notes[5:] == ["and 2 other messages of errors"]
+    assert report.notes == [
+        "latencies and rates are of the requests that finished",
+        *(f"UnavailableError: gone {i}" for i in range(5)),
+        "and 2 other messages of errors",
+    ]
     assert "failed, UnavailableError" in printed(report)
 
 
 @pytest.mark.parametrize(
     ("verification", "sound"),
     [
-        (Verification(2, (), 0), True),
-        (Verification(2, (Difference(1, 5),), 0), False),
-        (Verification(1, (), 1), False),
+        (Verification(2, (), (), 0), True),
+        (Verification(2, (Difference(1, 5),), (), 0), False),
+        (Verification(1, (), ("UnavailableError: gone",), 0), False),
+        (Verification(1, (), (), 1), False),
     ],
 )
 def test_answers_that_differ_are_no_sound_test(
@@ -125,8 +136,16 @@ def test_answers_that_differ_are_no_sound_test(
     shown = printed(report)
     assert "asked again without a draft: equal" in shown
     assert ("request 1 differs from token 5 on" in shown) is bool(verification.differences)
+    assert ("UnavailableError: gone" in shown) is bool(verification.failures)
+    assert ("not asked any more 1" in " ".join(shown.split())) is (verification.compared == 1)
 
 
 def test_a_tester_that_is_busy_itself_says_so(make_report: Any) -> None:
     assert make_report().notes == []
     assert "90% of a core" in make_report(client_cpu=0.9).notes[0]
+
+
+def test_a_test_that_was_ended_early_says_so_and_what_was_not_sent(make_report: Any) -> None:
+    report = make_report(stopped=True, unsent=4)
+    assert report.notes == ["stopped before its end"]
+    assert "due, but not sent before the end 4" in " ".join(printed(report).split())

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from paceline.client import GenerationChunk, SamplingParams, SpeculationParams
+from paceline.client import AsyncClient, GenerationChunk, SamplingParams, SpeculationParams
 from paceline.core.clock import ManualClock
 from paceline.core.errors import PacelineError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import AcceptanceMode
@@ -78,7 +78,7 @@ def load(client: FakeClient, **changes: Any) -> Load:
         "stopped": asyncio.Event(),
         "progress": lambda _load: None,
     } | changes
-    return Load(client, SPECULATION, **values)
+    return Load(cast(AsyncClient, client), SPECULATION, **values)
 
 
 def asks(most: int, due: Callable[[int], float | None] = lambda _number: None) -> list[Ask]:
@@ -110,7 +110,7 @@ async def test_a_request_is_sent_with_all_its_settings_and_what_came_is_noted() 
         }
     ]
     assert run.outcomes == [outcome]
-    assert [tokens for _, tokens in outcome.chunks] == [1, 1]
+    assert list(outcome.counts) == [1, 1]
     assert outcome.num_resumes == 1
     assert outcome.answer is not None
     assert (outcome.answer.prompt_tokens, outcome.answer.token_ids) == (4, (7, 7))
@@ -145,7 +145,7 @@ async def test_an_open_loop_waits_for_nobody() -> None:
         await begun.wait()
 
     run = load(FakeClient(until_the_last))
-    await asyncio.wait_for(run.open(iter(asks(5, lambda i: i / 1000)), None), 30)
+    await asyncio.wait_for(run.open(iter(asks(5, lambda i: i / 1000)), None, None), 30)
     assert len(run.outcomes) == 5
     assert all(outcome.sent >= outcome.due for outcome in run.outcomes)
 
@@ -159,7 +159,7 @@ async def test_what_waits_for_a_place_is_late() -> None:
 
     client = FakeClient(two_seconds)
     run = load(client, clock=clock)
-    await run.open(iter(asks(3, lambda _i: 0.0)), 1)
+    await run.open(iter(asks(3, lambda _i: 0.0)), 1, None)
     assert client.most == 1
     assert [outcome.sent for outcome in run.outcomes] == [0.0, 4.0, 8.0]
     assert [outcome.due for outcome in run.outcomes] == [0.0, 0.0, 0.0]
@@ -175,7 +175,7 @@ async def test_a_loop_that_is_behind_still_lets_answers_come() -> None:
         return 0.0
 
     run = load(FakeClient(a_turn))
-    await run.open((Ask(i, due(i), (i,), SamplingParams(seed=i)) for i in range(200)), None)
+    await run.open((Ask(i, due(i), (i,), SamplingParams(seed=i)) for i in range(200)), None, None)
     assert ended_while_sending[-1] > 0
 
 
@@ -190,7 +190,7 @@ async def test_a_load_that_is_stopped_waits_for_what_runs(rate: bool) -> None:
 
     run = load(FakeClient(stop_at_the_third), stopped=stopped)
     if rate:
-        await run.open(iter(asks(9, lambda i: i / 100)), None)
+        await run.open(iter(asks(9, lambda i: i / 100)), None, None)
     else:
         await run.closed(iter(asks(9)), 1, None)
     assert [outcome.number for outcome in run.outcomes] == [0, 1, 2]
@@ -205,7 +205,7 @@ async def test_what_waits_for_a_place_when_it_is_stopped_is_not_sent() -> None:
         stopped.set()
 
     client = FakeClient(stop)
-    await load(client, stopped=stopped).open(iter(asks(4, lambda _i: 0.0)), 1)
+    await load(client, stopped=stopped).open(iter(asks(4, lambda _i: 0.0)), 1, None)
     assert len(client.asked) == 1
 
 
@@ -235,3 +235,39 @@ async def test_an_error_that_is_nobody_s_answer_ends_the_load() -> None:
 )
 def test_a_client_of_a_closed_loop_pauses_after_a_failure(error: PacelineError, pause: float) -> None:
     assert _pause_after(error) == pause
+
+
+async def test_what_waits_for_a_place_at_the_end_of_the_duration_is_counted_and_not_sent() -> None:
+    """Once: all that was due by then was sent however long that took."""
+    clock = ManualClock()
+
+    async def two_seconds(_number: int) -> None:
+        await asyncio.sleep(0)
+        clock.advance(2.0)
+
+    client = FakeClient(two_seconds)
+    run = load(client, clock=clock)
+    await run.open(iter(asks(5, lambda _i: 0.0)), 1, 6.0)
+    assert len(client.asked) == len(run.outcomes) == 2
+    assert run.unsent == 3
+
+
+async def test_a_pause_after_a_failure_ends_with_the_duration() -> None:
+    error = ResourceExhaustedError("full", retry_after=1000.0)
+    run = load(FakeClient(a_turn, lambda _number: error))
+    await asyncio.wait_for(run.closed(iter(asks(3)), 1, 0.01), 30)
+    assert len(run.outcomes) == 1
+
+
+async def test_an_error_that_is_kept_holds_nothing_of_its_stream() -> None:
+    """Once: its traceback held the stream with all that had come."""
+
+    def fails(_number: int) -> Exception:
+        error = UnavailableError("gone")
+        error.__cause__ = ValueError("what gRPC said")
+        return error
+
+    outcome = await load(FakeClient(a_turn, fails)).send(asks(1)[0])
+    error = outcome.error
+    assert error is not None
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

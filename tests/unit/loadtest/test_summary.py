@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ def test_times_of_one_request_begin_when_it_was_due(make_outcome: Any) -> None:
 
 
 def test_what_did_not_come_has_no_time(make_outcome: Any) -> None:
-    none = make_outcome(chunks=())
+    none = make_outcome(times=(), counts=())
     assert (none.ttft, none.tpot, none.gaps) == (None, None, ())
-    at_once = make_outcome(chunks=((0.5, 4),))
+    at_once = make_outcome(times=(0.5,), counts=(4,))
     assert (at_once.ttft, at_once.tpot, at_once.gaps) == (0.5, None, ())
 
 
@@ -33,15 +34,15 @@ def test_goals_are_met_by_whole_answers_within_all_of_them(make_outcome: Any) ->
     assert one.meets({"ttft": 0.5, "tpot": 0.1, "e2e": 1.1})
     for goals in ({"ttft": 0.49}, {"tpot": 0.09}, {"e2e": 1.0}, {"ttft": 0.5, "e2e": 1.0}):
         assert not one.meets(goals)
-    assert make_outcome(chunks=((0.5, 1),)).meets({"tpot": 0.01})
+    assert make_outcome(times=(0.5,), counts=(1,)).meets({"tpot": 0.01})
     assert not make_outcome(answer=None, error=UnavailableError("gone")).meets({"ttft": 9.0})
 
 
 def of_three(make_outcome: Any, goals: dict[str, float] | None = None) -> Summary:
     outcomes = [
         make_outcome(),
-        make_outcome(1, 1.0, num_resumes=2),
-        make_outcome(2, 1.5, answer=None, error=ResourceExhaustedError("full"), chunks=((1.8, 5),)),
+        make_outcome(1, 1.0),
+        make_outcome(2, 1.5, answer=None, error=ResourceExhaustedError("full"), times=(1.8,), counts=(5,)),
     ]
     return summary(outcomes, 4.0, goals or {})
 
@@ -53,9 +54,10 @@ def test_rates_are_of_the_requests_that_finished(make_outcome: Any) -> None:
     assert (found.prompt_tokens, found.prompt_tokens_per_second) == (20, 5.0)
     assert (found.completion_tokens, found.completion_tokens_per_second) == (12, 3.0)
     assert dict(found.by_finish_reason) == {"length": 2}
-    assert found.num_resumes == 2
     assert found.latest == pytest.approx(0.1)
     assert found.goodput is None
+    assert found.unsent == 0
+    assert summary([make_outcome()], 4.0, {}, unsent=3).unsent == 3
 
 
 def test_goodput_counts_what_met_the_goals(make_outcome: Any) -> None:
@@ -76,9 +78,15 @@ def test_what_drafts_did_is_summed_over_requests(make_outcome: Any) -> None:
     assert found.seconds_per_round.total == pytest.approx(0.4)
 
 
-def test_histograms_of_different_lengths_are_summed(make_outcome: Any, make_answer: Any) -> None:
-    from dataclasses import replace
+def test_a_coordinator_may_have_counted_half_of_a_resumed_request(make_outcome: Any) -> None:
+    """Once: all of its tokens were divided by the rounds after the restart."""
+    found = summary([make_outcome(), make_outcome(1, num_resumes=2)], 4.0, {})
+    assert (found.num_resumes, found.completion_tokens) == (2, 12)
+    assert found.speculation.num_rounds == 3
+    assert found.speculation.tokens_per_round == 6 / 3
 
+
+def test_histograms_of_different_lengths_are_summed(make_outcome: Any, make_answer: Any) -> None:
     stats = replace(make_answer().speculative_decoding, acceptance_histogram=(2,), num_spec_steps=2)
     longer = make_outcome()
     found = summary([make_outcome(answer=make_answer(speculative_decoding=stats)), longer], 1.0, {})
@@ -98,9 +106,9 @@ def test_a_load_of_failures_has_no_times(make_outcome: Any) -> None:
 
 def test_percentiles_lie_on_the_line_between_two_values() -> None:
     found = Latency.of([float(value) for value in range(101)])
-    assert found == Latency(50.0, 50.0, 90.0, 99.0, 100.0)
-    assert Latency.of([1.0, 3.0]) == pytest.approx(Latency(2.0, 2.0, 2.8, 2.98, 3.0))
-    assert Latency.of([2.0]) == Latency(2.0, 2.0, 2.0, 2.0, 2.0)
+    assert found == Latency(50.0, 50.0, 90.0, 95.0, 99.0, 100.0)
+    assert Latency.of([1.0, 3.0]) == pytest.approx(Latency(2.0, 2.0, 2.8, 2.9, 2.98, 3.0))
+    assert Latency.of([2.0]) == Latency(2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
     assert Latency.of([]) is None
 
 

@@ -37,10 +37,14 @@ def test_the_first_token_that_differs_is_told(make_outcome: Any, make_answer: An
     again = [make_outcome(number, answer=make_answer(token_ids=ids)) for number, ids in enumerate(answers)]
     again[4] = make_outcome(4, answer=None, error=UnavailableError("gone"))
     found = compared(first, again)
-    assert found == Verification(4, (Difference(1, 1), Difference(2, 2), Difference(3, 3)), 1)
+    differences = (Difference(1, 1), Difference(2, 2), Difference(3, 3))
+    assert found == Verification(4, differences, ("UnavailableError: gone",), 0)
+    assert not found.sound
 
 
 def test_a_test_that_was_stopped_has_compared_less(make_outcome: Any) -> None:
     first = [make_outcome(number) for number in range(3)]
-    assert compared(first, first[:2]) == Verification(2, (), 0)
-    assert compared(first, []) == Verification(0, (), 0)
+    assert compared(first, first) == Verification(3, (), (), 0)
+    assert compared(first, first).sound
+    assert compared(first, first[:2]) == Verification(2, (), (), 1)
+    assert not compared(first, []).sound

@@ -180,18 +180,38 @@ def test_a_prompt_that_breaks_it_spoils_none_that_begins_alike(length: int, repo
     assert worker.answer(verify("u", length)).verdict.token_ids == best(1, begun)
 
 
-def test_who_found_it_before_anybody_knew_takes_it_out() -> None:
-    """A sequence that is given up while its prompt is read: what it entered, nobody has looked at."""
+@pytest.mark.parametrize("given_up", [True, False])
+def test_who_finds_it_before_anybody_knows_is_computed_again(given_up: bool) -> None:
+    """Once: it failed for what the prompt of another one had broken, at which nobody had looked yet."""
+    worker, begun = target(), [i % POISON for i in range(38)]
+    worker.open("s", [*begun, POISON, *begun[:15]])
+    worker.it.handle(verify("s", len(begun) + 16), 0.0)
+    assert worker.it.step() == []
+    if given_up:
+        worker.close("s")
+    worker.open("t", begun)
+    worker.it.handle(verify("t", len(begun)), 0.0)
+    told = {}
+    while "t" not in told:
+        told |= {event.sequence_id: event for event in worker.it.step()}
+    assert told["t"].verdict.token_ids == best(1, begun)
+    assert worker.it.holdings.prefix_index.hits > 0, "t began with what s had computed"
+    if not given_up:
+        while "s" not in told:
+            told |= {event.sequence_id: event for event in worker.it.step()}
+        check_broken(told["s"])
+    worker.open("u", begun)
+    assert worker.answer(verify("u", len(begun))).verdict.token_ids == best(1, begun)
+
+
+def test_one_that_is_broken_itself_fails_whatever_it_found() -> None:
     worker, begun = target(), [i % POISON for i in range(38)]
     worker.open("s", [*begun, POISON, *begun[:9]])
     worker.it.handle(verify("s", len(begun) + 10), 0.0)
     assert worker.it.step() == []
     worker.close("s")
-    for name in ("t", "u"):
-        worker.open(name, begun)
-    check_broken(worker.answer(verify("t", len(begun))))
-    assert worker.answer(verify("u", len(begun))).verdict.token_ids == best(1, begun)
-    assert worker.answer(verify("t", len(begun))).verdict.token_ids == best(1, begun)
+    worker.open("t", [*begun, POISON])
+    check_broken(worker.answer(verify("t", len(begun) + 1)))
 
 
 @pytest.mark.parametrize("branches", [0, 1], ids=["when it is asked", "meanwhile"])

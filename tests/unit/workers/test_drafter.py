@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.chains import Chain, ChainSkills
+from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
@@ -340,6 +341,35 @@ def test_a_chain_without_distributions_serves_no_ratio_test() -> None:
     assert worker.it.step() == []
     (event,) = worker.run()
     assert len(event.proposal.distributions) == 3
+
+
+def test_chains_together_feed_no_more_than_a_pass_may_have() -> None:
+    """Once: all that had decoded plainly for a while were caught up with in one call."""
+    most, tail = 33, (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
+    worker = chaining(num_blocks=200, max_batch_tokens=most)
+    fed: list[int] = []
+    draw = worker.runner.forward_chains
+
+    def counted(inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+        fed.append(sum(len(item.token_ids) for item in inputs))
+        return draw(inputs, stop)
+
+    worker.runner.forward_chains = counted  # type: ignore[method-assign]
+    names = [f"s{i}" for i in range(8)]
+    for name in names:
+        worker.open(name)
+        worker.ask(2, name)
+    worker.run()
+    fed.clear()
+    worker.runner.passes.clear()
+    for name in names:
+        worker.ask(3, name, number=2, base=3 + len(tail), tail=tail)
+    events = worker.run()
+    assert {event.sequence_id: event.proposal.token_ids for event in events} == dict.fromkeys(
+        names, best(3, (*PROMPT, *tail))
+    )
+    assert 0 < max(fed) <= most
+    assert max(worker.runner.passes) <= most
 
 
 def test_a_chain_that_fails_goes_on_step_by_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from draft_worker.drafter import Drafter
 from draft_worker.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
 from paceline.core import giving_way
 from paceline.core.clock import ManualClock
+from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import (
     CloseSequence,
     Continuations,
@@ -21,7 +23,7 @@ from paceline.core.messages import (
     OpenSequence,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.engine.chains import ChainSkills
+from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from tests.sim.toys import ToyModel, ToyRunner, draft_config
 
 VOCAB = 6
@@ -49,6 +51,7 @@ class Worker:
         max_sequences: int = 4,
         skills: ChainSkills | None = None,
         lookahead_sequences: int = 4,
+        **settings: int,
     ) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.runner.chain_skills = skills
@@ -57,6 +60,7 @@ class Worker:
             lookahead_branches=branches,
             lookahead_sequences=lookahead_sequences,
             max_sequences=max_sequences,
+            **settings,
         )
         self.it = Drafter(
             self.runner, config, vocabulary_size=VOCAB, max_model_len=max_model_len, clock=ManualClock()
@@ -476,6 +480,77 @@ def test_a_failure_leaves_no_thread_giving_way(caplog: pytest.LogCaptureFixture)
     assert worker.it.lookahead._stop.wanted
     assert "going on without them" in caplog.text
     assert not worker.it.lookahead.tables
+
+
+@pytest.mark.parametrize("skills", [None, ON_CPU], ids=["by steps", "chains"])
+def test_no_pass_ahead_has_more_rows_than_a_pass_may_have(skills: ChainSkills | None) -> None:
+    """Once: what was drafted ahead knew no bound but its branches."""
+    most, names = 33, [f"s{i}" for i in range(10)]
+    worker = Worker(256, 900, 60, len(names), skills, len(names), max_batch_tokens=most)
+    rows: list[int] = []
+    draw = worker.runner.forward_chains
+
+    def counted(inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+        rows.append(len(inputs))
+        return draw(inputs, stop)
+
+    worker.runner.forward_chains = counted  # type: ignore[method-assign]
+    for name in names:
+        worker.open(PLAIN, name=name)
+        worker.ask(1, 3, name=name)
+    events = worker.run()
+    assert sum(isinstance(event, DraftProposal) for event in events) == len(names)
+    assert max(rows or worker.runner.passes) == most
+    told = [outcome for event in events if isinstance(event, Continuations) for outcome in event.proposals]
+    assert len(told) > most, "what waited for the next pass was drafted as well"
+
+
+FAILURES = [RuntimeError("out of memory"), ResourceExhaustedError("no blocks")]
+
+
+def failing(error: Exception) -> Any:
+    def fail(*_args: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_branch_that_cannot_be_taken_over_costs_no_more_than_itself(error: Exception) -> None:
+    """Once: a copy that failed on its device ended the worker, with all of its sequences."""
+    worker = Worker(8, skills=ON_CPU)
+    worker.open()
+    first = worker.first_round()
+    accepted, token = next(iter(pushed(worker.run())))
+    tail = (*first.token_ids[:accepted], token)
+    worker.runner.adopt = failing(error)  # type: ignore[method-assign]
+    assert [first, second_round(worker, tail, K)] == drafts_for(GREEDY, [tail])
+    worker.run()
+    worker.runner.pool.check_integrity()
+    worker.end("close")
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_what_cannot_be_handed_on_is_drawn_again(error: Exception) -> None:
+    worker = Worker(8, skills=ON_CPU)
+    worker.open()
+    teach(worker, GREEDY)
+    first = worker.first_round()
+    told = pushed(worker.run())
+    bonus = next(token for accepted, token in told if accepted == K)
+    tail = (*first.token_ids, bonus)
+    worker.follow(2, 3 + len(tail), tail)
+    copied = worker.runner.copy_slots
+    worker.runner.copy_slots = failing(error)  # type: ignore[method-assign]
+    worker.run(1)
+    worker.runner.copy_slots = copied  # type: ignore[method-assign]
+    worker.run()
+    second = (*told[K, bonus].token_ids[:1], 5)
+    events = worker.ask(3, 3 + len(tail) + 2, second)
+    third = answer(events + ([] if events else worker.run()))
+    assert [first, told[K, bonus], third] == drafts_for(GREEDY, [tail, second])
+    worker.runner.pool.check_integrity()
+    worker.end("close")
 
 
 @pytest.mark.parametrize("ending", ["close", "drop", "reopen", "miss", "memory"])

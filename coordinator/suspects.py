@@ -1,0 +1,52 @@
+"""Sequences whose rounds may be what kills target workers: their next rounds are put one after another. Pure.
+
+A worker that dies does not say of what, and all rounds that it was to judge are lost with it: that of the one
+sequence which its model breaks on, those that shared its passes, those that had yet to wait. Were all of them
+opened again at once, every death would count against all. So who was there at several of them waits until no
+other such round is at a target, and goes alone among sequences that have nothing against them. Who gets a
+verdict is cleared; who is there when the worker dies goes to the end of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from coordinator.links import Link
+from coordinator.running import Running
+
+SUSPECT = 2
+"""Target workers lost in one round from which on a sequence waits for its turn."""
+
+
+class Suspects:
+    """Of one dispatcher's sequences."""
+
+    def __init__(self, sequences: Mapping[str, Running]) -> None:
+        self._sequences = sequences
+        self.waiting: dict[str, Running] = {}
+
+    def holds_back(self, running: Running) -> bool:
+        """True where a sequence without a target waits for its turn."""
+        if running.machine.losses >= SUSPECT:
+            self.waiting[running.machine.sequence_id] = running
+            return True
+        return False
+
+    def next(self, targets: Iterable[Link]) -> tuple[Running, Link] | None:
+        """Whose turn it is, and at which target; it waits no more."""
+        if not self.waiting:
+            return None
+        calm = [link for link in targets if link.ready and not self._is_doubtful(link)]
+        if not calm:
+            return None
+        running = min(self.waiting.values(), key=lambda running: (running.machine.losses, running.order))
+        self.forget(running)
+        return running, min(calm, key=lambda link: link.load)
+
+    def forget(self, running: Running) -> None:
+        """It has its turn, or ended."""
+        self.waiting.pop(running.machine.sequence_id, None)
+
+    def _is_doubtful(self, link: Link) -> bool:
+        """A round is there that was there when a worker died: the next death would be its as well."""
+        return any(running.target is link and running.machine.losses for running in self._sequences.values())

@@ -1,0 +1,43 @@
+"""What the text must look like: options that every command which generates has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SamplingParams, StructuredOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """At most one of these; schema and grammar are in files."""
+
+    json_schema: Path | None = None
+    """A file with the JSON schema the text keeps to."""
+    regex: str | None = None
+    """A regular expression the whole text matches."""
+    grammar: Path | None = None
+    """A file with the Lark grammar the text keeps to."""
+    choice: tuple[str, ...] = ()
+    """A text to choose from; may be repeated."""
+
+    def of(self, sampling: SamplingParams) -> SamplingParams:
+        """The same with this structure. Raises InvalidArgumentError naming the option."""
+        values: dict[str, Any] = {
+            "json": _content("json_schema", self.json_schema),
+            "regex": self.regex,
+            "grammar": _content("grammar", self.grammar),
+            "choice": self.choice or None,
+        }
+        if all(value is None for value in values.values()):
+            return sampling
+        return replace(sampling, structured_outputs=StructuredOutputs(**values))
+
+
+def _content(name: str, file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidArgumentError(name, f"{file} cannot be read as text") from None

@@ -1,0 +1,117 @@
+"""Whose connection is dropped: who takes nothing of what is left, however slow the others are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from coordinator.http.taking import Taking
+
+
+class FakeTransport:
+    """Keeps what is written until the client takes it."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.left += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_extra_info(self, name: str) -> str:
+        return f"its {name}"
+
+
+class Clock:
+    """The timers of a loop, rung by hand."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Any, Any]] = []
+
+    def call_later(self, seconds: float, callback: Any, *values: Any) -> Any:
+        timer = (seconds, callback, values)
+        self.timers.append(timer)
+        return type("Handle", (), {"cancel": lambda _: self.timers.remove(timer)})()
+
+    def ring(self) -> None:
+        ((_, callback, values),) = self.timers
+        self.timers.clear()
+        callback(*values)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    return clock
+
+
+def watched(transport: FakeTransport, size: int) -> Taking:
+    taking = Taking(cast(asyncio.Transport, transport), 7.0)
+    taking.write(bytes(size))
+    taking.watch()
+    return taking
+
+
+def test_who_takes_nothing_is_dropped(clock: Clock) -> None:
+    transport = FakeTransport()
+    watched(transport, 100)
+    assert [seconds for seconds, *_ in clock.timers] == [7.0]
+    clock.ring()
+    assert transport.aborted
+
+
+def test_who_takes_a_little_each_time_is_waited_for(clock: Clock) -> None:
+    transport = FakeTransport()
+    watched(transport, 3)
+    for _ in range(2):
+        transport.left -= 1
+        clock.ring()
+    transport.left -= 1
+    clock.ring()
+    assert not clock.timers
+    assert not transport.aborted
+
+
+def test_more_that_is_written_meanwhile_is_nothing_that_is_taken(clock: Clock) -> None:
+    transport = FakeTransport()
+    taking = watched(transport, 100)
+    taking.write(bytes(50))
+    taking.watch()
+    clock.ring()
+    assert transport.aborted
+
+
+def test_who_takes_some_while_more_is_written_is_waited_for(clock: Clock) -> None:
+    transport = FakeTransport()
+    taking = watched(transport, 100)
+    transport.left -= 10
+    taking.write(bytes(50))
+    clock.ring()
+    assert not transport.aborted
+    assert len(clock.timers) == 1
+
+
+def test_where_all_is_taken_nothing_is_watched(clock: Clock) -> None:
+    watched(FakeTransport(), 0)
+    assert not clock.timers
+
+
+def test_a_connection_that_is_gone_is_not_watched(clock: Clock) -> None:
+    taking = watched(FakeTransport(), 100)
+    taking.stop()
+    taking.stop()
+    assert not clock.timers
+
+
+def test_all_else_is_the_transport_s_own() -> None:
+    taking = Taking(cast(asyncio.Transport, FakeTransport()), 7.0)
+    assert taking.get_extra_info("peername") == "its peername"

@@ -1,0 +1,195 @@
+"""A whole test against a client that notes what it is asked: what is warmed up, sent, asked again, cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paceline.client import (
+    AcceptanceMode,
+    AsyncClient,
+    GenerationChunk,
+    InvalidArgumentError,
+    Model,
+    SamplingParams,
+    SpeculationParams,
+)
+from paceline.core.errors import CancelledError, PacelineError, UnavailableError
+from paceline.loadtest import LoadConfig, LoadTest, Report
+from paceline.loadtest.prompts import PromptLine
+from paceline.loadtest.verifying import Difference
+
+MODE = AcceptanceMode.COUPLED
+
+
+@dataclass
+class FakeStream:
+    """One token, after `step`."""
+
+    token: int
+    step: Callable[[], Awaitable[None]]
+    mode: AcceptanceMode
+    stats: Any
+    result: Any = None
+    num_resumes: int = 0
+
+    async def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        await self.step()
+        yield GenerationChunk(0, (self.token,), "", ())
+        self.result = SimpleNamespace(
+            acceptance=self.mode,
+            finish_reason="length",
+            usage=SimpleNamespace(prompt_tokens=4),
+            speculative_decoding=self.stats.speculative_decoding,
+            timings=self.stats.timings,
+            token_ids=(self.token,),
+        )
+
+
+@dataclass
+class FakeClient:
+    """A server whose draft changes the token of one seed."""
+
+    stats: Any
+    wrong_seed: int | None = None
+    mode: AcceptanceMode = MODE
+    on_call: Callable[[int], None] = lambda _number: None
+    hangs: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    address: str = "host:1"
+    models_offered: tuple[Model, ...] = (Model("m", 100, 300),)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:  # noqa: ASYNC109
+        assert timeout
+        return self.models_offered
+
+    async def close(self) -> None:
+        self.closed.set()
+
+    def stream(
+        self, prompt: Any, sampling: SamplingParams, *, speculation: SpeculationParams, **options: Any
+    ) -> FakeStream:
+        self.on_call(len(self.asked))
+        self.asked.append({"prompt": prompt, "seed": sampling.seed, "drafts": speculation != PLAIN} | options)
+        wrong = sampling.seed == self.wrong_seed and speculation != PLAIN
+        return FakeStream(9 if wrong else 7, self._step, self.mode, self.stats)
+
+    async def _step(self) -> None:
+        await (self.closed.wait() if self.hangs and len(self.asked) > 1 else asyncio.sleep(0))
+        if self.closed.is_set():
+            raise CancelledError("the call was closed while it ran")
+
+
+PLAIN = SpeculationParams(num_speculative_tokens=0, prompt_lookup=False)
+
+
+def a_test(client: FakeClient, **settings: Any) -> LoadTest:
+    temperature = settings.pop("temperature", 1.0)
+    config = LoadConfig(**({"requests": 6, "concurrency": 2} | settings))
+    sampling = SamplingParams(seed=100, temperature=temperature)
+    prompts = [PromptLine("a"), PromptLine("b")]
+    told: list[str] = []
+    return LoadTest(cast(AsyncClient, client), config, prompts, sampling, SpeculationParams(), told.append)
+
+
+@pytest.fixture
+def stats(make_answer: Any) -> Any:
+    """What a server counts."""
+    return make_answer()
+
+
+async def test_warming_up_is_asked_for_and_not_counted(stats: Any) -> None:
+    client = FakeClient(stats)
+    report = await a_test(client, warm_up=3).run()
+    assert [asked["seed"] for asked in client.asked] == [100, 101, 102, *range(100, 106)]
+    assert [outcome.number for outcome in report.outcomes] == list(range(6))
+    assert report.sound
+    assert report.verification is None
+
+
+async def test_every_request_has_its_deadline_and_cold_ones_a_prefix_of_their_own(stats: Any) -> None:
+    cold, warm = FakeClient(stats), FakeClient(stats)
+    await a_test(cold, cold_prompts=True, verify=6, timeout=3.0).run()
+    await a_test(warm, timeout=3.0).run()
+    assert len({asked["cache_salt"] for asked in cold.asked}) == len(cold.asked) == 1 + 6 + 6
+    assert {asked["cache_salt"] for asked in warm.asked} == {""}
+    assert {asked["timeout"] for asked in [*cold.asked, *warm.asked]} == {3.0}
+
+
+async def test_an_answer_that_a_draft_changed_is_found(stats: Any) -> None:
+    client = FakeClient(stats, wrong_seed=103)
+    report = await a_test(client, verify=6).run()
+    assert report.verification is not None
+    assert report.verification.compared == 6
+    assert report.verification.differences == (Difference(3, 0),)
+    assert not report.sound
+    again = client.asked[1 + 6 :]
+    assert [(asked["seed"], asked["drafts"]) for asked in again] == [(100 + i, False) for i in range(6)]
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+async def test_the_server_s_own_mode_may_be_one_that_cannot_be_verified(
+    stats: Any, mode: AcceptanceMode
+) -> None:
+    client = FakeClient(stats, mode=mode)
+    with pytest.raises(InvalidArgumentError, match="verify"):
+        await a_test(client, verify=1).run()
+    assert len(client.asked) == 1
+    assert (await a_test(FakeClient(stats, mode=mode)).run()).sound
+    assert (await a_test(FakeClient(stats, mode=mode), verify=1, temperature=0.0).run()).sound
+
+
+async def test_a_server_without_a_model_is_no_server(stats: Any) -> None:
+    with pytest.raises(UnavailableError, match="no model"):
+        await a_test(FakeClient(stats, models_offered=())).run()
+
+
+async def stopped_at(stats: Any, number: int, **settings: Any) -> tuple[FakeClient, Report]:
+    def stop(asked: int) -> None:
+        if asked == number:
+            test.stop()
+
+    client = FakeClient(stats, on_call=stop)
+    test = a_test(client, **({"concurrency": 1} | settings))
+    return client, await test.run()
+
+
+async def test_a_test_that_is_stopped_reports_what_was_sent(stats: Any) -> None:
+    client, report = await stopped_at(stats, 3, verify=6)
+    assert len(client.asked) == 1 + 3
+    assert report.stopped
+    assert len(report.outcomes) == 3
+    assert report.verification is not None
+    assert (report.verification.compared, report.verification.unasked) == (0, 3)
+    assert not report.sound
+
+
+async def test_a_test_that_is_stopped_while_it_asks_again_says_how_far_it_came(stats: Any) -> None:
+    _, report = await stopped_at(stats, 1 + 6 + 1, verify=6)
+    assert report.stopped
+    assert report.verification is not None
+    assert (report.verification.compared, report.verification.unasked) == (2, 4)
+
+
+async def test_nothing_is_reported_of_a_test_that_was_stopped_while_it_warmed_up(stats: Any) -> None:
+    """Once: all that was to warm up was sent first."""
+    client = FakeClient(stats, on_call=lambda asked: test.stop() if asked == 1 else None)
+    test = a_test(client, warm_up=50)
+    with pytest.raises(PacelineError, match="before anything was sent"):
+        await test.run()
+    assert len(client.asked) == 2
+
+
+async def test_a_test_that_is_cut_waits_for_nothing(stats: Any) -> None:
+    """Once: a request that hung kept the test from ever reporting anything."""
+    client = FakeClient(stats, hangs=True, on_call=lambda asked: test.cut() if asked == 2 else None)
+    test = a_test(client)
+    report = await asyncio.wait_for(test.run(), 30)
+    assert dict(report.summary.failed) == {"CancelledError": 2}
+    assert not report.sound
