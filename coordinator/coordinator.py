@@ -332,8 +332,13 @@ class Coordinator:
         ]
         async for part in streams[0] if len(streams) == 1 else together(streams):
             yield part
-            if reader is not None:
-                reader.took(self._clock())
+            self.took([generation])
+
+    def took(self, generations: Iterable[Generation]) -> None:
+        """Their client has taken something of what it is sent."""
+        for generation in generations:
+            if generation.reader is not None:
+                generation.reader.took(self._clock())
 
     async def _parts_of(
         self, running: Running, before: Iterable[Commit], queue: Parts

@@ -139,7 +139,7 @@ class Dispatcher:
 
         What it failed with the new one gets too, for the one before may have read it and told nobody.
         """
-        before, running.parts = running.parts, asyncio.Queue()
+        before, running.parts, running.read = running.parts, asyncio.Queue(), True
         while not before.empty():
             before.get_nowait()
         if running.error is not None:
@@ -174,10 +174,8 @@ class Dispatcher:
     def link_ready(self, link: Link) -> None:
         """A worker is there: sequences that have none of its kind take it, the suspects last."""
         for running in sorted(self._sequences.values(), key=lambda running: running.machine.losses):
-            if running.admitted:
+            if running.admitted and not running.ended:
                 self._assign(running)
-        for running in self._suspects.waiting.values():
-            running.machine.await_turn(self._clock())
 
     def link_lost(self, link: Link) -> None:
         """A worker is gone: its sequences learn it, then move to another one if there is one."""
@@ -228,12 +226,16 @@ class Dispatcher:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._clock()
+            self._try_suspects()
+            if any(link.ready for link in self.targets):
+                for running in self._suspects.waiting.values():
+                    running.machine.await_turn(now)
             for running in list(self._sequences.values()):
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._deadline_passed(running, deadline)
                 behind = running.behind_since
-                if behind is not None and now - behind >= self._unread_timeout:
+                if behind is not None and running.read and now - behind >= self._unread_timeout:
                     self._cut(running)
             self.num_preemptions += self._blocks.sweep()
             self._admit()
@@ -274,9 +276,7 @@ class Dispatcher:
         self._handle(running, Signal.TARGET_READY)
 
     def _try_suspects(self) -> None:
-        """Put the round that is next, if any may have killed a worker, where no other such round is."""
-        while (turn := self._suspects.next(self.targets)) is not None:
-            self._give_target(*turn)
+        self._suspects.give_turns(self.targets, self._give_target)
 
     def _free_draft(self) -> Link | None:
         """The least loaded one. One that may hang has a single sequence, whose answer tells."""

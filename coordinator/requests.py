@@ -220,6 +220,8 @@ class Requests:
             self.end(request)
         elif self._requests.get(request.key) is request:
             request.reader, request.held_until = None, until
+            for running in request.choices:
+                running.read = False
             self._settle(request)
             for oldest in self.held[: -limits.MAX_HELD_REQUESTS]:
                 self.end(oldest)
@@ -242,7 +244,10 @@ class Requests:
         """Free what it holds on both workers. May be repeated."""
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
+        failure = next((running.error for running in request.choices if running.error), None)
         for running in request.choices:
+            if not running.ended:
+                running.error = failure  # its client did not leave it: another one of the request failed
             self._dispatcher.cancel(running)
         request.counted.close()
         self.ended.set()

@@ -148,7 +148,7 @@ class RoundMachine(Planner):
         self._foreseen, self._plain_ahead = {}, False
         self._first_told.clear()
         self._record = RoundRecord(self.round, now)
-        self._target.attempts = self._target.losses = 0
+        self._target.attempts = 0
         self._draft.retried = False
         return self._wanted_now()
 
@@ -277,6 +277,7 @@ class RoundMachine(Planner):
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         following = self._following(verdict)
+        self._target.losses = 0
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
         self._record.judged(now, waited, num_draft, verdict, len(commit.token_ids))
         self.committed = self._record

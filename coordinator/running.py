@@ -48,6 +48,8 @@ class Running:
     unread: int = 0
     behind_since: float | None = None
     """Since when it pauses for a client that does not read."""
+    read: bool = True
+    """False while its client's connection is lost: then it has the time that requests are held for."""
     parts: Parts = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:

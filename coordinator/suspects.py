@@ -1,4 +1,4 @@
-"""Sequences whose rounds may be what kills target workers: their next rounds are put one after another. Pure.
+"""Sequences whose rounds may be what kills target workers: these rounds are put one after another. Pure.
 
 A worker that dies does not say of what, and all rounds that it was to judge are lost with it: that of the one
 sequence which its model breaks on, those that shared its passes, those that had yet to wait. Were all of them
@@ -9,8 +9,9 @@ verdict is cleared; who is there when the worker dies goes to the end of the row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.events import Phase
 from coordinator.links import Link
 from coordinator.running import Running
 
@@ -24,6 +25,7 @@ class Suspects:
     def __init__(self, sequences: Mapping[str, Running]) -> None:
         self._sequences = sequences
         self.waiting: dict[str, Running] = {}
+        self._giving = False
 
     def holds_back(self, running: Running) -> bool:
         """True where a sequence without a target waits for its turn."""
@@ -32,21 +34,34 @@ class Suspects:
             return True
         return False
 
-    def next(self, targets: Iterable[Link]) -> tuple[Running, Link] | None:
-        """Whose turn it is, and at which target; it waits no more."""
-        if not self.waiting:
-            return None
-        calm = [link for link in targets if link.ready and not self._is_doubtful(link)]
-        if not calm:
-            return None
-        running = min(self.waiting.values(), key=lambda running: (running.machine.losses, running.order))
-        self.forget(running)
-        return running, min(calm, key=lambda link: link.load)
+    def give_turns(self, targets: Sequence[Link], give: Callable[[Running, Link], None]) -> None:
+        """Give each a target whose turn it is; one that ends on its turn leads here again."""
+        if self._giving or not self.waiting:
+            return
+        self._giving = True
+        try:
+            while self.waiting and (link := self._calm(targets)) is not None:
+                # Fewest losses first: whoever is to blame has the most.
+                running = min(self.waiting.values(), key=lambda each: (each.machine.losses, each.order))
+                self.forget(running)
+                give(running, link)
+        finally:
+            self._giving = False
 
     def forget(self, running: Running) -> None:
         """It has its turn, or ended."""
         self.waiting.pop(running.machine.sequence_id, None)
 
+    def _calm(self, targets: Sequence[Link]) -> Link | None:
+        calm = [link for link in targets if link.ready and not self._is_doubtful(link)]
+        return min(calm, key=lambda link: link.load, default=None)
+
     def _is_doubtful(self, link: Link) -> bool:
-        """A round is there that was there when a worker died: the next death would be its as well."""
-        return any(running.target is link and running.machine.losses for running in self._sequences.values())
+        """A round is there that was there when a worker died: the next death would be its as well.
+
+        Who waits for blocks or for its client has none there.
+        """
+        return any(
+            running.target is link and running.machine.losses and running.machine.phase is Phase.VERIFYING
+            for running in self._sequences.values()
+        )

@@ -149,7 +149,7 @@ class Lookahead:
             return events
         width = self._branches_each()
         work = [(ahead, limb) for ahead in self._aheads.values() for limb in ahead.next_limbs(width)]
-        del work[self._config.max_batch_tokens :]  # those that wait come first in the next step
+        del work[self._config.max_batch_tokens :]  # what is left over waits for the next steps
         if not work:
             return []
         try:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import TargetConfig
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
@@ -286,8 +287,13 @@ class Verifier:
         return events
 
     def _restrict(self, finished: Sequence[Job]) -> list[TargetEvent]:
-        """Settle what the rows of each may be; one whose grammar gives up fails."""
+        """Settle what the rows of each may be; one whose grammar gives up fails.
+
+        Together they have the time of one: the rest of the pass waits, and all that come after it. Beyond
+        that each has the row that plain decoding has.
+        """
         events: list[TargetEvent] = []
+        begun = self._clock()
         for job in finished:
             r = self._rounds.get(job.sequence_id)
             state, session = job.held.grammar, job.held.session
@@ -295,8 +301,9 @@ class Verifier:
                 continue
             drafts = r.command.proposal.token_ids
             try:
+                left = limits.MAX_STRUCTURE_SECONDS - (self._clock() - begun)
                 r.restriction = restriction(
-                    state, session.params, session.tokens, drafts, self._eos_token_ids
+                    state, session.params, session.tokens, drafts, self._eos_token_ids, seconds=left
                 )
             except Exception as error:
                 events.append(self._fail(job, own_error(error, JUDGING, job.sequence_id)))

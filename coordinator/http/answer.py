@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -83,8 +84,9 @@ class Answer:
                 async for choice, commit in parts:
                     choices[choice].append(commit)
                 content = await asyncio.to_thread(wording.whole, choices, self._usage(generations))
-                response = encoding.JsonResponse(content, headers={"x-request-id": self.request_id})
-                await response(scope, receive, send)
+                headers = {"x-request-id": self.request_id}
+                took = partial(self.coordinator.took, generations)
+                await encoding.JsonResponse(content, headers=headers, took=took)(scope, receive, send)
         except PacelineError as error:
             raise from_error(error, self.request.names) from None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 EVENT_STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -18,13 +19,42 @@ DONE = b"data: [DONE]\n\n"
 """The last event of a stream that is whole."""
 
 
+WATCH = "watch"
+"""In a request's state, where a port serves it: drops the connection if its client takes nothing any more."""
+PIECE = 64 * 1024
+
+
 class JsonResponse(Response):
-    """A JSON object as the whole answer."""
+    """A JSON object as the whole answer.
+
+    It is sent piece by piece: each waits until the client has taken most of those before it.
+    """
 
     media_type = "application/json"
 
-    def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        content: Any,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        *,
+        took: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`took` is called whenever the client has taken something."""
         super().__init__(orjson.dumps(content), status, headers)
+        self._took = took
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        watch = scope.get("state", {}).get(WATCH, lambda: None)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for begin in range(0, len(body), PIECE):
+            watch()
+            more = begin + PIECE < len(body)
+            piece = body[begin : begin + PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            self._took()
 
 
 def event(content: Any) -> bytes:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from coordinator.http.answer import ABORT
+from coordinator.http.encoding import WATCH
 from coordinator.http.guard import NAMES
 from coordinator.http.request_parser import RequestParser
 from coordinator.http.taking import Taking
@@ -23,6 +24,7 @@ from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import check_files
+from paceline.rpc.server import host_in_address
 
 HEAD_SECONDS = 10.0
 """How long a client may take for the request line and headers."""
@@ -84,7 +86,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"] |= {NAMES: self._certificate_names, ABORT: self.transport.abort}
+        assert self._taking is not None
+        self.scope["state"] |= {
+            NAMES: self._certificate_names,
+            ABORT: self.transport.abort,
+            WATCH: self._taking.watch,
+        }
         self._in_head, self._head_bytes = True, 0
         self._await_head()
 
@@ -107,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # uvicorn begins the one that has waited longest.
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
-        # While it is made its calls see to that: their sequences pause, and end.
+        # While a stream is made its calls see to that: their sequences pause, and end.
         if self._taking is not None:
             self._taking.watch()
 
@@ -201,7 +208,7 @@ class HttpServer:
         `unread_timeout` seconds. Raises InvalidArgumentError naming the TLS file that cannot be used."""
         if tls is not None:
             check_files(tls)
-        self._host = host
+        self._host = host_in_address(host)
         self._port = port
         self._serving: asyncio.Task[None] | None = None
         self._uvicorn = _Uvicorn(

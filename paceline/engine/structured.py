@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD
 from paceline.core.types import SequenceParams
@@ -60,6 +61,7 @@ def restriction(
     eos_token_ids: Sequence[int],
     *,
     last_only: bool = False,
+    seconds: float = limits.MAX_STRUCTURE_SECONDS,
 ) -> Restriction:
     """What may come after the ledger and after each draft token that follows it.
 
@@ -70,6 +72,7 @@ def restriction(
         drafts: N draft tokens.
         eos_token_ids: the model's.
         last_only: the rows before the last are not wanted.
+        seconds: processor time after which the grammar is followed behind no more draft tokens.
 
     Returns:
         N + 1 rows; one with `last_only`.
@@ -81,7 +84,7 @@ def restriction(
         allowed = state.masks([*generated, *drafts])
         length = len(generated) + len(drafts)
     else:
-        allowed = state.masks(generated, drafts)
+        allowed = state.masks(generated, drafts, seconds)
         length = len(generated)
     known, end = len(allowed), None
     if not last_only and known <= len(drafts):

@@ -59,12 +59,18 @@ class GrammarState:
     def _start_over(self) -> None:
         self._matcher, self._path = self.prototype.deep_copy(), []
 
-    def masks(self, generated: Sequence[int], drafts: Sequence[int] = ()) -> Mask:
+    def masks(
+        self,
+        generated: Sequence[int],
+        drafts: Sequence[int] = (),
+        seconds: float = limits.MAX_STRUCTURE_SECONDS,
+    ) -> Mask:
         """What may come after the generated tokens, and after each draft token that follows them.
 
         Args:
             generated: the ledger's tokens after the prompt.
             drafts: N draft tokens; they may be anything.
+            seconds: processor time after which no row but the first is filled in.
 
         Returns:
             bool [M, V], M at most N + 1. Where the text can go on in one way only, it may be that only the
@@ -83,14 +89,14 @@ class GrammarState:
         if followed <= 0:
             raise InvalidArgumentError(self.field_name, self._reason)
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
-        return rows[: self._fill_rows(rows, drafts, followed)] if self._go_to(generated) else rows
+        return rows[: self._fill_rows(rows, drafts, followed, seconds)] if self._go_to(generated) else rows
 
     def _followed(self, tokens: Sequence[int]) -> int:
         """How many of the tokens can be taken before the last dead end is met; one more than all if none."""
         end = self._dead_end
         return len(end) if end is not None and tokens[: len(end)] == end else len(tokens) + 1
 
-    def _fill_rows(self, rows: Mask, drafts: Sequence[int], most: int) -> int:
+    def _fill_rows(self, rows: Mask, drafts: Sequence[int], most: int, seconds: float) -> int:
         """Fill the rows in, up to `most`; how many there are in the end."""
         begun = self.clock()
         for i in range(most):
@@ -104,9 +110,10 @@ class GrammarState:
                 return i
             if i < len(drafts) and not rows[i, drafts[i]]:
                 return len(rows)
-            if self.clock() - begun > limits.MAX_STRUCTURE_SECONDS:
-                if i == 0:
-                    raise InvalidArgumentError(self.field_name, "takes too long to follow")
+            spent = self.clock() - begun
+            if i == 0 and spent > limits.MAX_STRUCTURE_SECONDS:
+                raise InvalidArgumentError(self.field_name, "takes too long to follow")
+            if spent >= seconds:
                 return i + 1
         return most
 

@@ -38,7 +38,7 @@ class LoadConfig:
     warm_up: int = 1
     """Requests before it, one by one, that do not count; an error of theirs ends the test."""
     cold_prompts: bool = False
-    """No prompt is shared through the prefix cache."""
+    """No prompt is shared through the prefix cache; random ones never are."""
     verify: int = 0
     """Afterwards so many of the answers are asked for again alone and without draft tokens, and compared."""
     timeout: float | None = None
@@ -79,6 +79,12 @@ class LoadConfig:
         if self.concurrency is None and self.rate is None:
             return DEFAULT_CONCURRENCY
         return self.concurrency
+
+    @property
+    def are_cold(self) -> bool:
+        """No prompt is found in the prefix cache: random ones say what prefill costs, also when they are sent
+        once more."""
+        return self.cold_prompts or self.prompt_tokens is not None
 
     @property
     def goals(self) -> dict[str, float]:

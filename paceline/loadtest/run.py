@@ -11,7 +11,7 @@ from functools import partial
 
 from paceline.client import AsyncClient
 from paceline.client.server_status import Model
-from paceline.core.errors import CancelledError, UnavailableError
+from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest.config import LoadConfig, check_request
 from paceline.loadtest.plan import Plan
@@ -79,7 +79,11 @@ class LoadTest:
             await load.open(plan, config.places, config.duration)
         cpu = time.process_time() - cpu
         if not load.outcomes:
-            raise CancelledError("stopped before anything was sent")
+            if self.stopped:
+                raise CancelledError("stopped before anything was sent")
+            raise InvalidArgumentError(
+                "duration", "no request was due within it at this rate"
+            )
         seconds = max(outcome.ended for outcome in load.outcomes)
         verification = await self._verify(load, plan) if config.verify else None
         return Report(
@@ -133,7 +137,7 @@ class LoadTest:
 
     def _salt(self, part: str, number: int) -> str:
         """Of a request's prefix: that of nobody else, or that of everybody."""
-        return f"{self._name}-{part}-{number}" if self._config.cold_prompts else ""
+        return f"{self._name}-{part}-{number}" if self._config.are_cold else ""
 
     def _tell(self, part: str, load: Load) -> None:
         self._progress(

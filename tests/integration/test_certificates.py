@@ -17,6 +17,8 @@ from harness.certificates import Certificates, make, says_nothing
 from harness.waiting import HANG
 
 from coordinator.dialects import TARGET
+from coordinator.http.encoding import JsonResponse
+from coordinator.http.server import HttpServer
 from coordinator.links import Link, LinkObserver
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -315,3 +317,31 @@ def test_retry_info_is_where_googles_error_model_has_it() -> None:
     retry = error_details_pb2.RetryInfo()
     assert any(detail.Unpack(retry) for detail in status.details if detail.Is(retry.DESCRIPTOR))
     assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (1, 500_000_000)
+
+
+async def test_a_client_that_does_not_read_an_answer_over_tls_is_cut(certificates: Certificates) -> None:
+    """Once: what was written at once was encrypted at once, and nobody saw that it did not leave."""
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await JsonResponse("y" * 2**24)(scope, receive, send)
+
+    tls = certificates.tls("coordinator", ca="")
+    server = HttpServer(large, "127.0.0.1", 0, tls, unread_timeout=0.05)
+    await server.start()
+    host, port = server.address.split(":")
+    context = certificates.context(None)
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+    try:
+        async with asyncio.timeout(HANG):
+            connections = server._uvicorn.server_state.connections
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            while not any(connection.cycle for connection in connections):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            while connections:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        await server.stop(1)

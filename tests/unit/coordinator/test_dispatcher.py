@@ -12,7 +12,7 @@ import pytest
 import coordinator.dispatcher as dispatcher_module
 from coordinator.blocks import GRACE_SECONDS
 from coordinator.dispatcher import Dispatcher
-from coordinator.events import Deadlines, Phase
+from coordinator.events import Deadlines, Phase, Signal
 from coordinator.ledger import Commit, Ledger
 from coordinator.round import RoundMachine
 from coordinator.running import Running
@@ -71,10 +71,10 @@ class Service:
     """A dispatcher with one target unless told otherwise."""
 
     def __init__(
-        self, targets: int = 1, drafts: int = 0, max_running: int = 10, max_waiting: int = 10
+        self, targets: int = 1, drafts: int = 0, max_running: int = 10, max_waiting: int = 10, **more: float
     ) -> None:
         self.clock = ManualClock()
-        self.it = Dispatcher(max_running, max_waiting, self.clock)
+        self.it = Dispatcher(max_running, max_waiting, self.clock, **more)
         self.targets = [FakeLink() for _ in range(targets)]
         self.drafts = [FakeLink() for _ in range(drafts)]
         self.it.targets = list(self.targets)  # type: ignore[arg-type]
@@ -311,6 +311,19 @@ def test_a_target_that_answers_nobody_is_hung_up() -> None:
     assert late.machine.phase is Phase.STALLED
 
 
+def test_who_does_not_read_is_cut_unless_its_connection_is_lost() -> None:
+    """Once: a request that was held for its client was cut, for the client did not read."""
+    service = Service(unread_timeout=60.0)
+    running = service.submit(k=0)
+    running.behind_since, running.read, running.machine.deadline = 0.0, False, None
+    service.clock.now = 61.0
+    service.sweep()
+    assert not running.ended
+    running.read = True
+    service.sweep()
+    assert isinstance(running.error, UnavailableError)
+
+
 def test_a_target_that_reports_a_prompt_is_not_hung_up() -> None:
     """Once: only verdicts counted, so a long prompt that was reported ended those that waited behind it."""
     service = Service()
@@ -372,17 +385,76 @@ def test_requests_that_come_meanwhile_are_served_beside_it() -> None:
     assert [running.error is None for running in sequences] == [False, *[True] * 7]
 
 
-def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
-    service = Service()
-    first, second = service.submit(k=0), service.submit(k=0)
+def suspected(service: Service, *runnings: Running) -> None:
+    """Their target dies as often as makes suspects of them; the first is tried, the others wait."""
     for _ in range(SUSPECT):
         service.start_over(service.targets[0])
-    assert (first.machine.phase, second.machine.phase) == (Phase.VERIFYING, Phase.STALLED)
-    service.clock.now = 99.0
-    service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
-    assert second.machine.deadline == 199.0
+    phases = [running.machine.phase for running in runnings]
+    assert phases == [Phase.VERIFYING, *[Phase.STALLED] * (len(runnings) - 1)]
+
+
+def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
+    """Once: it was, where the turns before it took longer than a target may take to come back."""
+    service = Service()
+    first, second = service.submit(k=0), service.submit(k=0)
+    suspected(service, first, second)
+    for now in range(50, 500, 50):
+        service.clock.now, first.machine.deadline = float(now), None
+        service.sweep()
+    assert second.machine.phase is Phase.STALLED
+    service.targets[0].ready = False
+    service.clock.now += 101.0
+    service.sweep()
+    assert isinstance(second.error, UnavailableError), "without a target it does"
+
+
+def test_who_gets_its_turn_goes_on() -> None:
+    service = Service()
+    first, second = service.submit(k=0), service.submit(k=0)
+    suspected(service, first, second)
     service.answer(first, 5)
-    assert second.machine.phase is Phase.VERIFYING, "its turn"
+    assert second.machine.phase is Phase.VERIFYING
+    assert first.machine.losses == 0
+
+
+def test_who_waits_for_blocks_keeps_nobody_from_its_turn() -> None:
+    """Once: suspects waited until it had its verdict, which may be as long as the answers of others."""
+    service = Service()
+    suspect = service.submit(k=0)
+    service.start_over(service.targets[0])
+    fitting, waiting = service.submit(k=0), service.submit(k=0)
+    service.start_over(service.targets[0])
+    service.fail(waiting)
+    assert (waiting.machine.phase, waiting.machine.losses) == (Phase.WAITING, 1)
+    service.answer(fitting, 5)
+    service.sweep()
+    assert suspect.machine.phase is Phase.VERIFYING
+
+
+def test_a_verdict_clears_one_that_pauses_for_its_client() -> None:
+    """Once: the next round did, so that who had none kept suspects waiting for its client."""
+    service = Service()
+    paused, suspect = service.submit(k=0), service.submit(k=0)
+    suspected(service, paused, suspect)
+    service.it._handle(paused, Signal.CLIENT_BEHIND)
+    service.answer(paused, 5)
+    assert (paused.machine.phase, paused.machine.losses) == (Phase.PAUSED, 0)
+    assert suspect.machine.phase is Phase.VERIFYING
+
+
+def test_suspects_that_end_on_their_turn_leave_nothing_behind() -> None:
+    """Once: the loop that came to them afterwards gave them workers again."""
+    service = Service(drafts=1, max_running=300, max_waiting=300)
+    runnings = [service.submit(k=0) for _ in range(250)]
+    service.start_over(service.targets[0])
+    service.lose(service.targets[0])
+    for running in runnings:
+        running.machine._target.losses = SUSPECT
+    service.targets[0].ready, service.targets[0].known.max_model_len = True, 1
+    service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
+    assert all(running.ended for running in runnings)
+    assert [link.load for link in (*service.targets, *service.drafts)] == [0, 0]
+    assert not service.it._suspects.waiting
 
 
 def test_who_is_cancelled_while_it_waits_for_its_turn_is_forgotten() -> None:

@@ -446,9 +446,11 @@ def test_a_paused_sequence_goes_on_for_the_client_that_came_back() -> None:
     (running,) = request.choices
     running.unread, running.behind_since = limits.MAX_UNREAD_TOKENS + 1, service.clock.now
     running.machine.phase, running.machine._client_behind = Phase.PAUSED, True
+    assert running.read
     service.lose(request)
+    assert not running.read
     assert service.resume(request, ()) is request
-    assert (running.unread, running.behind_since) == (0, None)
+    assert (running.unread, running.behind_since, running.read) == (0, None, True)
     assert running.machine.phase is not Phase.PAUSED
 
 
@@ -476,6 +478,20 @@ def test_cancelling_ends_it_read_or_held() -> None:
         service.it.cancel("", "read")
     service.lose(read)
     assert len(service.it) == 0
+
+
+def test_choices_that_end_with_one_that_failed_were_not_left_by_their_client() -> None:
+    """Once: they were counted as aborted, as those are whose client went away."""
+    service = Service()
+    failing, left = service.begin("failing", n=3), service.begin("left", n=2)
+    error = InternalError("for example")
+    service.dispatcher.abort(failing.choices[1], error)
+    for request in (failing, left):
+        service.done(request)
+        assert ended(request)
+    assert [running.error for running in failing.choices] == [error] * 3
+    assert [running.error for running in left.choices] == [None] * 2
+    assert service.dispatcher.failed == 1
 
 
 def test_a_name_that_was_cancelled_is_free_at_once() -> None:

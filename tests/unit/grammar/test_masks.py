@@ -256,6 +256,16 @@ def test_masks_that_take_too_long_end_the_rows(
     assert timed.now < 2 * limits.MAX_STRUCTURE_SECONDS
 
 
+@pytest.mark.parametrize(("seconds", "rows"), [(-0.3, 1), (0.0, 1), (0.1, 1), (0.3, 2), (0.5, 3)])
+def test_rows_end_with_the_time_there_is_for_all_sequences(
+    seconds: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the first, which plain decoding needs as well."""
+    a = TOKENS.index("a")
+    timed = Timed(monkeypatch, 0.0, 0.2)
+    assert len(timed.state.masks([], [a] * 4, seconds)) == rows
+
+
 def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,6 +60,8 @@ class ScriptedCoordinator:
     recorder: Recorder = field(default_factory=Recorder)
     gate: Gate = field(default_factory=Gate)
     links: tuple[Any, ...] = ()
+    taken: int = 0
+    """Times that a client has taken a piece of an answer."""
     config: Any = field(default_factory=lambda: SimpleNamespace(model_name="", max_num_speculative_tokens=8))
     dispatcher: Any = field(
         default_factory=lambda: SimpleNamespace(
@@ -120,6 +122,9 @@ class ScriptedCoordinator:
     async def parts(self, generation: Any) -> AsyncIterator[Commit]:
         async for part in self.script(generation.call):
             yield part
+
+    def took(self, generations: Any) -> None:
+        self.taken += 1
 
 
 @pytest.fixture(scope="session")

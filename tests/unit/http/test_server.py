@@ -12,9 +12,11 @@ import pytest
 from coordinator.http import body
 from coordinator.http import server as module
 from coordinator.http.app import make_app
+from coordinator.http.encoding import PIECE, JsonResponse
 from coordinator.http.server import HttpServer
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
+from paceline.core.types import FinishReason
 
 HANG = 30.0
 
@@ -355,15 +357,20 @@ async def test_an_answer_that_is_being_sent_is_finished_before_the_end() -> None
 WHOLE = 16 * 1024 * 1024
 
 
-async def whole(scope: Any, receive: Any, send: Any) -> None:
+async def at_once(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": bytes(WHOLE), "more_body": False})
+    await send({"type": "http.response.body", "body": b"#" * WHOLE, "more_body": False})
+
+
+async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
+    await JsonResponse("#" * WHOLE)(scope, receive, send)
 
 
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n"])
-async def test_a_client_that_does_not_read_a_whole_answer_is_cut(header: bytes) -> None:
+@pytest.mark.parametrize("app", [at_once, in_pieces])
+async def test_a_client_that_does_not_read_a_whole_answer_is_cut(app: Any, header: bytes) -> None:
     """Once: the answer stayed in the connection's buffer, and the connection too, until its client left."""
-    async with served(whole, unread_timeout=0.05) as server, connected(server) as (reader, writer):
+    async with served(app, unread_timeout=0.05) as server, connected(server) as (reader, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + header + b"\r\n")
         connections = server._uvicorn.server_state.connections
@@ -379,12 +386,30 @@ async def test_a_client_that_does_not_read_a_whole_answer_is_cut(header: bytes) 
         assert came < WHOLE
 
 
-async def test_a_client_that_reads_slowly_gets_all_of_it() -> None:
-    async with served(whole, unread_timeout=0.5) as server, connected(server) as (reader, writer):
+@pytest.mark.parametrize("app", [at_once, in_pieces])
+async def test_a_client_that_reads_slowly_gets_all_of_it(app: Any) -> None:
+    async with served(app, unread_timeout=5.0) as server, connected(server) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
         left = 2 * WHOLE
         while left > 0:
-            left -= (await reader.read(65536)).count(0)
+            left -= (await reader.read(65536)).count(b"#")
             await asyncio.sleep(0)
         assert left == 0
         assert server._uvicorn.server_state.connections
+
+
+async def test_a_client_that_takes_an_answer_piece_by_piece_is_no_client_that_does_not_read(
+    coordinator: Any, commit: Any
+) -> None:
+    """Its request counts as read with each piece; without that a long answer had to be read within a time."""
+
+    async def script(_: Any) -> AsyncIterator[Any]:
+        yield commit(0, "x" * 10 * PIECE, finish=FinishReason.LENGTH)
+
+    coordinator.script = script
+    content = b'{"prompt": "x"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    async with served(make_app(coordinator, None)) as server:
+        answer = await exchange(server, head % len(content) + content)
+    assert answer.count(b"x") >= 10 * PIECE
+    assert coordinator.taken == 11

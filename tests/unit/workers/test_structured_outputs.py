@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from draft_worker.drafter import Drafter
+from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.messages import (
@@ -316,6 +317,41 @@ def test_a_worker_without_a_tokenizer_refuses_by_name() -> None:
     assert isinstance(failed.error, InvalidArgumentError)
     assert failed.error.field == "structured_outputs"
     assert not pair.target.holds("t")
+
+
+def test_masks_of_all_sequences_together_have_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: each of them had it to itself, and all others waited for their sum."""
+    pair = Pair(sampling_of(LANGUAGES["regex"]))
+    pair.target._budget = 512  # one pass for all
+    clock, fill = pair.target._clock, GrammarState._fill
+    assert isinstance(clock, ManualClock)
+
+    def slow(state: GrammarState, row: Mask) -> None:
+        clock.advance(0.05)
+        fill(state, row)
+
+    monkeypatch.setattr(GrammarState, "_fill", slow)
+    names = [f"s{i}" for i in range(20)]
+    expected = Pair(pair.params.sampling).run(0)
+    for name in names:
+        pair.target.handle(OpenSequence(name, 1, PROMPT, pair.params), 0.0)
+        pair.target.holdings.get(name).grammar.clock = clock  # type: ignore[union-attr]
+        command = VerifyRound(name, 1, 1, N, PROMPT, Proposal(tuple(expected[:4])))
+        assert not pair.target.handle(command, 0.0)
+    begun, events = clock(), []
+    while pair.target.has_work:
+        events += pair.target.step()
+    verdicts = [event for event in events if isinstance(event, RoundVerdict)]
+    assert {verdict.sequence_id for verdict in verdicts} == set(names)
+    tokens = [list(verdict.verdict.token_ids) for verdict in verdicts]
+    assert {tuple(of_one[: len(expected)]) for of_one in tokens} <= {
+        tuple(expected[:count]) for count in range(1, 6)
+    }, "no token is another one"
+    lengths = [len(of_one) for of_one in tokens]
+    assert max(lengths) > 1
+    assert min(lengths) == 1
+    most = limits.MAX_STRUCTURE_SECONDS + 0.05 * (len(names) + 1)
+    assert clock() - begun <= most
 
 
 def test_a_grammar_that_gives_up_ends_its_sequence_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
