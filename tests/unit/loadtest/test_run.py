@@ -122,6 +122,20 @@ async def test_every_request_has_its_deadline_and_cold_ones_a_prefix_of_their_ow
     assert {asked["timeout"] for asked in [*cold.asked, *warm.asked]} == {3.0}
 
 
+async def test_random_prompts_are_cold_also_when_they_warmed_up_or_were_sent_before(stats: Any) -> None:
+    """Once: those that warmed up, and all of a test that was repeated, came from the prefix cache."""
+    client = FakeClient(stats)
+    for _ in range(2):
+        await a_test(client, prompt_tokens=20).run()
+    assert len({asked["cache_salt"] for asked in client.asked}) == len(client.asked) == 2 * 7
+    assert len({asked["prompt"] for asked in client.asked}) == 6
+
+
+async def test_a_rate_at_which_nothing_is_due_is_told_and_was_not_stopped(stats: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="duration: no request was due"):
+        await a_test(FakeClient(stats), rate=1e-6, duration=0.01).run()
+
+
 async def test_an_answer_that_a_draft_changed_is_found(stats: Any) -> None:
     client = FakeClient(stats, wrong_seed=103)
     report = await a_test(client, verify=6).run()
