@@ -35,7 +35,7 @@ from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.local import LocalServer
 from paceline.rpc.parent import leave_with_parent
-from paceline.rpc.server import Server, tune_interpreter
+from paceline.rpc.server import Server, host_in_address, tune_interpreter
 from paceline.rpc.worker import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.tracing import Spans, make_spans
@@ -165,7 +165,7 @@ class WorkerShell:
             self._built.runner.cache.pool,
             self._sequences,
         )
-        return MetricsServer(collector, config.host, config.metrics_port)
+        return MetricsServer(collector, host_in_address(config.host), config.metrics_port)
 
     def _sequences(self) -> int:
         return len(self._engine.holdings)
@@ -267,8 +267,9 @@ def _leave_the_engine() -> NoReturn:
     """
     log.error("the engine thread does not end; the process ends without it")
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a supervisor that is gone reads neither
+            stream.flush()
     os._exit(1)
 
 

@@ -45,6 +45,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return UnitScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_limits_of_this_container() -> Iterator[None]:
+    """Tests that say how many cores a machine has mean all of their time."""
+    from paceline.core import control_groups
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(control_groups, "_OWN_GROUPS", Path("/no/such/file"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def pair_paths(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The embedded pair; without it $PACELINE_TEST_PAIR; without that a small random pair."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,9 +43,6 @@ def add(
     ] = None,
 ) -> None:
     """Make a key, print it, and keep its hash: it is shown this once. SIGHUP tells a running coordinator."""
-    keys = read_keys(api_keys).keys if api_keys.exists() else ()
-    if any(key.name == name for key in keys):
-        raise InvalidArgumentError("name", "has a key already; remove it first")
     token = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     made = ApiKey(
         name=name,
@@ -50,7 +50,11 @@ def add(
         requests_per_minute=requests_per_minute,
         max_sequences=max_sequences,
     )
-    write_keys(api_keys, KeyRing((*keys, made)))
+    with _changed_by_nobody_else(api_keys):
+        keys = read_keys(api_keys).keys if api_keys.exists() else ()
+        if any(key.name == name for key in keys):
+            raise InvalidArgumentError("name", "has a key already; remove it first")
+        write_keys(api_keys, KeyRing((*keys, made)))
     print(token)
 
 
@@ -70,11 +74,44 @@ def list_keys(api_keys: File) -> None:
 
 def remove(name: Name, api_keys: File) -> None:
     """Remove a key. SIGHUP tells a running coordinator; requests that it serves go on to their end."""
-    keys = read_keys(api_keys).keys
-    rest = [key for key in keys if key.name != name]
-    if len(rest) == len(keys):
-        raise InvalidArgumentError("name", "has no key")
-    write_keys(api_keys, KeyRing(rest))
+    with _changed_by_nobody_else(api_keys):
+        keys = read_keys(api_keys).keys
+        rest = [key for key in keys if key.name != name]
+        if len(rest) == len(keys):
+            raise InvalidArgumentError("name", "has no key")
+        write_keys(api_keys, KeyRing(rest))
+
+
+@contextlib.contextmanager
+def _changed_by_nobody_else(file: Path) -> Iterator[None]:
+    """Of two that read it before either has written, one would undo what the other did.
+
+    What is locked is a file beside it, since the file itself is replaced. That one is removed again: left
+    there by root, it would be closed to others who may write the folder. Raises InvalidArgumentError naming
+    `api_keys`.
+    """
+    try:
+        import fcntl
+    except ImportError:  # this system has no such locks
+        yield
+        return
+    beside = file.with_name(f".{file.name}.lock")
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise InvalidArgumentError(
+                    "api_keys", f"{beside} cannot be opened: {error.strerror}"
+                ) from None
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever held it before us has removed it, and others may hold a new one by now.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), beside.stat()):
+                    break
+        held.callback(beside.unlink, missing_ok=True)
+        yield
 
 
 def _limit(name: str, description: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -141,8 +142,9 @@ def _leave() -> NoReturn:
     whoever waits for the end, or restarts a worker, would wait with it.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody may read them any more
+            stream.flush()
     os._exit(0)
 
 

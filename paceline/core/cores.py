@@ -1,4 +1,4 @@
-"""Which processor cores threads run on.
+"""Which processor cores threads run on, and for how many of them there is time.
 
 Where two models and all that lies between them share two cores, every message wakes threads up, and the
 system moves the others about. Engines that stay where they are never wait for each other, and find their
@@ -8,12 +8,18 @@ drafts ahead.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from paceline.core.control_groups import groups_around, lines
 from paceline.core.errors import InvalidArgumentError
 
 CAN_BIND = hasattr(os, "sched_setaffinity")
+
+_QUOTA_AND_PERIOD = {"": ("cpu.max",), "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
+"""By controller, which version 2 does not name: the files that tell how long a group may compute in every
+period, on all cores together. They say `max` or -1 where it may for as long as it likes."""
 
 
 def usable_cores() -> tuple[int, ...]:
@@ -21,6 +27,29 @@ def usable_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def core_quota() -> float:
+    """For how many cores the control groups around this process give it time; infinite without a bound.
+
+    In a container the cores are the machine's. What bounds the container is how much of their time it gets:
+    threads that use it up are all stopped for the rest of the period.
+    """
+    return min(_quotas(), default=math.inf)
+
+
+def _quotas() -> Iterator[float]:
+    for controller, files in _QUOTA_AND_PERIOD.items():
+        for group in groups_around(controller):
+            words = [word for file in files for line in lines(group / file) for word in line.split()]
+            match [int(word) for word in words if word.isdecimal()]:
+                case [quota, period] if period:
+                    yield quota / period
+
+
+def within_quota(cores: int) -> int:
+    """As many of these cores as there is time for, the last one perhaps in part; at least one."""
+    return max(1, math.ceil(min(cores, core_quota())))
 
 
 def check_cores(cores: Collection[int], name: str = "cores") -> None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,25 +18,47 @@ from typing import Any, Final
 
 from numba import njit
 
+log = logging.getLogger(__name__)
+
 _IMPORTED: Final = re.compile(r"^from (([a-z]\w*)[\w.]*) import", re.MULTILINE)
 _COMPILED: Final = re.compile(rf"^from (?:numba|llvmlite|{re.escape(__name__)})\b", re.MULTILINE)
 _DIGITS: Final = 16
+_not_kept: Final[list[str]] = []
+"""What numba said of each function that it found no folder for."""
 
 
 def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Like `numba.njit` with these options; the code is kept on disk, by the text of its sources.
 
-    What was kept of other versions of the sources is removed. `sources_of` says which files count.
+    What was kept of other versions of the sources is removed. `sources_of` says which files count. Where no
+    folder can be written nothing is kept: every process compiles anew what it calls.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
         name = function.__qualname__
         function.__qualname__ = f"{name}_{_digest_of(function.__module__)}"
-        dispatcher = njit(cache=True, **options)(function)
+        try:
+            dispatcher = njit(cache=True, **options)(function)
+        except RuntimeError as error:
+            _not_kept.append(str(error))
+            return njit(**options)(function)
         _remove_others(Path(dispatcher.stats.cache_path), function, name)
         return dispatcher
 
     return compiled
+
+
+def warn_of_what_is_not_kept() -> None:
+    """Log that there is no folder, if there is none.
+
+    For a process that has a log: functions may have been decorated in one that others are forked from.
+    """
+    if _not_kept:
+        log.warning(
+            "compiled code is not kept on disk, so every start compiles it anew; "
+            "NUMBA_CACHE_DIR may name a folder for it (%s)",
+            _not_kept[0],
+        )
 
 
 def prepare_to_load() -> None:

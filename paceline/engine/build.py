@@ -11,7 +11,9 @@ import torch
 
 from paceline import assets
 from paceline.core.config import DraftConfig, WorkerConfig
+from paceline.core.cores import within_quota
 from paceline.core.errors import InvalidArgumentError
+from paceline.decoding.on_disk import warn_of_what_is_not_kept
 from paceline.engine.captured import CudaGraphs
 from paceline.engine.device import make_current
 from paceline.engine.loading import LoadedModel, load_model, make_runner
@@ -52,12 +54,24 @@ def build(config: WorkerConfig) -> Built:
 
     Raises InvalidArgumentError naming the field.
     """
-    if threads := config.threads or len(config.cores):
+    if threads := config.threads or len(config.cores) or _threads_within_quota():
         torch.set_num_threads(threads)
+    warn_of_what_is_not_kept()
     # Nobody looks at a hub or at telemetry while a request waits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     device = choose_device(config.device)
     make_current(device)
+    try:
+        return _build_on(device, config)
+    except torch.OutOfMemoryError as error:
+        raise InvalidArgumentError(
+            "num_blocks",
+            f"{device} has no room for {config.model} and its cache; another process may have taken it. "
+            "Ask for a smaller cache (--num-blocks), or give it a device of its own (--device cuda:1)",
+        ) from error
+
+
+def _build_on(device: torch.device, config: WorkerConfig) -> Built:
     loaded = load_model(
         assets.resolve(config.model),
         device=device,
@@ -95,6 +109,13 @@ def build(config: WorkerConfig) -> Built:
         config.block_size,
     )
     return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
+
+
+def _threads_within_quota() -> int:
+    """As many as there is time for, where torch would take more of them; else 0, its own choice."""
+    chosen = torch.get_num_threads()
+    threads = within_quota(chosen)
+    return threads if threads < chosen else 0
 
 
 def _bytes_read(model: Any) -> int:

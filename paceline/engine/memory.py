@@ -1,17 +1,17 @@
 """How much memory this process may still take: of the machine, and of the control groups that bound it.
 
-In a container `/proc/meminfo` is the machine's. What bounds the container is its control group's, and those
-above it: each may have a limit of its own (https://docs.kernel.org/admin-guide/cgroup-v2.html).
+In a container `/proc/meminfo` is the machine's. What bounds the container is its control group, and those
+around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from paceline.core.control_groups import groups_around, lines
 
 _MEMINFO = Path("/proc/meminfo")
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
 
 _LIMIT_USE_CACHE = {
     "": ("memory.max", "memory.current", "inactive_file"),
@@ -35,18 +35,11 @@ def _of_the_machine() -> Iterator[int]:
 
 def _of_the_groups() -> Iterator[int]:
     """What each group around this process leaves it, where it has a limit."""
-    for line in _lines(_OWN_GROUPS):
-        _, controllers, path = line.split(":", 2)
-        for controller, names in _LIMIT_USE_CACHE.items():
-            if controller not in controllers.split(","):
-                continue
-            root = _GROUPS / controller
-            # A container that is shown its path on the machine finds its own group at the root.
-            own = PurePosixPath(path.lstrip("/"))
-            for group in (own, *own.parents):
-                free = _left_by(root / group, *names)
-                if free is not None:
-                    yield free
+    for controller, names in _LIMIT_USE_CACHE.items():
+        for group in groups_around(controller):
+            free = _left_by(group, *names)
+            if free is not None:
+                yield free
 
 
 def _left_by(group: Path, limit: str, use: str, cache: str) -> int | None:
@@ -58,21 +51,14 @@ def _left_by(group: Path, limit: str, use: str, cache: str) -> int | None:
 
 def _number(path: Path) -> int | None:
     """What a file holds; None for `max`, and where there is none."""
-    text = " ".join(_lines(path))
+    text = " ".join(lines(path))
     return int(text) if text.isdecimal() else None
 
 
 def _counter(path: Path, name: str) -> int | None:
     """The number behind a name at the beginning of a line."""
-    for line in _lines(path):
+    for line in lines(path):
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdecimal():
             return int(words[1])
     return None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []

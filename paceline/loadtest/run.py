@@ -81,9 +81,7 @@ class LoadTest:
         if not load.outcomes:
             if self.stopped:
                 raise CancelledError("stopped before anything was sent")
-            raise InvalidArgumentError(
-                "duration", "no request was due within it at this rate"
-            )
+            raise InvalidArgumentError("duration", "no request was due within it at this rate")
         seconds = max(outcome.ended for outcome in load.outcomes)
         verification = await self._verify(load, plan) if config.verify else None
         return Report(

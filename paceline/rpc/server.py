@@ -76,6 +76,11 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
+def host_in_address(host: str) -> str:
+    """As it stands before a port: an IPv6 address in brackets, whether it was given with them or not."""
+    return f"[{host}]" if ":" in host and "[" not in host else host
+
+
 class Server:
     """A grpc.aio server with health, a bound port, and a shutdown that drains."""
 
@@ -91,7 +96,7 @@ class Server:
         """`tls` None is plain text; `interceptors` stand before the one that every server has."""
         self.role = role
         self._tls = tls
-        self._host = host
+        self._host = host_in_address(host)
         self._port = port
         self._stop = asyncio.Event()
         self.abandoned = False

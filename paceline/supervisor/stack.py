@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from paceline import assets
 from paceline.core import limits
+from paceline.core.clock import monotonic
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
@@ -132,18 +133,19 @@ class Stack:
             return self.supervisor.wait_until(role, lambda s: s.ready and s.starts > 1, timeout)
         return self.supervisor.wait_until(role, lambda s: s.ready and s.pid != after, timeout)
 
-    def add(self, role: str, command: str, config: Config) -> ChildStatus:
+    def add(self, role: str, command: str, config: Config, *, timeout: float | None = None) -> ChildStatus:
         """Start one more process and wait until it is ready; it is stopped before those there already.
 
-        `role` names it and must be new, `command` is its `paceline` command. Raises ChildFailedError.
+        `role` names it and must be new, `command` is its `paceline` command. `timeout` None is the
+        `start_timeout` of the stack. Raises ChildFailedError.
         """
-        (status,) = self.start((role, command, config))
+        (status,) = self.start((role, command, config), timeout=timeout)
         return status
 
-    def start(self, *processes: tuple[str, str, Config]) -> list[ChildStatus]:
+    def start(self, *processes: tuple[str, str, Config], timeout: float | None = None) -> list[ChildStatus]:
         """The same for several at a time."""
         specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
-        return self.supervisor.start(specs, self.config.start_timeout)
+        return self.supervisor.start(specs, self.config.start_timeout if timeout is None else timeout)
 
     def _process(self, role: str, command: str, config: Config) -> ChildSpec:
         start = start_process
@@ -189,11 +191,12 @@ def serve_stack(
 
     Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
     """
+    remaining = _countdown(config.start_timeout)
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
     # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.
     environment = child_environment(config.environment)
-    own = _own_fork_server(config, environment)
+    own = _own_fork_server(config, environment, remaining)
     with (
         _folder_of_sockets(config) as sockets,
         own if fork_server is None else contextlib.nullcontext(fork_server) as forker,
@@ -201,23 +204,33 @@ def serve_stack(
     ):
         stack = Stack(config, supervisor, sockets, environment, forker)
         workers = stack.start(
-            *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles)
+            *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),
+            timeout=remaining(),
         )
         targets, drafts = (
             tuple(w.address for w in workers if w.role == role) for role in ("target", "draft")
         )
-        stack.add("coordinator", "coordinator", config.coordinator_config(targets, drafts))
+        coordinator = config.coordinator_config(targets, drafts)
+        stack.add("coordinator", "coordinator", coordinator, timeout=remaining())
         yield stack
 
 
+def _countdown(seconds: float) -> Callable[[], float]:
+    """Tells how many of them are left, in tenths since errors quote it; one tenth at least."""
+    deadline = monotonic() + seconds
+    return lambda: max(0.1, round(deadline - monotonic(), 1))
+
+
 @contextlib.contextmanager
-def _own_fork_server(config: StackConfig, environment: Mapping[str, str]) -> Iterator[ForkServer | None]:
+def _own_fork_server(
+    config: StackConfig, environment: Mapping[str, str], remaining: Callable[[], float]
+) -> Iterator[ForkServer | None]:
     """One that can be forked by now; None where no worker is to be."""
     if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
         yield None
         return
     with _fork_server(environment) as server:
-        server.wait_until_loaded(config.start_timeout)
+        server.wait_until_loaded(remaining())
         yield server
 
 

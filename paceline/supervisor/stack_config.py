@@ -16,7 +16,7 @@ from paceline.core.config import (
     TargetConfig,
     WorkerConfig,
 )
-from paceline.core.cores import CAN_BIND, usable_cores
+from paceline.core.cores import CAN_BIND, core_quota, usable_cores, within_quota
 from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor.processes import CAN_FORK
 from paceline.supervisor.stack_options import StackOptions
@@ -200,7 +200,9 @@ class StackConfig(StackOptions):
         if self.bind_cores is None:
             one_each = [self._threads_of(role) for role in self.worker_roles] == [1, 1]
             ahead = self.draft.get("lookahead_branches", self._branches)
-            return CAN_BIND and one_each and ahead != 0 and self._crowded and len(usable_cores()) == 2
+            # Where a quota gives less time than that, neither model has a core of its own.
+            two_cores = core_quota() >= len(usable_cores()) == 2
+            return CAN_BIND and one_each and ahead != 0 and self._crowded and two_cores
         return self.bind_cores
 
     @property
@@ -211,7 +213,7 @@ class StackConfig(StackOptions):
     @property
     def _share_a_core(self) -> bool:
         """Where they do, what one of them computes ahead of the other takes that one's time."""
-        return self._crowded and len(usable_cores()) < len(self.worker_roles)
+        return self._crowded and _core_count() < len(self.worker_roles)
 
     @property
     def _ahead_of(self) -> int | None:
@@ -228,7 +230,7 @@ class StackConfig(StackOptions):
         drafting ahead takes the time it saves.
         """
         on_cpu = all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
-        return on_cpu and len(usable_cores()) <= len(self.worker_roles)
+        return on_cpu and _core_count() <= len(self.worker_roles)
 
     def coordinator_config(self, targets: tuple[str, ...], drafts: tuple[str, ...]) -> CoordinatorConfig:
         """The coordinator's configuration, once the workers' addresses are known."""
@@ -274,11 +276,16 @@ def _may_have_cuda() -> bool:
     return any(_DEVICES.glob("nvidia[0-9]*")) or ((_DEVICES / "dxg").exists() and _WSL_CUDA.exists())
 
 
+def _core_count() -> int:
+    """How many cores there are to compute on: a container may have less time than it sees cores."""
+    return within_quota(len(usable_cores()))
+
+
 def _threads(workers: int) -> int:
     """Torch's threads spin while they wait, so workers must not share cores.
 
     A worker that is alone leaves one to the coordinator: on two cores the embedded target decodes four
     times faster with one thread than with both.
     """
-    cores = len(usable_cores())
+    cores = _core_count()
     return max(1, min(cores // workers, cores - 1))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.cli import keys as keys_module
 from paceline.cli import main
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.keyfile import read_keys
+
+HANG = 30.0
 
 
 def add(file: Path, *words: str) -> None:
@@ -28,3 +36,74 @@ def test_limits_are_given_and_not_taken_from_the_settings_of_a_worker(
     add(tmp_path / "both.json", "--max-sequences", "5", "--requests-per-minute", "6")
     (alice,) = read_keys(tmp_path / "both.json").keys
     assert (alice.max_sequences, alice.requests_per_minute) == (5, 6)
+
+
+def names(file: Path) -> set[str]:
+    return {key.name for key in read_keys(file).keys}
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "left"),
+    [
+        (lambda file: keys_module.add("bob", file), {"alice", "bob", "carol"}),
+        (lambda file: keys_module.remove("carol", file), {"alice"}),
+    ],
+    ids=["add", "remove"],
+)
+def test_two_that_change_the_file_at_once_both_do(
+    meanwhile: Callable[[Path], None], left: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: both read the file before either had written it, and the first one's change was lost."""
+    pytest.importorskip("fcntl")
+    file = tmp_path / "keys.json"
+    keys_module.add("carol", file)
+    write_keys = keys_module.write_keys
+    other = threading.Thread(target=meanwhile, args=(file,))
+
+    def write_late(*what: Any) -> None:
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.5)  # long enough to change the file, if nothing keeps it
+        write_keys(*what)
+
+    monkeypatch.setattr(keys_module, "write_keys", write_late)
+    keys_module.add("alice", file)
+    other.join(HANG)
+    assert names(file) == left
+    assert list(tmp_path.iterdir()) == [file], "the lock is gone"
+
+
+def test_a_lock_that_is_removed_lets_no_two_in(tmp_path: Path) -> None:
+    """Who waited for it has one that is gone, while those who come then make a new one."""
+    pytest.importorskip("fcntl")
+    file, inside, most = tmp_path / "keys.json", 0, 0
+
+    def change_it_often() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with keys_module._changed_by_nobody_else(file):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.005)
+                inside -= 1
+
+    changing = [threading.Thread(target=change_it_often) for _ in range(8)]
+    for each in changing:
+        each.start()
+    for each in changing:
+        each.join(HANG)
+    assert (inside, most) == (0, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_left_there_is_in_nobody_s_way(tmp_path: Path) -> None:
+    (tmp_path / ".keys.json.lock").touch()
+    keys_module.add("alice", tmp_path / "keys.json")
+    assert names(tmp_path / "keys.json") == {"alice"}
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        keys_module.add("alice", tmp_path / "none" / "keys.json")
+    assert refused.value.field == "api_keys"
+    assert str(tmp_path / "none") in refused.value.description

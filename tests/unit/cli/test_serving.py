@@ -1,8 +1,12 @@
-"""What `paceline serve` is asked for as a whole, before any of it is refused."""
+"""What `paceline serve` is asked for as a whole, before any of it is refused; and how a process leaves."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,8 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import StackOptions
 from paceline.supervisor.processes import CAN_FORK
 
+HANG = 30.0
+PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 OPEN = {"device": "auto", "dtype": "auto", "threads": 0}
 
 
@@ -48,3 +54,14 @@ def test_a_processor_that_is_asked_for_is_one_to_fork_for(
     with pytest.raises(InvalidArgumentError) as refused:
         _checked(options, **OPEN)  # type: ignore[arg-type]
     assert refused.value.field == "fork_workers"
+
+
+def test_a_process_that_nobody_reads_leaves_at_once() -> None:
+    """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
+    leaving = "import sys; from paceline.cli.serving import _leave; sys.stdin.read(); print('more'); _leave()"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen([sys.executable, "-P", "-c", leaving], env=buffered, **PIPES) as process:
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(HANG) == 0

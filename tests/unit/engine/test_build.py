@@ -67,6 +67,21 @@ def test_the_device_is_the_current_one_before_anything_is_put_there(
     assert calls == made_current
 
 
+@pytest.mark.parametrize("step", ["load_model", "make_runner"])
+def test_a_device_without_room_is_told_with_what_helps(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: all that was said was `torch.OutOfMemoryError: (its text is not logged)`."""
+
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(f"paceline.engine.build.{step}", no_room)
+    with pytest.raises(InvalidArgumentError) as refused:
+        build(TargetConfig(model="embedded:draft", device="cpu", threads=1))
+    assert refused.value.field == "num_blocks"
+    for said in ("cpu has no room for embedded:draft", "another process", "--num-blocks", "--device cuda:1"):
+        assert said in refused.value.description
+
+
 @pytest.mark.parametrize(("name", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False)])
 def test_a_device_that_is_not_there_is_named(name: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

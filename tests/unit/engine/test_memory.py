@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core import control_groups
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine import memory
 from paceline.engine.cache import default_memory_bytes
@@ -21,8 +22,8 @@ Files = dict[str, str | int]
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GiB available, and no groups yet."""
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_GROUPS", tmp_path / "groups")
     write(tmp_path, {"meminfo": f"MemTotal: {128 << 20} kB\nMemFree: 5 kB\nMemAvailable: {64 << 20} kB\n"})
     return tmp_path
 

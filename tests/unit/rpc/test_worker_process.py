@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,43 @@ async def test_an_engine_thread_that_is_stuck_does_not_keep_the_process(
         worker.engine.let_go.set()
     assert left.value.args == (1, True)
     assert "the engine thread does not end" in caplog.text
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_streams_that_nobody_reads_do_not_keep_the_process(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: without its supervisor it raised BrokenPipeError instead of leaving its stuck engine."""
+
+    class Left(Exception):  # noqa: N818 - no error, an end
+        """With which code."""
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    def flush() -> None:
+        raise error
+
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, SimpleNamespace(flush=flush, write=len))
+    with pytest.raises(Left) as left:
+        worker_process._leave_the_engine()
+    assert left.value.args == (1,)
+
+
+def test_the_metrics_of_an_ipv6_host_have_an_address_with_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: `--host ::1` announced them at ::1:9400."""
+    hosts: list[str] = []
+    monkeypatch.setattr(
+        "paceline.telemetry.worker_metrics.MetricsServer", lambda _collector, host, _port: hosts.append(host)
+    )
+    worker = Worker(monkeypatch)
+    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=None))
+    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    WorkerShell(worker.role, TargetConfig(model="/no/such", host="::1", metrics_port=0)).serve_metrics()
+    assert hosts == ["[::1]"]
 
 
 async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,52 @@
+"""What Kubernetes tells pods of Services that bear the names of our options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
+
+LINK = "tcp://10.96.1.2:50151"
+PORTS = ["PORT", "HTTP_PORT", "TARGET_PORT", "DRAFT_PORT", "METRICS_PORT"]
+# Refused once all options have been read, before anything is started.
+REFUSED = "start_timeout: must be positive"
+
+
+def _serve(**environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "serve", "--start-timeout", "0"]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def test_links_are_not_ports() -> None:
+    """Once: where a Service was named `paceline`, `paceline serve` ended with "not a valid integer"."""
+    ended = _serve(**{f"PACELINE_{name}": LINK for name in PORTS})
+    assert (ended.returncode, ended.stderr.startswith(f"error: {REFUSED}")) == (2, True), ended.stderr
+
+
+@pytest.mark.parametrize("value", ["abc", "http://10.96.1.2:50151", "10.96.1.2:50151"])
+def test_what_is_no_link_is_refused_by_name(value: str) -> None:
+    ended = _serve(PACELINE_HTTP_PORT=value)
+    assert (ended.returncode, ended.stderr.startswith("error: http_port: ")) == (2, True), ended.stderr
+
+
+def test_only_links_in_variables_of_ports_are_removed() -> None:
+    """Children are started with what is left."""
+    kept = {
+        "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS,
+        "PACELINE_HTTP_PORT": "8000",
+        "PACELINE_TARGET": LINK,
+        "PACELINE_PORT_50151_TCP": LINK,
+        "OTHER_PORT": LINK,
+    }
+    links = {
+        "PACELINE_PORT": LINK,
+        "PACELINE_DRAFT_PORT": "udp://[fd00::1]:1",
+        "PACELINE_X_PORT": "sctp://h:1",
+    }
+    environment = kept | links
+    prepare(environment)
+    assert environment == kept

@@ -1,0 +1,40 @@
+"""How many threads a model computes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.config import TargetConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine.build import build
+
+
+@pytest.mark.parametrize(
+    ("settings", "quota", "threads"),
+    [
+        ({}, 2.0, 2),
+        ({}, 1.5, 2),
+        ({}, 64.0, None),
+        ({"threads": 3}, 2.0, 3),
+        ({"cores": (0, 1, 2)}, 2.0, 3),
+    ],
+)
+def test_torch_chooses_no_more_threads_than_there_is_time_for(
+    settings: dict[str, Any], quota: float, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a worker without `--threads` took the machine's, in a container with the time of two cores."""
+    chosen: list[int] = []
+
+    def load_model(*_: Any, **__: Any) -> Any:
+        raise InvalidArgumentError("model", "is not loaded")
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 32)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("paceline.core.cores.core_quota", lambda: quota)
+    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    with pytest.raises(InvalidArgumentError, match="is not loaded"):
+        build(TargetConfig(model="embedded:target", device="cpu", **settings))
+    assert chosen == ([] if threads is None else [threads])

@@ -1,0 +1,75 @@
+"""A host that is an IPv6 address, with brackets and without: clients are told one that they can use."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.http.server import HttpServer
+from paceline.rpc.credentials import open_aio_channel
+from paceline.rpc.server import Server, host_in_address
+from paceline.supervisor.announcement import split_address
+
+HANG = 30.0
+
+
+@pytest.fixture(params=["::1", "[::1]"])
+def host(request: pytest.FixtureRequest) -> str:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("given", "in_address"),
+    [
+        ("::1", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("::", "[::]"),
+        ("fe80::1%eth0", "[fe80::1%eth0]"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_only_an_ipv6_address_stands_in_brackets(given: str, in_address: str) -> None:
+    assert host_in_address(given) == in_address
+
+
+async def test_a_host_without_brackets_is_listened_on(host: str) -> None:
+    """Once: `--host ::1` loaded the model, and then could not listen on ::1:50152."""
+    server = Server("test", host, 0)
+    await server.start()
+    try:
+        assert split_address(server.address)[0] == "[::1]"
+        async with asyncio.timeout(HANG), open_aio_channel(server.address, (), None) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    finally:
+        await server.grpc.stop(None)
+
+
+async def test_the_address_of_http_can_stand_in_a_url(host: str) -> None:
+    """Once: `--host ::1` announced http://::1:8000."""
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = HttpServer(app, host, 0)
+    await server.start()
+    try:
+        place, port = split_address(server.address)
+        assert place == "[::1]"
+        async with asyncio.timeout(HANG):
+            reader, writer = await asyncio.open_connection("::1", port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"204"
+            writer.close()
+    finally:
+        await server.stop(1)

@@ -1,0 +1,64 @@
+"""What a stack takes of a machine that it may use for a part of the time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from paceline.core.cores import CAN_BIND
+from paceline.supervisor import StackConfig
+
+CPU: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float) -> None:
+    monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
+    for module in ("core.cores", "supervisor.stack_config"):
+        monkeypatch.setattr(f"paceline.{module}.core_quota", lambda: quota)
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads", "alone"), [(math.inf, 32, 63), (8.0, 4, 7), (2.0, 1, 1), (1.5, 1, 1), (0.5, 1, 1)]
+)
+def test_workers_share_the_cores_that_there_is_time_for(
+    monkeypatch: pytest.MonkeyPatch, quota: float, threads: int, alone: int
+) -> None:
+    """Once: with the time of two cores each worker had 32 threads, and none the compiled pass."""
+    _machine(monkeypatch, 64, quota)
+    both = StackConfig(**CPU)
+    assert [both.worker_config(role).threads for role in both.worker_roles] == [threads, threads]
+    assert StackConfig(draft_model=None, target_device="cpu").target_config.threads == alone
+
+
+@pytest.mark.parametrize(("quota", "branches", "sequences"), [(1.0, 0, 1), (2.0, 8, 1), (3.0, 8, 256)])
+def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
+    monkeypatch: pytest.MonkeyPatch, quota: float, branches: int, sequences: int
+) -> None:
+    """Once: where the time was one core's, the draft took the target's."""
+    _machine(monkeypatch, 64, quota)
+    config = StackConfig(**CPU)
+    draft = config.draft_config
+    assert (draft.lookahead_branches, draft.lookahead_sequences) == (branches, sequences)
+    assert config.target_config.pre_verify is (quota > 1)
+
+
+@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
+@pytest.mark.parametrize(
+    ("cores", "quota", "bound"),
+    [(2, math.inf, True), (2, 2.0, True), (2, 1.5, False), (2, 1.0, False), (64, 2.0, False)],
+)
+def test_cores_are_a_models_own_where_there_is_time_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float, bound: bool
+) -> None:
+    _machine(monkeypatch, cores, quota)
+    config = StackConfig(**CPU, lookahead_branches=4)
+    assert (config.target_config.cores, config.draft_config.cores) == (((0,), (1,)) if bound else ((), ()))
+
+
+@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
+def test_who_asks_for_cores_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, 64, 2.0)
+    config = StackConfig(**CPU, bind_cores=True, target_threads=3)
+    assert (config.target_config.cores, config.draft_config.cores) == ((0, 1, 2), (3,))

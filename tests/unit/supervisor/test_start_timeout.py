@@ -1,0 +1,77 @@
+"""One time bounds the whole start of a stack: the fork server's, the workers' and the coordinator's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.core.clock import ManualClock
+from paceline.supervisor import ChildStatus, StackConfig, serve_stack
+from paceline.supervisor import stack as stack_module
+
+
+class FakeForkServer:
+    """Takes `seconds` to load, and notes how many it was given."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+
+    def __enter__(self) -> FakeForkServer:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def wait_until_loaded(self, timeout: float) -> None:
+        self._start.step(timeout)
+
+    def start(self, *_: Any) -> Any:
+        raise AssertionError
+
+
+class FakeSupervisor:
+    """Its children are ready after `seconds`."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+
+    def __enter__(self) -> FakeSupervisor:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def start(self, specs: Sequence[Any], timeout: float) -> list[ChildStatus]:
+        self._start.step(timeout)
+        return [ChildStatus(spec.role, 1, "127.0.0.1:1", ready=True, starts=1) for spec in specs]
+
+
+class Start:
+    """Each step of a start takes `seconds`; how many each was given."""
+
+    def __init__(self, seconds: float) -> None:
+        self.clock = ManualClock()
+        self.seconds = seconds
+        self.given: list[float] = []
+
+    def step(self, timeout: float) -> None:
+        self.given.append(timeout)
+        self.clock.advance(self.seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "given"), [(300.25, [900.0, 599.8, 299.5]), (600.0, [900.0, 300.0, 0.1])]
+)
+def test_what_one_step_took_the_next_ones_do_not_have(
+    seconds: float, given: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: each had all of `--start-timeout`, and 900 seconds could become 2700."""
+    start = Start(seconds)
+    monkeypatch.setattr(stack_module, "monotonic", start.clock)
+    monkeypatch.setattr(stack_module, "ForkServer", lambda *_: FakeForkServer(start))
+    monkeypatch.setattr(stack_module, "Supervisor", lambda **_: FakeSupervisor(start))
+    monkeypatch.setattr(StackConfig, "forks", lambda *_: True)
+    with serve_stack(StackConfig(start_timeout=900.0)) as stack:
+        assert start.given == given
+        stack.add("another", "coordinator", stack.config.coordinator_config(("127.0.0.1:1",), ()))
+    assert start.given[3:] == [900.0], "what is started later is not of that start"
