@@ -78,11 +78,17 @@ class Request:
         return self.principal, self.call.request_id
 
     def is_asked_again_by(self, call: GenerateCall) -> bool:
-        """True where `call` asks for what this request asked for; its seed may be left out."""
+        """True where `call` asks for what this request asked for.
+
+        Its seed may be left out. The acceptance mode that is used may be named where the request left it out.
+        """
         sampling, seed = call.sampling, self.call.sampling.seed
         if sampling.seed is None and seed is not None:
             sampling = sampling.with_seed(seed)
-        return replace(call, sampling=sampling, resumption=None) == self.call
+        speculation = call.speculation
+        if self.call.speculation.mode is None and speculation.mode is self.choices[0].machine.params.mode:
+            speculation = replace(speculation, acceptance=None)
+        return replace(call, sampling=sampling, speculation=speculation, resumption=None) == self.call
 
     def agrees_with(self, resumption: Resumption) -> bool:
         """True where the client's tokens are the first ones of each choice."""

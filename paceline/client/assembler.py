@@ -65,7 +65,8 @@ class StreamAssembler:
         self._resumes = False
         self._repeated_positions = 0
         """Of the prompt's log-probabilities, those that will come again."""
-        self._mode = AcceptanceMode.COUPLED
+        self.mode = AcceptanceMode.COUPLED
+        """As the server told it with its first message."""
         self._choices: list[_Choice] = []
         self._ended_before: set[int] = set()
         self._prompt_logprobs: list[PositionLogprobs] = []
@@ -125,11 +126,11 @@ class StreamAssembler:
         seeds = list(started.seeds or [started.seed])
         if self._started is not None:
             self._resumes = False
-            before = [choice.seed for choice in self._choices], self._mode, self._started.num_prompt_tokens
+            before = [choice.seed for choice in self._choices], self.mode, self._started.num_prompt_tokens
             if (seeds, mode, started.num_prompt_tokens) != before:
                 _broken("what it goes on with is another request")
             return
-        self._mode = mode
+        self.mode = mode
         if len(seeds) != self._num_choices or seeds[0] != started.seed:
             _broken(f"it has {len(seeds)} choices of {self._num_choices}")
         self._choices = [_Choice(seed) for seed in seeds]
@@ -240,7 +241,7 @@ class StreamAssembler:
         return GenerationResult(
             **{f.name: getattr(outputs[0], f.name) for f in fields(CompletionOutput)},
             request_id=self._started.request_id,
-            acceptance=self._mode,
+            acceptance=self.mode,
             usage=Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),
             prompt_token_ids=tuple(self._started.prompt_token_ids) or None,
             prompt_logprobs=prompt_logprobs,

@@ -20,6 +20,7 @@ from paceline.client.channel import (
     checked_tls,
     translated,
 )
+from paceline.client.reading import Call, Reading
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
-_Call = grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 
 
 class AsyncGenerationStream:
     """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
 
-    A stream that breaks is resumed: the next chunk is the one that would have come.
+    A stream that breaks is resumed: the next chunk is the one that would have come. Whoever gives up waiting
+    for one has ended nothing: the next who waits gets it.
     """
 
     def __init__(self, client: AsyncClient, resuming: Resuming) -> None:
@@ -49,8 +50,10 @@ class AsyncGenerationStream:
         self._assembler = resuming.assembler
         self._over = False
         self._closed = asyncio.Event()
-        self._call = client._generate(resuming.request, resuming.timeout)
-        self._messages = aiter(self._call)
+        self._being_read = False
+        self._pauses_until: float | None = None
+        """Time of the event loop at which a stream that broke is asked for again."""
+        self._reading = Reading(client._generate(resuming.request, resuming.timeout))
 
     @property
     def request_id(self) -> str | None:
@@ -71,37 +74,57 @@ class AsyncGenerationStream:
         return self
 
     async def __anext__(self) -> GenerationChunk:
-        """Wait for the next chunk. Raises PacelineError."""
+        """Wait for the next chunk. Raises PacelineError, and RuntimeError where another task waits for it."""
+        if self._being_read:
+            raise RuntimeError("another task reads this stream")
+        self._being_read = True
+        try:
+            return await self._next_chunk()
+        finally:
+            self._being_read = False
+
+    async def _next_chunk(self) -> GenerationChunk:
         while not self._over:
             try:
-                with translated():
-                    message = await anext(self._messages, None)
+                if self._pauses_until is not None:
+                    await self._call_again(self._pauses_until)
+                if self._closed.is_set():
+                    raise CancelledError(CLOSED)
+                message = await self._reading.next()
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
-                await self._go_on_after(error)
+                self._go_on_after(error)
                 continue
             self._over = message is None
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
 
-    async def _go_on_after(self, error: PacelineError) -> None:
-        """Ask for the rest, or raise what ended the stream; nothing, if that was after its last chunk."""
+    def _go_on_after(self, error: PacelineError) -> None:
+        """Begin the pause, or raise what ended the stream; nothing, if that was after its last chunk."""
         pause = self._resuming.pause_after(error)
         if pause is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), pause)
-            if not self._closed.is_set():
-                self._call.cancel()
-                self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
-                self._messages = aiter(self._call)
-                return
-            error = CancelledError(CLOSED)
-        await self.aclose()
+            self._pauses_until = asyncio.get_running_loop().time() + pause
+            return
+        self._end()
         self._assembler.fail(error)
+
+    async def _call_again(self, when: float) -> None:
+        """Ask for the rest after the pause, which nobody who gives up waiting makes longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(when):
+                await self._closed.wait()
+        self._pauses_until = None
+        if self._closed.is_set():
+            return
+        self._reading.cancel()
+        self._reading = Reading(self._client._generate(self._resuming.next_request(), self._resuming.timeout))
 
     async def aclose(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
+        self._end()
+
+    def _end(self) -> None:
         self._over = True
         self._abort()
 
@@ -112,7 +135,7 @@ class AsyncGenerationStream:
 
     def _leave(self) -> None:
         # The call first: what the server learns last must be that nobody will come back.
-        self._call.cancel()
+        self._reading.cancel()
         request_id = self._resuming.abandon()
         if request_id is not None:
             self._client._abandon(request_id)
@@ -127,7 +150,7 @@ class AsyncGenerationStream:
 
     def __del__(self) -> None:
         # The call refers to itself, so dropping it would wait for the garbage collector.
-        if hasattr(self, "_call"):
+        if hasattr(self, "_reading"):
             self._leave()
 
 
@@ -163,9 +186,10 @@ class AsyncClient:
         if self._closed:
             raise ClientClosedError("this client is closed")
         if self._stub is None:
+            # First: what fails outside of a loop must leave nothing that belongs to none.
+            self._loop = asyncio.get_running_loop()
             self._channel = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
             self._stub = GenerationServiceStub(self._channel)
-            self._loop = asyncio.get_running_loop()
         return self._stub
 
     async def generate(
@@ -179,16 +203,16 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109 - travels to the server as the call's deadline
     ) -> GenerationResult:
         """Generate to the end. `prompt` is text or token ids; parameters are objects or dictionaries."""
-        stream = self.stream(
+        async with self.stream(
             prompt,
             sampling,
             speculation=speculation,
             request_id=request_id,
             cache_salt=cache_salt,
             timeout=timeout,
-        )
-        async for _ in stream:
-            pass
+        ) as stream:
+            async for _ in stream:
+                pass
         return stream._assembler.require_result()
 
     def stream(
@@ -211,7 +235,7 @@ class AsyncClient:
         self._streams.add(stream)
         return stream
 
-    def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> _Call:
+    def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> Call:
         service = self._service()
         with translated():
             return service.Generate(request, timeout=timeout, metadata=self._metadata)
@@ -222,11 +246,11 @@ class AsyncClient:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # too late to tell anybody: the server's own limit holds
-        if loop is not self._loop or self._closed:
+        if loop is not self._loop or self._stub is None:
             return
         request = generation_pb2.CancelRequest(request_id=request_id)
         # The call is made here, not in the task: before any later call of this client.
-        call = self._service().Cancel(request, timeout=CANCEL_SECONDS, metadata=self._metadata)
+        call = self._stub.Cancel(request, timeout=CANCEL_SECONDS, metadata=self._metadata)
         task = loop.create_task(_answered(call))
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
@@ -272,16 +296,23 @@ class AsyncClient:
             return await method(request, timeout=deadline, metadata=self._metadata)
 
     async def close(self) -> None:
-        """Close the connection; calls that still run are cancelled. May be repeated."""
-        for stream in list(self._streams):
-            stream._abort()
-        if self._cancels:
-            _, late = await asyncio.wait(self._cancels, timeout=CANCEL_SECONDS)
-            for task in late:
-                task.cancel()
+        """Close the connection; calls that still run are cancelled. May be repeated.
+
+        From here on it makes no call but those that tell the server of what is closed. The connection is
+        closed also where this is cancelled.
+        """
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        try:
+            for stream in list(self._streams):
+                stream._abort()
+            if self._cancels:
+                await asyncio.wait(self._cancels, timeout=CANCEL_SECONDS)
+        finally:
+            for task in list(self._cancels):
+                task.cancel()
+            channel, self._channel, self._stub = self._channel, None, None
+            if channel is not None:
+                await channel.close()
 
     async def __aenter__(self) -> Self:
         return self

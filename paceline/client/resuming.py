@@ -1,11 +1,13 @@
 """When a stream that broke is asked for again, and how. No I/O, so both clients share it.
 
 Only a stream that has begun is resumed: before `started` nothing can be lost, and the error is the caller's.
-A refusal is an answer, and is not asked for again.
+A refusal is an answer, and is not asked for again. Where the deadline comes first, it is what the caller is
+told, and when it comes: the server is asked nothing that it cannot answer in time.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import threading
@@ -16,7 +18,12 @@ from paceline.client.assembler import StreamAssembler
 from paceline.client.channel import ClientClosedError
 from paceline.client.results import GenerationChunk
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.core.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    PacelineError,
+    UnavailableError,
+)
 from paceline.rpc import codec
 from paceline.v1 import generation_pb2
 
@@ -26,7 +33,7 @@ CANCEL_SECONDS = 1.0
 MAX_DOUBLINGS = 64
 """Of a pause: so many make any pause longer than any bound on it, and more would overflow."""
 LEAST_TIMEOUT = 1e-3
-"""Seconds. What is left of a deadline that is over: the call then says so."""
+"""Seconds. Where no more is left of the deadline a stream is not asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,12 @@ class Resuming:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds left for a call that begins now."""
-        return None if self._deadline is None else max(self._deadline - self._clock(), LEAST_TIMEOUT)
+        """Seconds left for a call that begins now; None is no deadline."""
+        return None if self._deadline is None else max(self._left, LEAST_TIMEOUT)
+
+    @property
+    def _left(self) -> float:
+        return math.inf if self._deadline is None else self._deadline - self._clock()
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk a message brings. Raises what the assembler raises."""
@@ -85,7 +96,10 @@ class Resuming:
         return chunk
 
     def pause_after(self, error: PacelineError) -> float | None:
-        """Seconds to wait before the stream is asked for again; None where `error` is the end of it."""
+        """Seconds to wait before the stream is asked for again; None where `error` is the end of it.
+
+        No longer than to the deadline, at which `next_request` says so.
+        """
         broke = isinstance(error, UnavailableError) and not isinstance(error, ClientClosedError)
         begun = self.assembler.request_id is not None and self.assembler.result is None
         if not (broke and begun and self.num_resumes < self._backoff.most):
@@ -93,18 +107,26 @@ class Resuming:
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)
             return None
-        pause = self._backoff.pause(self._in_vain)
+        pause, left = self._backoff.pause(self._in_vain), self._left
+        if pause >= left - LEAST_TIMEOUT:
+            return max(left, 0.0)
         self.num_resumes += 1
         self._in_vain += 1
-        timeout = self.timeout
-        return pause if timeout is None else min(pause, timeout)
+        return pause
 
     def next_request(self) -> generation_pb2.GenerateRequest:
-        """What to send in the place of the call that broke: the rest, from the same seed."""
+        """What to send in the place of the call that broke: the rest, with the same seed and mode.
+
+        Raises DeadlineExceededError where nobody could answer it in time.
+        """
+        if self._left <= LEAST_TIMEOUT:
+            raise DeadlineExceededError("the timeout was over before the stream could be resumed")
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(self.request)
         seed, resumption = self.assembler.resume()
         request.sampling.seed = seed
+        # Another coordinator may have another default.
+        request.speculation.acceptance_mode = codec.mode_to_proto(self.assembler.mode)
         codec.resumption_to_proto(resumption, request)
         return request
 
@@ -112,5 +134,5 @@ class Resuming:
         """The id of the request if the server may hold it for nobody; None if not, or if told before."""
         named = self._id_is_ours or self.assembler.request_id is not None
         held = self.request.resumable and named and self.assembler.result is None
-        first = self._end.acquire(blocking=False)
-        return self.request.request_id if held and first else None
+        # Not where nothing is held yet: `started` may have arrived unread, and then it is.
+        return self.request.request_id if held and self._end.acquire(blocking=False) else None

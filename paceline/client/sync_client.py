@@ -92,17 +92,29 @@ class GenerationStream:
         """Ask for the rest, or raise what ended the stream; nothing, if that was after its last chunk."""
         pause = self._resuming.pause_after(error)
         if pause is not None:
-            if not self._closed.wait(pause):
-                self._call.cancel()
-                self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
-                if not self._closed.is_set():
-                    return
-                # Closed while the call was made: what the server heard last may be that somebody is back.
-                self._call.cancel()
-                self._client._abandoning.now(self._resuming.request.request_id)
-            error = CancelledError(CLOSED)
+            try:
+                self._call_again(pause)
+            except PacelineError as end:
+                error = end
+            else:
+                return
         self.close()
         self._assembler.fail(error)
+
+    def _call_again(self, pause: float) -> None:
+        """Ask for the rest after a pause. Raises PacelineError."""
+        if self._closed.wait(pause):
+            raise CancelledError(CLOSED)
+        self._call.cancel()
+        try:
+            self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+        except ClientClosedError:
+            raise CancelledError(CLOSED) from None
+        if self._closed.is_set():
+            # While the call was made: what the server heard last may be that somebody is back.
+            self._call.cancel()
+            self._client._abandoning.now(self._resuming.request.request_id)
+            raise CancelledError(CLOSED)
 
     def close(self) -> None:
         """End the stream; the server stops generating if it has not finished."""

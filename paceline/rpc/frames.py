@@ -156,7 +156,7 @@ def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | Seq
             case "verify_ahead":
                 commands.append(_verify_ahead(slot.verify_ahead))
             case "close_sequence":
-                commands.append(CloseSequence(slot.close_sequence.sequence_id, slot.close_sequence.epoch))
+                commands.append(_closing(slot.close_sequence))
             case _:
                 raise InvalidArgumentError("commands", "holds a command this version does not know")
     return commands
@@ -173,7 +173,7 @@ def draft_commands(frame: draft_pb2.DraftRequest) -> list[DraftCommand | Sequenc
             case "draft_round":
                 commands.append(_draft_round(slot.draft_round))
             case "close_sequence":
-                commands.append(CloseSequence(slot.close_sequence.sequence_id, slot.close_sequence.epoch))
+                commands.append(_closing(slot.close_sequence))
             case _:
                 raise InvalidArgumentError("commands", "holds a command this version does not know")
     return commands
@@ -183,10 +183,19 @@ def _open(
     message: target_pb2.OpenTargetSequence | draft_pb2.OpenDraftSequence,
 ) -> OpenSequence | SequenceFailed:
     try:
+        codec.refuse_unknown_fields(message, "open_sequence")
         params = codec.sequence_params_from_proto(message.params)
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, 0, error)
     return OpenSequence(message.sequence_id, message.epoch, tuple(message.token_ids), params)
+
+
+def _closing(message: target_pb2.CloseSequence) -> CloseSequence | SequenceFailed:
+    try:
+        codec.refuse_unknown_fields(message, "close_sequence")
+    except InvalidArgumentError as error:
+        return SequenceFailed(message.sequence_id, message.epoch, 0, error)
+    return CloseSequence(message.sequence_id, message.epoch)
 
 
 def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFailed:
@@ -306,7 +315,11 @@ def _proposals_by_outcome(
 ) -> dict[tuple[int, int], Proposal]:
     if len(continuations) > limits.MAX_CONTINUATIONS:
         raise InvalidArgumentError("continuations", f"at most {limits.MAX_CONTINUATIONS}")
-    return {(c.num_accepted, c.next_token): codec.proposal_from_proto(c.proposal) for c in continuations}
+    proposals: dict[tuple[int, int], Proposal] = {}
+    for each in continuations:
+        codec.refuse_unknown_fields(each, "continuations")
+        proposals[each.num_accepted, each.next_token] = codec.proposal_from_proto(each.proposal)
+    return proposals
 
 
 def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:

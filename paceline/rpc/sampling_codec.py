@@ -196,6 +196,8 @@ def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequencePa
     sampling = sampling_from_proto(message.sampling)
     if sampling.seed is None:
         raise InvalidArgumentError("seed", "a worker's sequence needs one")
+    for sequence in message.bad_words_token_ids:
+        refuse_unknown_fields(sequence, "bad_words")
     bad_words = tuple(tuple(sequence.token_ids) for sequence in message.bad_words_token_ids)
     # A word has a form with a leading space and one without.
     if len(bad_words) > 2 * limits.MAX_BAD_WORDS:

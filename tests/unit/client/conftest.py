@@ -85,6 +85,8 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
     """Plays `script`; `ended` is set when a Generate call is over, whoever ended it."""
 
     address: str
+    stop: Callable[[], None]
+    """Be gone."""
 
     def __init__(self) -> None:
         self.script: Script = lambda _request, _context: iter(GOOD)
@@ -190,9 +192,14 @@ def server() -> Iterator[FakeCoordinator]:
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, grpc_server)
     service.address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
     grpc_server.start()
+
+    def stop() -> None:
+        service.release.set()
+        grpc_server.stop(None).wait()
+
+    service.stop = stop
     yield service
-    service.release.set()
-    grpc_server.stop(None).wait()
+    stop()
     executor.shutdown()
 
 

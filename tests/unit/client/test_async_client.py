@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
+from grpc_status import rpc_status
 
 from paceline import AsyncClient
-from paceline.core.errors import CancelledError, DeadlineExceededError, UnavailableError
+from paceline.client.resuming import Backoff
+from paceline.core.errors import CancelledError, DeadlineExceededError, InternalError, UnavailableError
+from paceline.rpc.status import to_status
 
 WAIT = 30
 DEADLINES = (0.3, 3.0, float(WAIT))
@@ -139,3 +146,238 @@ def test_it_may_be_made_outside_of_any_event_loop(server: Any) -> None:
             return (await client.generate("x")).text
 
     assert asyncio.run(main()) == "Hello!"
+
+
+def test_a_call_outside_of_any_event_loop_leaves_the_client_as_it_was(server: Any) -> None:
+    """Once: with a connection of another loop, of which every later call was."""
+    client = AsyncClient(server.address)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        client.stream("x")
+
+    async def main() -> str:
+        async with client:
+            return (await client.generate("x")).text
+
+    assert asyncio.run(main()) == "Hello!"
+
+
+# ---- waits that are given up ---------------------------------------------------------------------------
+
+
+async def give_up(stream: Any, times: int = 1) -> None:
+    for _ in range(times):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+
+
+def pausing_after(server: Any, messages: Any, before: int) -> None:
+    """The good answer, of which all but the first `before` messages are sent when the test says so."""
+
+    def script(_request: Any, _context: Any) -> Iterator[Any]:
+        yield from messages.good[:before]
+        server.blocked.set()
+        server.release.wait()
+        yield from messages.good[before:]
+
+    server.script = script
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("resumes", [0, 5])
+async def test_whoever_gives_up_waiting_loses_nothing(
+    server: Any, messages: Any, before: int, resumes: int
+) -> None:
+    """Once: each time broke the stream, and six ended it; before its beginning the first did."""
+    pausing_after(server, messages, before)
+    async with AsyncClient(server.address, max_resumes=resumes) as client:
+        stream = client.stream("x")
+        texts = [(await anext(stream)).text] if before == 2 else []
+        await give_up(stream, 8)
+        server.release.set()
+        texts += [chunk.text async for chunk in stream]
+        assert texts == ["He", "", "llo", "!"]
+        assert (stream.num_resumes, len(server.requests)) == (0, 1)
+
+
+async def test_waits_given_up_at_any_moment_lose_nothing_and_repeat_nothing(
+    server: Any, messages: Any
+) -> None:
+    count = 300
+    chunks = [messages.chunk(i, [i], "a", [messages.target]) for i in range(count)]
+    server.play(messages.started(), *chunks, messages.finished(count))
+    async with AsyncClient(server.address) as client:
+        stream, indices, given_up = client.stream("x"), [], 0
+        while stream.result is None:
+            wait = asyncio.create_task(stream.__anext__())
+            for _ in range(len(indices) % 7):
+                await asyncio.sleep(0)
+            wait.cancel()
+            try:
+                indices.append((await wait).index)
+            except asyncio.CancelledError:
+                given_up += 1
+                if given_up % 3 == 0:
+                    indices.append((await anext(stream)).index)
+    assert indices == list(range(count + 1))
+    assert given_up > count / 10
+    assert stream.num_resumes == 0
+
+
+async def test_whoever_gives_up_in_the_pause_takes_no_resume(server: Any, messages: Any) -> None:
+    """Once: each time counted as another break."""
+    server.play(*messages.good[:2])
+    async with AsyncClient(server.address) as client:
+        client._backoff = Backoff(first=0.2, uniform=lambda: 0.0)
+        stream = client.stream("x")
+        assert (await anext(stream)).text == "He"
+        await give_up(stream, 8)
+        assert stream.num_resumes == 1
+        server.play(messages.good[0], *messages.good[2:])
+        assert [chunk.text async for chunk in stream] == ["", "llo", "!"]
+        assert len(server.requests) == 2
+
+
+async def test_one_task_at_a_time_reads_a_stream(server: Any, messages: Any) -> None:
+    server.play_and_block(*messages.good[:2])
+    async with AsyncClient(server.address) as client:
+        stream = client.stream("x")
+        assert (await anext(stream)).text == "He"
+        waiting = asyncio.create_task(stream.__anext__())
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="another task"):
+            await anext(stream)
+        await stream.aclose()
+        with pytest.raises(CancelledError):
+            await waiting
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_stream_is_freed_as_soon_as_it_is_dropped(
+    server: Any, messages: Any, given_up: bool, cut: bool
+) -> None:
+    """Whatever it has been through: what waits for a message knows nothing of the stream."""
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        yield from messages.good[:2] if not request.resume_from else (messages.good[0], messages.good[2])
+        if cut and not request.resume_from:
+            context.abort_with_status(rpc_status.to_status(to_status(UnavailableError("for example"))))
+        server.release.wait()
+
+    server.script = script
+    gc.disable()
+    try:
+        async with AsyncClient(server.address) as client:
+            client._backoff = Backoff(first=0.0)
+            stream = client.stream("x")
+            assert (await anext(stream)).text == "He"
+            if cut:
+                assert (await anext(stream)).token_ids == (12, 13)
+            if given_up:
+                await give_up(stream)
+            dropped = weakref.ref(stream)
+            del stream
+            assert dropped() is None
+            assert await ended(server)
+    finally:
+        gc.enable()
+
+
+async def test_what_ends_a_call_that_nobody_reads_any_more_is_no_unhandled_error(
+    server: Any, messages: Any
+) -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+
+    def script(_request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        yield from messages.good[:2]
+        server.release.wait()
+        context.abort_with_status(rpc_status.to_status(to_status(InternalError("for example"))))
+
+    server.script = script
+    async with AsyncClient(server.address) as client:
+        stream = client.stream("x")
+        assert (await anext(stream)).text == "He"
+        await give_up(stream)
+        server.release.set()
+        assert await ended(server)
+        await asyncio.sleep(0.1)
+        del stream
+        gc.collect()
+        await asyncio.sleep(0)
+    assert told == []
+
+
+@pytest.mark.parametrize("ends_its_tasks", [True, False])
+def test_a_stream_that_outlives_its_event_loop_is_dropped_in_silence(
+    server: Any, messages: Any, ends_its_tasks: bool
+) -> None:
+    server.play_and_block(*messages.good[:2])
+
+    async def main() -> Any:
+        stream = AsyncClient(server.address).stream("x")
+        assert (await anext(stream)).text == "He"
+        await give_up(stream)
+        return stream
+
+    if ends_its_tasks:
+        stream = asyncio.run(main())
+    else:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda _loop, _context: None)  # it says itself that it has not
+        stream = loop.run_until_complete(main())
+        loop.close()
+    del stream
+    gc.collect()
+
+
+# ---- closing the client --------------------------------------------------------------------------------
+
+
+class Slow:
+    """A queue into which nothing is put before the test is over."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.begun = threading.Event()
+
+    def put(self, _name: str) -> None:
+        self.begun.set()
+        self.server.release.wait()
+
+
+async def test_a_client_that_closes_begins_nothing(server: Any, messages: Any) -> None:
+    """Once: what was begun while it waited was held by the server for nobody."""
+    server.play_and_block(*messages.good[:2])
+    server.cancelled = Slow(server)
+    client = AsyncClient(server.address)
+    stream = client.stream("x")
+    assert (await anext(stream)).text == "He"
+    closing = asyncio.create_task(client.close())
+    assert await asyncio.to_thread(server.cancelled.begun.wait, WAIT)
+    with pytest.raises(UnavailableError, match="closed"):
+        client.stream("x")
+    with pytest.raises(UnavailableError, match="closed"):
+        await client.status()
+    assert not closing.done()
+    server.release.set()
+    await closing
+    assert len(server.requests) == 1
+
+
+async def test_closing_that_is_cancelled_closes_the_connection(server: Any, messages: Any) -> None:
+    """Once: it stayed open."""
+    server.play_and_block(*messages.good[:2])
+    server.cancelled = Slow(server)
+    client = AsyncClient(server.address)
+    stream = client.stream("x")
+    assert (await anext(stream)).text == "He"
+    channel = client._channel
+    assert channel is not None
+    closing = asyncio.create_task(client.close())
+    assert await asyncio.to_thread(server.cancelled.begun.wait, WAIT)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    await client.close()

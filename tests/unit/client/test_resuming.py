@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_status import rpc_status
 
-from paceline import AsyncClient, Client, GenerationResult
+from paceline import AcceptanceMode, AsyncClient, Client, GenerationResult
 from paceline.client.assembler import StreamAssembler
 from paceline.client.channel import ClientClosedError
 from paceline.client.resuming import Backoff, Resuming
@@ -91,17 +92,21 @@ def test_the_result_is_the_undisturbed_one(server: Any, resuming: Any, messages:
 
 
 def test_what_is_sent_again(server: Any, resuming: Any, messages: Any) -> None:
-    """The same request with its id, the seed that the server drew, and the tokens that are here."""
+    """The same request with its id, the server's seed and mode, and the tokens that are here.
+
+    Once: without the mode, so that a coordinator with another default went on in another one.
+    """
     Cutting(server, messages.good, 2)
     resuming.generate("x", {"temperature": 0.5, "stop": ["END"]}, speculation={"num_speculative_tokens": 3})
     first, second = (codec.generate_request_from_proto(request) for request in server.requests)
     assert first.resumable
     assert second.resumable
     assert first.request_id == second.request_id != ""
-    assert (first.resumption, first.sampling.seed) == (None, None)
+    assert (first.resumption, first.sampling.seed, first.speculation.mode) == (None, None, None)
     assert second.resumption == codec.Resumption((3,), ((11, 12, 13),))
     assert second.sampling.seed == 7
-    assert (second.prompt, second.speculation) == (first.prompt, first.speculation)
+    assert second.speculation == replace(first.speculation, acceptance=AcceptanceMode.BLOCK)
+    assert second.prompt == first.prompt
 
 
 def test_a_stream_that_just_ends_is_a_cut_one(server: Any, resuming: Any, messages: Any) -> None:
@@ -173,6 +178,30 @@ def test_the_deadline_is_that_of_all_calls_together(
         client.generate("x", timeout=0.5)
 
 
+def test_a_server_that_stays_away_is_not_asked_beyond_the_deadline(
+    server: Any, connect: Callable[..., Any], messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: from the deadline on a call every millisecond, and then UnavailableError."""
+    client = connect(server.address, max_resumes=10_000)
+    inner = client if isinstance(client, Client) else client._client
+    made, calls = inner._generate, []
+
+    def count(request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
+        calls.append(timeout)
+        return made(request, timeout)
+
+    monkeypatch.setattr(inner, "_generate", count)
+    server.play_and_block(*messages.good[:2])
+    stream = client.stream("x", timeout=0.5)
+    assert next(stream).text == "He"
+    server.stop()
+    with pytest.raises(DeadlineExceededError):
+        list(stream)
+    assert len(calls) <= 5, "pauses of 0.1, 0.2, 0.4 s at least"
+    assert stream.num_resumes == len(calls) - 1
+    assert list(stream) == []
+
+
 # ---- closing while a stream waits to be asked for again ------------------------------------------------
 
 
@@ -242,6 +271,26 @@ def test_a_stream_that_is_closed_while_it_is_asked_for_again_leaves_nothing(
     told = [server.cancelled.get(timeout=WAIT) for _ in range(2)]
     assert told == [server.requests[0].request_id] * 2, "the second one after the call that it is about"
     client.close()
+
+
+def test_a_client_that_is_closed_between_the_pause_and_the_call(
+    server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: an UnavailableError, from a stream that was not over."""
+    Cutting(server, messages.good, 1)
+    client = with_backoff(Client(server.address), at_once())
+    made = client._generate
+
+    def close_before(request: generation_pb2.GenerateRequest, timeout: float | None) -> Any:
+        if request.resume_from:
+            client.close()
+        return made(request, timeout)
+
+    monkeypatch.setattr(client, "_generate", close_before)
+    stream = client.stream("x")
+    with pytest.raises(CancelledError):
+        list(stream)
+    assert list(stream) == []
 
 
 # ---- telling the server that nobody comes back ---------------------------------------------------------
@@ -390,6 +439,35 @@ def test_the_end_is_told_once_whatever_is_read_after_it(messages: Any) -> None:
     assert resuming.abandon() == resuming.request.request_id
     assert resuming.pause_after(CancelledError("closed")) is None
     assert resuming.abandon() is None
+
+
+def test_a_request_that_was_closed_before_its_beginning_was_read_is_still_told(messages: Any) -> None:
+    """Once: telling of it was over with the first close, and it was held for nobody."""
+    resuming = Resuming(generation_pb2.GenerateRequest(text="x", request_id="mine"), None, Backoff())
+    assert resuming.abandon() is None, "the name may be that of another request"
+    resuming.feed(messages.started(request_id="mine"))
+    assert resuming.abandon() == "mine"
+    assert resuming.abandon() is None
+
+
+def test_a_pause_that_the_deadline_ends_is_the_last(messages: Any) -> None:
+    """Once: as often as resumes were left, with a millisecond each."""
+    clock = ManualClock(100.0)
+    resuming = begun(messages, 0.3, clock)
+    assert resuming.pause_after(CUT) == 0.2
+    clock.advance(0.2)
+    assert resuming.next_request().resume_from == [3]
+    assert resuming.pause_after(CUT) == pytest.approx(0.1)
+    clock.advance(0.1)
+    with pytest.raises(DeadlineExceededError):
+        resuming.next_request()
+    assert resuming.num_resumes == 1
+    clock.advance(1.0)
+    late = begun(messages, 0.3, clock)
+    clock.advance(1.0)
+    assert late.pause_after(CUT) == 0.0
+    with pytest.raises(DeadlineExceededError):
+        late.next_request()
 
 
 def test_what_is_left_of_the_deadline(messages: Any) -> None:

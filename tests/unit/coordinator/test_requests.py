@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -368,6 +369,25 @@ def test_only_the_same_request_goes_on() -> None:
         with pytest.raises(AlreadyExistsError, match="something else"):
             service.it.resume("", GenerateCall(**values))
     assert service.it.resume("", same) is request
+
+
+def test_a_mode_that_was_the_servers_choice_may_be_named() -> None:
+    """Whoever goes on elsewhere must name it, and cannot know where it goes on."""
+    service = Service()
+    request = service.begin()
+    same = replace(request.call, resumption=Resumption((0,), ((),)))
+    used, other = (
+        replace(same, speculation=SpeculationParams(acceptance=mode))
+        for mode in (AcceptanceMode.COUPLED, AcceptanceMode.BLOCK)
+    )
+    with pytest.raises(AlreadyExistsError, match="something else"):
+        service.it.resume("", other)
+    assert service.it.resume("", same) is request
+    assert service.it.resume("", used) is request
+    request.call = replace(request.call, speculation=SpeculationParams(acceptance=AcceptanceMode.COUPLED))
+    assert service.it.resume("", used) is request
+    with pytest.raises(AlreadyExistsError, match="something else"):
+        service.it.resume("", same)
 
 
 def test_nobody_else_can_resume_cancel_or_see_it() -> None:

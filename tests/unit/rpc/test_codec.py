@@ -142,6 +142,17 @@ def test_what_the_wire_cannot_hold_names_its_field(values: dict[str, Any], name:
         (common_pb2.SequenceParams(), codec.sequence_params_from_proto, "params"),
         (common_pb2.Proposal(), codec.proposal_from_proto, "proposal"),
         (
+            common_pb2.TokenSequence(token_ids=[1]),
+            lambda word: codec.sequence_params_from_proto(
+                common_pb2.SequenceParams(
+                    sampling=common_pb2.SamplingParams(seed=1),
+                    acceptance_mode=common_pb2.ACCEPTANCE_MODE_BLOCK,
+                    bad_words_token_ids=[word],
+                )
+            ),
+            "bad_words",
+        ),
+        (
             generation_pb2.TokenIds(ids=[1]),
             lambda ids: codec.generate_request_from_proto(generation_pb2.GenerateRequest(token_ids=ids)),
             "prompt",
