@@ -30,6 +30,8 @@ of that is reading the weights."""
 COMPARED, LATELY = 0.3, 0.8
 """Of what rounds with copies take beside others: the squared tokens of a round that count for as much as what
 timed passes say, and the share that a finding keeps of its say when the next one comes."""
+LEAST_OF_ROWS = 0.5
+"""Of what rows of prompts take, the part that draft tokens take at least where more sequences run."""
 STRAY = 3.0
 """A time this many times the usual one says no more than that of how fast everything is."""
 
@@ -205,11 +207,11 @@ class Costs:
         verdict = drafting = None
         # From far to near, so that every load shapes what the nearer ones do not know.
         for there in sorted(self.loads, key=lambda b: (-abs(b - here), b)):
-            load, verdict = self.loads[there], _as_of(verdict, before, there)
+            load, verdict = self.loads[there], _as_of(verdict, before, there, row)
             verdict = load.shape(load.verdict, verdict, row * 2.0**there)
             drafting, before = load.shape(load.drafting, drafting), there
         own = self.loads.get(here, Load())
-        verify = own.seconds(own.verdict, most, _as_of(verdict, before, here), row * 2.0**here)
+        verify = own.seconds(own.verdict, most, _as_of(verdict, before, here, row), row * 2.0**here)
         draft = own.seconds(own.drafting, most, drafting)
         if verify is None:
             return None
@@ -234,9 +236,15 @@ class Costs:
         return drafting.seconds / max(drafting.seconds + verdict, SHORTEST)
 
 
-def _as_of(shape: Shape | None, load: int, other: int) -> Shape | None:
-    """What is known of passes at one load, for another one."""
-    return shape.among(2.0 ** (other - load)) if shape is not None else None
+def _as_of(shape: Shape | None, load: int, other: int, row: float) -> Shape | None:
+    """What is known of passes at one load, for another one.
+
+    Where more sequences run a draft token of each takes at least a part of what as many rows of prompts do: a
+    few rounds at another load, perhaps met by chance, promise little of what is arithmetic by then.
+    """
+    if shape is None or load == other:
+        return shape
+    return shape.among(2.0 ** (other - load), LEAST_OF_ROWS * row * least(other) if other > load else 0.0)
 
 
 def _copied(sequences: int, verify: Sequence[float]) -> list[float]:

@@ -69,15 +69,19 @@ class Shape:
         """So many times as long."""
         return Shape(self.line.times(factor), factor * self.plain, self.guessed)
 
-    def among(self, times: float) -> Shape:
+    def among(self, times: float, least: float = 0.0) -> Shape:
         """Where so many times the sequences run: each draft token of all is that many times the rows.
+
+        It takes at least so many seconds.
 
         A guess is not made worse by that.
         """
         if self.guessed:
             return self
-        intercept = self.plain + times * (self.line.intercept - self.plain)
-        return Shape(Line(intercept, times * self.line.slope), self.plain)
+        # Draft tokens never take less time than none. Where they seem to, chance is not to be multiplied.
+        beyond = self.line.intercept - self.plain
+        intercept = self.plain + max(times * beyond, min(beyond, 0.0))
+        return Shape(Line(intercept, max(times * self.line.slope, least)), self.plain)
 
 
 @dataclass(slots=True)

@@ -177,6 +177,34 @@ def test_rows_of_a_pass_take_as_long_at_another_load() -> None:
     assert alone.line == Line(pytest.approx(1.5), pytest.approx(1.5))
 
 
+@pytest.mark.parametrize(
+    ("sequences", "least"), [(1, 0.0), (8, 0.0), (16, 9 * 0.5), (32, 17 * 0.5), (60, 33 * 0.5)]
+)
+def test_among_more_sequences_draft_tokens_take_a_part_of_what_rows_of_prompts_take(
+    sequences: int, least: float
+) -> None:
+    """Once: four draft tokens seemed to add next to nothing among 32, for they did among 8 for a moment."""
+    costs = Costs()
+    for tokens, seconds in ((0, 5.0), (1, 6.0), (4, 6.1)):
+        for _ in range(20):
+            costs.at(8).judged(tokens, seconds, trial=True)
+    known, told = costs.round_seconds(sequences, 4), costs.round_seconds(sequences, 4, row=1.0)
+    assert known is not None
+    assert told is not None
+    slope = (told.verify[4] - told.verify[2]) / 2
+    assert slope == pytest.approx(max((known.verify[4] - known.verify[2]) / 2, least))
+    assert told.verify[0] == known.verify[0]
+
+
+@pytest.mark.parametrize("times", [0.25, 1.0, 4.0, 16.0])
+def test_draft_tokens_that_seem_to_take_less_than_none_take_no_less_among_many(times: float) -> None:
+    """Once: a plain round that was slow by chance, times four, and drafting four tokens was free among 32."""
+    shape = Shape(Line(6.0, 2.0), plain=10.0).among(times)
+    assert shape.plain == 10.0
+    assert shape.line.slope == 2.0 * times
+    assert shape.line.intercept == pytest.approx(10.0 - 4.0 * min(times, 1.0))
+
+
 @pytest.mark.parametrize(("told", "slope"), [(0.0, 0.5), (0.1, 0.5), (1.0, 1.0), (9.0, 2.0)])
 def test_one_point_has_the_slope_that_is_told_within_reason(told: float, slope: float) -> None:
     """At least that of experience, at most that of a pass that takes nothing but rows."""
