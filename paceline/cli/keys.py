@@ -105,7 +105,11 @@ def _changed_by_nobody_else(file: Path) -> Iterator[None]:
                     "api_keys", f"{beside} cannot be opened: {error.strerror}"
                 ) from None
             held.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:  # nor has this file system
+                held.callback(beside.unlink, missing_ok=True)
+                break
             # Whoever held it before us has removed it, and others may hold a new one by now.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), beside.stat()):

@@ -79,15 +79,22 @@ class AsyncGenerationStream:
             raise RuntimeError("another task reads this stream")
         self._being_read = True
         try:
-            return await self._next_chunk()
-        finally:
+            chunk = await self._next_chunk()
+        except BaseException:
             self._being_read = False
+            del (
+                self
+            )  # whoever keeps the error keeps its traceback, and must not keep a stream that is dropped
+            raise
+        self._being_read = False
+        return chunk
 
     async def _next_chunk(self) -> GenerationChunk:
         while not self._over:
             try:
                 if self._pauses_until is not None:
-                    await self._call_again(self._pauses_until)
+                    await _set_by(self._closed, self._pauses_until)
+                    self._call_again()
                 if self._closed.is_set():
                     raise CancelledError(CLOSED)
                 message = await self._reading.next()
@@ -95,6 +102,9 @@ class AsyncGenerationStream:
             except PacelineError as error:
                 self._go_on_after(error)
                 continue
+            except asyncio.CancelledError:
+                del self
+                raise
             self._over = message is None
             if chunk is not None:
                 return chunk
@@ -109,11 +119,8 @@ class AsyncGenerationStream:
         self._end()
         self._assembler.fail(error)
 
-    async def _call_again(self, when: float) -> None:
-        """Ask for the rest after the pause, which nobody who gives up waiting makes longer."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(when):
-                await self._closed.wait()
+    def _call_again(self) -> None:
+        """Ask for the rest: the pause is over, which nobody who gave up waiting made longer."""
         self._pauses_until = None
         if self._closed.is_set():
             return
@@ -321,6 +328,13 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _set_by(event: asyncio.Event, when: float) -> None:
+    """Wait for the event, but not beyond this time of the event loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(when):
+            await event.wait()
 
 
 async def _answered(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> None:

@@ -212,8 +212,11 @@ class StackConfig(StackOptions):
 
     @property
     def _share_a_core(self) -> bool:
-        """Where they do, what one of them computes ahead of the other takes that one's time."""
-        return self._crowded and _core_count() < len(self.worker_roles)
+        """Where they do, what one of them computes ahead of the other takes that one's time.
+
+        So it does where the second core is there for a part of the time.
+        """
+        return self._crowded and min(len(usable_cores()), core_quota()) < len(self.worker_roles)
 
     @property
     def _ahead_of(self) -> int | None:

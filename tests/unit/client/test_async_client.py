@@ -85,6 +85,27 @@ async def test_cancelling_the_task_cancels_the_call(server: Any, messages: Any, 
         assert await ended(server)
 
 
+async def test_an_error_that_is_kept_does_not_keep_a_stream_that_was_dropped(
+    server: Any, messages: Any
+) -> None:
+    """Its traceback did, and the server generated on for somebody who had given up."""
+    server.play_and_block(*messages.good[:2])
+    gc.disable()
+    try:
+        async with AsyncClient(server.address) as client:
+            kept = []
+            try:
+                async with asyncio.timeout(None) as limit:
+                    async for _ in client.stream("x"):
+                        limit.reschedule(asyncio.get_running_loop().time())
+            except TimeoutError as error:
+                kept.append(error)
+                assert await ended(server), "while the error is there"
+            assert kept
+    finally:
+        gc.enable()
+
+
 async def test_asyncio_timeout_stays_a_timeout(server: Any, messages: Any) -> None:
     server.play_and_block(*messages.good[:2])
     async with AsyncClient(server.address) as client:

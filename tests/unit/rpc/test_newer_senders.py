@@ -41,10 +41,8 @@ def with_more(message: Message) -> None:
         (TARGET, VerifyRound("s", 1, 2, 3, (), Proposal((6,))), ("verify_round",), "verify_round"),
         (TARGET, AHEAD, ("verify_ahead",), "verify_ahead"),
         (TARGET, AHEAD, ("verify_ahead", "continuations"), "continuations"),
-        (TARGET, CloseSequence("s", 1), ("close_sequence",), "close_sequence"),
         (DRAFT, OPEN, ("open_sequence",), "open_sequence"),
         (DRAFT, DraftRound("s", 1, 2, 3, (), 4), ("draft_round",), "draft_round"),
-        (DRAFT, CloseSequence("s", 1), ("close_sequence",), "close_sequence"),
         (EVENTS, FORESEEN, ("continuations", "continuations"), "continuations"),
     ],
     ids=lambda value: ".".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else "",
@@ -68,3 +66,13 @@ def test_what_it_asks_for_in_addition_fails_its_sequence_and_no_other(
     assert failed.error.field == field
     assert str(FIELD) in failed.error.message
     assert intact == command
+
+
+@pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
+def test_a_sequence_is_closed_whatever_else_is_said(dialect: Any) -> None:
+    """It would keep its blocks otherwise, and nobody would ask for it again."""
+    render, parse = dialect
+    closing = CloseSequence("s", 1)
+    frame = render([closing])
+    with_more(frame.commands[0].close_sequence)
+    assert parse(frame) == [closing]
