@@ -72,9 +72,7 @@ class Shape:
     def among(self, times: float, least: float = 0.0) -> Shape:
         """Where so many times the sequences run: each draft token of all is that many times the rows.
 
-        It takes at least so many seconds.
-
-        A guess is not made worse by that.
+        It adds `least` seconds at least. A guess is not made worse by any of that.
         """
         if self.guessed:
             return self

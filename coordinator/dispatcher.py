@@ -227,9 +227,7 @@ class Dispatcher:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._clock()
             self._try_suspects()
-            if any(link.ready for link in self.targets):
-                for running in self._suspects.waiting.values():
-                    running.machine.await_turn(now)
+            self._suspects.keep_waiting(self.targets, now)
             for running in list(self._sequences.values()):
                 deadline = running.machine.deadline
                 if running.admitted and deadline is not None and now >= deadline:

@@ -48,6 +48,12 @@ class Suspects:
         finally:
             self._giving = False
 
+    def keep_waiting(self, targets: Sequence[Link], now: float) -> None:
+        """While a target is there the time to wait for one does not run."""
+        if any(link.ready for link in targets):
+            for running in self.waiting.values():
+                running.machine.await_turn(now)
+
     def forget(self, running: Running) -> None:
         """It has its turn, or ended."""
         self.waiting.pop(running.machine.sequence_id, None)

@@ -20,8 +20,8 @@ from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode
 from paceline.engine.chains import Stop
-from paceline.engine.device import ensure_alive
 from paceline.engine.holdings import Held
+from paceline.engine.passes import own_error
 from paceline.kv import BlockTable
 from paceline.telemetry.worker import Passes
 
@@ -109,7 +109,7 @@ class Lookahead:
             skills = self._runner.chain_skills
             chained = can_chain(drafting, skills, self._eos_token_ids)
             least = WORTH_A_ROW if skills is not None and skills.row_by_row else WORTH_DRAFTING
-            with _survived("making room for branches"):
+            with _survived("making room for branches", sequence_id):
                 of_round = held, command.round, drafting.drawn, depth, tape
                 ahead = Ahead(*of_round, self._fan_out(held), chained, self._max_model_len, least)
                 self._aheads[sequence_id] = ahead
@@ -238,7 +238,7 @@ class Lookahead:
         self, ahead: Ahead, limb: Limb, command: DraftRound, held: Held[DraftProposal]
     ) -> list[Drawn]:
         tokens, taken = held.session.tokens, False
-        with _survived("taking a branch over"):
+        with _survived("taking a branch over", command.sequence_id):
             self._runner.adopt(limb.entries)
             taken = True
         if not taken:
@@ -273,7 +273,7 @@ class Lookahead:
 
 
 @contextlib.contextmanager
-def _survived(what: str) -> Iterator[None]:
+def _survived(what: str, sequence_id: str) -> Iterator[None]:
     """Where there is no room, or a device fails once, there are no branches: they only save time.
 
     Raises what a device raises that can compute no more.
@@ -282,9 +282,8 @@ def _survived(what: str) -> Iterator[None]:
         yield
     except ResourceExhaustedError:
         pass
-    except Exception:
-        log.exception("%s failed; going on without", what)
-        ensure_alive()
+    except Exception as error:
+        own_error(error, what, sequence_id)  # logs it; there is nobody to tell
 
 
 def _gives_way(config: DraftConfig) -> bool:

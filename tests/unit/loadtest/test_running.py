@@ -70,6 +70,16 @@ async def a_turn(_number: int) -> None:
     await asyncio.sleep(0)
 
 
+def two_seconds_of(clock: ManualClock) -> Step:
+    """A step that takes them."""
+
+    async def step(_number: int) -> None:
+        await asyncio.sleep(0)
+        clock.advance(2.0)
+
+    return step
+
+
 def load(client: FakeClient, **changes: Any) -> Load:
     values: dict[str, Any] = {
         "cache_salt": "salt-{}".format,
@@ -152,12 +162,7 @@ async def test_an_open_loop_waits_for_nobody() -> None:
 
 async def test_what_waits_for_a_place_is_late() -> None:
     clock = ManualClock()
-
-    async def two_seconds(_number: int) -> None:
-        await asyncio.sleep(0)
-        clock.advance(2.0)
-
-    client = FakeClient(two_seconds)
+    client = FakeClient(two_seconds_of(clock))
     run = load(client, clock=clock)
     await run.open(iter(asks(3, lambda _i: 0.0)), 1, None)
     assert client.most == 1
@@ -240,12 +245,7 @@ def test_a_client_of_a_closed_loop_pauses_after_a_failure(error: PacelineError, 
 async def test_what_waits_for_a_place_at_the_end_of_the_duration_is_counted_and_not_sent() -> None:
     """Once: all that was due by then was sent however long that took."""
     clock = ManualClock()
-
-    async def two_seconds(_number: int) -> None:
-        await asyncio.sleep(0)
-        clock.advance(2.0)
-
-    client = FakeClient(two_seconds)
+    client = FakeClient(two_seconds_of(clock))
     run = load(client, clock=clock)
     await run.open(iter(asks(5, lambda _i: 0.0)), 1, 6.0)
     assert len(client.asked) == len(run.outcomes) == 2
