@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from paceline.core.clock import monotonic
 from paceline.core.config import WorkerConfig
 from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
+from paceline.core.leaving import leave
 from paceline.engine.build import Built, build
 from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
@@ -266,11 +266,7 @@ def _leave_the_engine() -> NoReturn:
     Where its supervisor is gone nobody else would, and it would keep its device's memory.
     """
     log.error("the engine thread does not end; the process ends without it")
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a supervisor that is gone reads neither
-            stream.flush()
-    os._exit(1)
+    leave(1)
 
 
 def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
-import sys
 from dataclasses import fields
 from typing import Annotated, Any, NoReturn
 
@@ -16,6 +14,7 @@ from paceline.cli.connecting import DEFAULT_PORT, Connection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import UnavailableError
+from paceline.core.leaving import leave
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import (
@@ -141,11 +140,7 @@ def _leave() -> NoReturn:
     The interpreter would take more than a second to free, module by module, what the system frees at once;
     whoever waits for the end, or restarts a worker, would wait with it.
     """
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody may read them any more
-            stream.flush()
-    os._exit(0)
+    leave(0)
 
 
 @options_from_fields
