@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD, StructuredOutputs
-from paceline.grammar.state import GrammarState, reason_of
+from paceline.grammar.prototype import Prototype, reason_of
+from paceline.grammar.state import GrammarState
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -58,7 +59,7 @@ class Grammars:
         self._vocabulary_size = vocabulary_size
         self._ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
         self._clock = clock
-        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs, Prototype] = OrderedDict()
         self._unusable = ""
         self._tokenizer = self._load(tokenizer)
 
@@ -85,11 +86,12 @@ class Grammars:
         Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
         constraint's own field.
         """
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             raise InvalidArgumentError(FIELD, self._unusable)
         prototype = self._compiled.get(wanted)
         if prototype is None:
-            prototype = self._compile(wanted, self._tokenizer)
+            prototype = Prototype(lambda: self._compile(wanted, tokenizer))
             self._compiled[wanted] = prototype
             if len(self._compiled) > limits.MAX_COMPILED_STRUCTURES:
                 self._compiled.popitem(last=False)
@@ -98,7 +100,7 @@ class Grammars:
             prototype,
             wanted.field,
             self._vocabulary_size,
-            self._tokenizer.vocab_size,
+            tokenizer.vocab_size,
             self._ends,
             self._clock,
         )

@@ -3,6 +3,9 @@
 The state is derived from the tokens it is asked about: it is moved to where they lead, back and forth, so it
 cannot disagree with a ledger, and nobody has to roll it back when a proposal is rejected, or leads where the
 grammar gives up. Branches of one sequence share it in the same way.
+
+A matcher of the library only ever moves forward here. Its own rollback keeps the mask that it gave last, and
+gives it again at as many tokens of another text.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,23 +22,28 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from paceline.core import limits
 from paceline.core.errors import InternalError, InvalidArgumentError
+from paceline.grammar.prototype import Prototype, reason_of
 
+T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
 """[rows, V]: True where a token may come."""
-_MAX_REASON_CHARACTERS = 300
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """What the library says where neither a token nor the end may come."""
 _PART = 256
 """Tokens of a long text between two looks at the clock."""
 _STUCK = "leaves no token that may come next"
+_USED_UP = "met the limits of what may be followed"
+
+
+class _UsedUpError(Exception):
+    """What all copies of a prototype may use together is used up, perhaps by others."""
 
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
     """One sequence's place in its grammar. Not thread-safe."""
 
-    prototype: LLMatcher
-    """At the beginning of a text; it stays there."""
+    prototype: Prototype
     field_name: str
     """What errors name."""
     vocabulary_size: int
@@ -47,6 +56,13 @@ class GrammarState:
     _matcher: LLMatcher = field(init=False)
     _path: list[int] = field(init=False)
     """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
+    _base: LLMatcher = field(init=False)
+    """Behind the first tokens of the path: where it was left last. No mask is taken of it."""
+    _base_length: int = 0
+    _renewals: int = field(init=False)
+    """Of the prototype, when the matchers were made."""
+    _alone: bool = False
+    """The prototype's lexer has met nothing but what is asked now."""
     _bits: npt.NDArray[np.int32] = field(init=False)
     _dead_end: list[int] | None = None
     """Tokens behind which the library gave up last, and why: going there again takes the whole text."""
@@ -57,7 +73,24 @@ class GrammarState:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._matcher, self._path = self.prototype.deep_copy(), []
+        self._base, self._base_length = self.prototype.copy(), 0
+        self._matcher, self._path = self._base.deep_copy(), []
+        self._renewals = self.prototype.renewals
+
+    def _surely(self, ask: Callable[[], T]) -> T:
+        """The answer, if need be of a lexer that has met this text alone: what it gives up then depends on no
+        other text."""
+        if self._renewals != self.prototype.renewals:
+            self._start_over()
+        try:
+            return ask()
+        except _UsedUpError:
+            self._start_over()
+        self._alone = True
+        try:
+            return ask()
+        finally:
+            self._alone = False
 
     def masks(
         self,
@@ -88,8 +121,11 @@ class GrammarState:
         followed = self._followed([*generated, *drafts]) - len(generated)
         if followed <= 0:
             raise InvalidArgumentError(self.field_name, self._reason)
+        return self._surely(lambda: self._masks(generated, drafts, followed, seconds))
+
+    def _masks(self, generated: Sequence[int], drafts: Sequence[int], most: int, seconds: float) -> Mask:
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
-        return rows[: self._fill_rows(rows, drafts, followed, seconds)] if self._go_to(generated) else rows
+        return rows[: self._fill_rows(rows, drafts, most, seconds)] if self._go_to(generated) else rows
 
     def _followed(self, tokens: Sequence[int]) -> int:
         """How many of the tokens can be taken before the last dead end is met; one more than all if none."""
@@ -102,7 +138,10 @@ class GrammarState:
         for i in range(most):
             try:
                 if i > 0 and not self._take(drafts[i - 1]):
-                    return len(rows)
+                    if drafts[i - 1] in self.ends:
+                        return len(rows)
+                    # The row before allows it.
+                    self._give_up(_USED_UP, drafts[i - 1])
                 self._fill(rows[i])
             except InvalidArgumentError:
                 if i == 0:
@@ -122,15 +161,24 @@ class GrammarState:
 
         Raises InvalidArgumentError: the grammar met its limits, or the clock passes `until` over it.
         """
+        return self._surely(lambda: self._follows(generated, until))
+
+    def _follows(self, generated: Sequence[int], until: float) -> bool:
         self._start_over()
         for count, token_id in enumerate(generated):
             if token_id in self.ends:
                 return True
             if not self._take(token_id):
+                self._make_sure_of_refusal()
                 return False
             if count % _PART == 0:
                 self._refuse_after(until)
         return True
+
+    def _make_sure_of_refusal(self) -> None:
+        """A token was not taken. Was it the grammar? A lexer that has given up takes none either."""
+        if not self._alone and not self.prototype.is_sound:
+            self._give_up(_USED_UP)
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
         """Stand behind `tokens`; False if the text has ended among them.
@@ -140,12 +188,13 @@ class GrammarState:
         """
         agreed = self._agreed(tokens)
         if agreed < len(self._path):
-            self._roll_back(len(self._path) - agreed)
+            self._go_back(agreed)
         until = self.clock() + limits.MAX_FOLLOW_SECONDS
         for count, token_id in enumerate(tokens[agreed:]):
             if token_id in self.ends:
                 return False
             if not self._take(token_id):
+                self._make_sure_of_refusal()
                 raise InternalError("the sequence's tokens do not keep to its structured_outputs")
             if count % _PART == 0:
                 self._refuse_after(until)
@@ -162,9 +211,16 @@ class GrammarState:
             return bound
         return next(i for i in range(bound) if self._path[i] != tokens[i])
 
-    def _roll_back(self, count: int) -> None:
-        self._matcher.rollback(count)
-        del self._path[-count:]
+    def _go_back(self, length: int) -> None:
+        """Stand behind the first `length` tokens of the path, by a copy of one that went there directly."""
+        if length < self._base_length:
+            self._base, self._base_length = self.prototype.copy(), 0
+        between = self._path[self._base_length : length]
+        if self._base.try_consume_tokens(between) < len(between):
+            self._give_up(_USED_UP)
+        self._base_length = length
+        self._matcher = self._base.deep_copy()
+        del self._path[length:]
 
     def _take(self, token_id: int) -> bool:
         """Move on by one token; False, and no move, for one that cannot be: forbidden, or an end."""
@@ -188,15 +244,23 @@ class GrammarState:
     def _refuse_if_broken(self, *taken: int) -> None:
         """The library gives a grammar up that meets its limits, or that can never be completed; it may do so
         while it takes a token."""
-        if self._matcher.is_error():
-            reason = reason_of(self._matcher.get_error())
-            self._reason, self._dead_end = _STUCK if reason in _DEAD_ENDS else reason, [*self._path, *taken]
-            # An error stays, but the next tokens asked about may lead elsewhere.
-            self._start_over()
-            raise InvalidArgumentError(self.field_name, self._reason)
+        if not self._matcher.is_error():
+            return
+        reason = reason_of(self._matcher.get_error())
+        if reason not in _DEAD_ENDS:
+            self._give_up(reason, *taken)
+        self._ends_here(_STUCK, *taken)
+        # An error stays, but the next tokens asked about may lead elsewhere.
+        self._start_over()
+        raise InvalidArgumentError(self.field_name, self._reason)
 
+    def _give_up(self, reason: str, *taken: int) -> NoReturn:
+        """The lexer met its limits, and is of no use to anybody any more."""
+        self.prototype.drop()
+        if not self._alone:
+            raise _UsedUpError
+        self._ends_here(reason, *taken)
+        raise InvalidArgumentError(self.field_name, self._reason)
 
-def reason_of(message: str) -> str:
-    """A message of the library, on one line and bounded."""
-    text = " ".join(message.replace("<non-verbose/>", "").split())
-    return text[:_MAX_REASON_CHARACTERS] or "cannot be compiled"
+    def _ends_here(self, reason: str, *taken: int) -> None:
+        self._reason, self._dead_end = reason, [*self._path, *taken]

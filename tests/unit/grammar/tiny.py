@@ -92,6 +92,10 @@ LANGUAGES = {
     "regex with anchors": _of(["aab", "aaab", "aa", "aaa"], regex="^a{2,3}b?$"),
     "choice": _of(["a", "abc", "abca", "1", '"a"'], choice=["a", "abc", "abca", "1", '"a"']),
     "grammar": _of(_PAIRS, grammar='start: x x?\nx: "ab" | "c" | "ba"\n'),
+    # What may come behind a "1" is told by what came before it, and by nothing that is written there.
+    "alike in the middle": _of(
+        ["a1b", "a11b", "c1a", "c11a"], grammar='start: "a" ONE "b" | "c" ONE "a"\nONE: /11?/\n'
+    ),
     "json": _of([json.dumps(value) for value in _ENUM], json={"enum": _ENUM}),
     "one text": _of(["abcabc"], choice=["abcabc"]),
 }

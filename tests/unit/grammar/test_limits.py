@@ -1,0 +1,124 @@
+"""The library's limits are those of one text, though all texts with a structure share what counts them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits
+
+from paceline.core.errors import InternalError, InvalidArgumentError
+from paceline.core.structured import StructuredOutputs
+from paceline.grammar import Grammars, GrammarState, compiler
+from tests.unit.grammar.tiny import TOKENS, grammars
+
+WANTED = StructuredOutputs(regex="[ab]{1,200}")
+"""Each letter is another state of the lexer."""
+A, B, C = (TOKENS.index(letter) for letter in "abc")
+
+
+@pytest.fixture(autouse=True)
+def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = LLParserLimits(max_lexer_states=40, verbose_errors=False)
+    monkeypatch.setattr(compiler, "_LIMITS", few)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[StructuredOutputs]:
+    """What was compiled."""
+    calls: list[StructuredOutputs] = []
+    right = Grammars._compile
+
+    def compile_(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> LLMatcher:
+        calls.append(wanted)
+        return right(self, wanted, tokenizer)
+
+    monkeypatch.setattr(Grammars, "_compile", compile_)
+    return calls
+
+
+def letters(count: int) -> list[int]:
+    return [A, B] * (count // 2) + [A] * (count % 2)
+
+
+def room(state: GrammarState, step: int = 1) -> int:
+    """Letters after which the structure is given up, asked after every so many."""
+    for count in range(0, 200, step):
+        try:
+            (row,) = state.masks(letters(count))
+        except InvalidArgumentError:
+            return count
+        assert set(np.flatnonzero(row)) >= {A, B}
+    raise AssertionError("it was never given up")
+
+
+def use_up(known: Grammars) -> None:
+    """Of what others share."""
+    room(known.start(WANTED))
+
+
+def test_what_one_sequence_may_not_do_others_still_can(compiled: list[StructuredOutputs]) -> None:
+    """Once: all of them failed from then on, and whoever came later, until the worker was restarted."""
+    known = grammars(clock=lambda: 0.0)
+    running, further = known.start(WANTED), known.start(WANTED)
+    want = [running.masks(letters(count)).tolist() for count in (0, 5)]
+    further.masks(letters(3))
+    use_up(known)
+    assert [running.masks(letters(count)).tolist() for count in (0, 5)] == want
+    assert further.masks(letters(3), letters(4)[3:]).shape == (2, len(TOKENS))
+    assert known.start(WANTED).masks([]).tolist() == want[0]
+    known.check(WANTED)
+    assert len(compiled) <= 3, "it was compiled for each of them"
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_where_a_text_is_given_up_depends_on_no_other(step: int) -> None:
+    alone = room(grammars(clock=lambda: 0.0).start(WANTED), step)
+    known = grammars(clock=lambda: 0.0)
+    others = [known.start(WANTED) for _ in range(3)]
+    for i, other in enumerate(others):
+        other.masks([B] * i, letters(10))
+    state = known.start(WANTED)
+    assert room(state, step) == alone
+    assert room(state, step) == alone
+    with pytest.raises(InvalidArgumentError, match="too many states"):
+        state.masks(letters(alone))
+    assert [room(other, step) for other in others] == [alone] * 3
+
+
+def test_a_text_that_was_given_up_behind_a_draft_goes_on_elsewhere() -> None:
+    known = grammars(clock=lambda: 0.0)
+    state = known.start(WANTED)
+    rows = state.masks([], letters(60))
+    assert 1 < len(rows) < 61
+    assert state.masks([], letters(60)).tolist() == rows.tolist()
+    assert state.masks([B], [A]).tolist() == known.start(WANTED).masks([B], [A]).tolist()
+
+
+def test_a_lexer_that_takes_nothing_any_more_is_not_taken_for_the_grammar_s_answer() -> None:
+    """It says of no token that it gave up, but refuses it."""
+    known = grammars(clock=lambda: 0.0)
+    state, following = known.start(WANTED), known.start(WANTED)
+    state.masks(letters(2))
+    use_up(known)
+    # As if nobody had told.
+    known._compiled[WANTED].renewals = state._renewals
+    known._compiled[WANTED]._matcher = state._base
+    assert following.follows(letters(6), math.inf)
+    assert state.masks(letters(6)).any()
+
+
+@pytest.mark.parametrize("tokens", [[C], [A, C]])
+def test_what_the_grammar_refuses_is_compiled_once(
+    tokens: Sequence[int], compiled: list[StructuredOutputs]
+) -> None:
+    known = grammars(clock=lambda: 0.0)
+    state = known.start(WANTED)
+    for _ in range(3):
+        assert not state.follows(tokens, math.inf)
+        with pytest.raises(InternalError, match="do not keep"):
+            state.masks(tokens)
+    assert len(compiled) == 1
