@@ -133,15 +133,15 @@ class Ledger:
             text.append(self._take(token_id))
             if self.ended:
                 break
-        kept, finish = tokens[: self.num_generated - index], self.finish
-        if finish is not None and finish.stop_string is None:
+        kept = tokens[: self.num_generated - index]
+        if self.finish is not None and self.finish.stop_string is None:
             text.append(self._flush())
         return Commit(
             index,
             tuple(token_id for token_id, _ in kept),
             tuple(origin for _, origin in kept),
             "".join(text),
-            finish,
+            self.finish,
             self.choice,
             tuple(logprobs[: len(kept)]),
         )
@@ -174,8 +174,7 @@ class Ledger:
             return text + (stop or "")
         text, stop = self._look_for_stops(self._detokenizer.push(token_id))
         if stop is not None:
-            self.finish = Finish(FinishReason.STOP, stop_string=stop)
-            return text + stop if self._sampling.include_stop_str_in_output else text
+            return self._stop_behind(text, stop)
         if self.num_generated >= self._max_tokens:
             self.finish = Finish(FinishReason.LENGTH)
         return text
@@ -187,7 +186,11 @@ class Ledger:
         return self._search.push(piece)
 
     def _flush(self) -> str:
-        """Text that was held back for what can no longer come."""
+        """Text that was held back for what can no longer come. A stop string in it ends the sequence too."""
         text, stop = self._look_for_stops(self._detokenizer.finish())
-        assert stop is None or self.finish is not None
-        return text + (self._search.finish() if stop is None else "")
+        return text + self._search.finish() if stop is None else self._stop_behind(text, stop)
+
+    def _stop_behind(self, text: str, stop: str) -> str:
+        """End the sequence with a stop string that follows `text`; the text to show."""
+        self.finish = Finish(FinishReason.STOP, stop_string=stop)
+        return text + stop if self._sampling.include_stop_str_in_output else text

@@ -254,6 +254,20 @@ def test_an_incomplete_character_before_eos_comes_after_held_back_text() -> None
     assert part.text == "b\ufffd"
 
 
+@pytest.mark.parametrize(("letters", "sampling"), [("ba", {"max_tokens": 2}), ("baz", {})])
+@pytest.mark.parametrize(("shown", "text"), [(False, "b"), (True, "b\ufffd")])
+def test_a_stop_string_in_what_was_held_back_ends_the_sequence(
+    letters: str, sampling: dict[str, Any], shown: bool, text: str
+) -> None:
+    """Once: the text ended there, for the length it was said, and whoever wanted to see it did not."""
+    it = ledger(
+        detokenizer=TwoPartDetokenizer(), stop=["\ufffd"], include_stop_str_in_output=shown, **sampling
+    )
+    part = commit(it, letters)
+    assert (part.text, part.finish) == (text, Finish(FinishReason.STOP, stop_string="\ufffd"))
+    assert it.finish == part.finish
+
+
 def test_an_incomplete_character_behind_a_stop_string_is_not_shown() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["b"]), "cba")
     assert part.text == "c"
