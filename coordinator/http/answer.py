@@ -43,8 +43,8 @@ class CutError(Exception):
 class Wording(Protocol):
     """How an endpoint puts what was generated into OpenAI's words."""
 
-    def chunk(self, choice: int, commit: Commit) -> dict[str, Any] | None:
-        """The event for one commit; None where there is nothing to tell."""
+    def chunks(self, choice: int, commit: Commit) -> Sequence[dict[str, Any]]:
+        """The events for one commit, in order; none where there is nothing to tell."""
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The event after all choices have ended, where the request asks for it."""
@@ -93,15 +93,13 @@ class Answer:
     async def _stream(self, send: Send) -> None:
         begun = False
         held: list[bytes] = []
+        # As OpenAI has it: every event says that the usage is still to come.
+        more = {"usage": None} if self.request.include_usage else {}
         try:
             async with self._parts() as (generations, parts):
                 wording = self.wording(generations)
                 async for choice, commit in parts:
-                    chunk = wording.chunk(choice, commit)
-                    if chunk is not None:
-                        # As OpenAI has it: every event says that the usage is still to come.
-                        more = {"usage": None} if self.request.include_usage else {}
-                        held.append(encoding.event(chunk | more))
+                    held += [encoding.event(chunk | more) for chunk in wording.chunks(choice, commit)]
                     if not begun:
                         if not commit.token_ids and commit.finish is None:
                             continue

@@ -104,23 +104,30 @@ class ChatWording:
         head: Mapping[str, Any],
         wanted: ChatRequest,
         logprobs: LogprobWriter,
-        _generations: Sequence[Generation],
+        generations: Sequence[Generation],
     ) -> None:
         self._head = dict(head)
         self._wanted = wanted
         self._logprobs = logprobs
-        self._opened: set[int] = set()
+        self._unopened = sum(len(each.choices) for each in generations)
+        """Choices of which a stream has not said whose turn it is: all of them, or none."""
 
-    def chunk(self, choice: int, commit: Commit) -> dict[str, Any] | None:
-        """The event for one commit; a choice's first one says whose turn it is."""
-        delta = {"content": commit.text} if commit.text else {}
-        if choice not in self._opened:
-            self._opened.add(choice)
-            delta = {"role": "assistant", "content": commit.text}
-        elif not (delta or commit.logprobs or commit.finish):
-            return None
-        choices = [{"index": choice, "delta": delta, "logprobs": self._told([commit]), **finish_of(commit)}]
-        return self._chunk(choices)
+    def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
+        """The events for one commit. Before the first come those that open the choices, all and in order:
+        clients gather choices in a list, in which a choice needs those before it.
+        """
+        opening = {"role": "assistant", "content": ""}
+        chunks = [self._event(each, opening) for each in range(self._unopened)]
+        self._unopened = 0
+        if commit.text or commit.logprobs or commit.finish:
+            delta = {"content": commit.text} if commit.text else {}
+            chunks.append(self._event(choice, delta, commit))
+        return chunks
+
+    def _event(self, choice: int, delta: Mapping[str, Any], commit: Commit | None = None) -> dict[str, Any]:
+        """One of one choice; without a commit it tells of no token."""
+        logprobs, finish = (None, None) if commit is None else (self._told([commit]), commit.finish)
+        return self._chunk([{"index": choice, "delta": delta, "logprobs": logprobs, **finish_of(finish)}])
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The event after all choices have ended."""
@@ -136,7 +143,8 @@ class ChatWording:
             text = "".join(commit.text for commit in commits)
             message = {"role": "assistant", "content": text, "refusal": None}
             logprobs = self._told(commits)
-            told.append({"index": index, "message": message, "logprobs": logprobs, **finish_of(commits[-1])})
+            finish = finish_of(commits[-1].finish)
+            told.append({"index": index, "message": message, "logprobs": logprobs, **finish})
         answer = {**self._head, "object": "chat.completion", "choices": told, "usage": counts}
         if self._wanted.prompt_logprobs is not None:
             # The core reports the prompt once, with its first choice.

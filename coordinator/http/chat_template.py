@@ -121,14 +121,24 @@ class ChatTemplate:
                 )
         shown = [self._message(message) for message in messages]
         text = self._render(shown, add_generation_prompt, variables or {})
-        named = next((index for index, message in enumerate(shown) if "name" in message), None)
-        if named is not None:
-            nameless = [{key: value for key, value in m.items() if key != "name"} for m in shown]
-            if self._render(nameless, add_generation_prompt, variables or {}) == text:
+        named: dict[str, int] = {}
+        for index, message in enumerate(shown):
+            if "name" in message:
+                named.setdefault(message["role"], index)
+        # Of each role: a rendering for each name would take long for thousands of them.
+        for role, first in named.items():
+            nameless = [_without_name(m) if m["role"] == role else m for m in shown]
+            if self._renders_to(text, nameless, add_generation_prompt, variables or {}):
                 raise InvalidArgumentError(
-                    f"messages[{named}].name", "the model's chat template does not show names"
+                    f"messages[{first}].name", f"the model's chat template shows no name with the role {role}"
                 )
         return text
+
+    def _renders_to(self, text: str, *conversation: Any) -> bool:
+        try:
+            return self._render(*conversation) == text
+        except InvalidArgumentError:
+            return False
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
@@ -157,6 +167,10 @@ class ChatTemplate:
         if not isinstance(shown["content"], str) and not self._takes_parts:
             shown["content"] = "\n".join(part["text"] for part in shown["content"])
         return shown
+
+
+def _without_name(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "name"}
 
 
 def _iterates_content(tree: nodes.Template) -> bool:

@@ -16,7 +16,7 @@ from coordinator.http.errors import from_error
 from coordinator.http.logprobs import LogprobWriter, TextOffsets, spellings
 from coordinator.http.parameters import head_of, make_calls
 from coordinator.http.schemas import CompletionRequest
-from coordinator.ledger import Commit
+from coordinator.ledger import Commit, Finish
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.rpc.codec import GenerateCall
@@ -126,12 +126,12 @@ class CompletionWording:
         self._echoes: dict[int, int] = {}
         """Characters of the prompt that each of them shows."""
 
-    def chunk(self, choice: int, commit: Commit) -> dict[str, Any] | None:
-        """The event for one commit; None for tokens whose text is not there yet."""
+    def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
+        """The event for one commit; none for tokens whose text is not there yet."""
         if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish):
-            return None
+            return []
         lists = self._lists(choice, commit)
-        return {**self._head, "choices": [_choice(choice, [commit], lists)]}
+        return [{**self._head, "choices": [_choice(choice, [commit], lists)]}]
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The event after all choices have ended."""
@@ -210,12 +210,11 @@ def _echoed(commit: Commit) -> str:
 
 def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] | None) -> dict[str, Any]:
     text = "".join(commit.text for commit in commits)
-    return {"index": index, "text": text, "logprobs": logprobs, **finish_of(commits[-1])}
+    return {"index": index, "text": text, "logprobs": logprobs, **finish_of(commits[-1].finish)}
 
 
-def finish_of(commit: Commit) -> dict[str, Any]:
+def finish_of(finish: Finish | None) -> dict[str, Any]:
     """Why a choice ended, if it did; `stop_reason` is the stop string or token id, as with vLLM."""
-    finish = commit.finish
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = finish.stop_string if finish.stop_string is not None else finish.stop_token_id

@@ -3,6 +3,7 @@
 | error | status | type | code |
 |---|---|---|---|
 | InvalidArgumentError | 400 | invalid_request_error | invalid_value |
+| ContextLengthError | 400 | invalid_request_error | context_length_exceeded |
 | UnauthenticatedError | 401 | invalid_request_error | invalid_api_key |
 | PermissionDeniedError | 403 | invalid_request_error | permission_denied |
 | NotFoundError | 404 | invalid_request_error | not_found |
@@ -32,6 +33,7 @@ from starlette.responses import Response
 from coordinator.access import NeverFitsError
 from coordinator.http import encoding
 from paceline.core import errors
+from paceline.rpc.generation_codec import ContextLengthError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ RETRY_SECONDS = 1
 
 _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.InvalidArgumentError: (400, INVALID, "invalid_value"),
+    ContextLengthError: (400, INVALID, "context_length_exceeded"),
     errors.UnauthenticatedError: (401, INVALID, "invalid_api_key"),
     errors.PermissionDeniedError: (403, INVALID, "permission_denied"),
     errors.AlreadyExistsError: (409, "conflict_error", "conflict"),
@@ -53,7 +56,11 @@ _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.DeadlineExceededError: (504, "timeout_error", "timeout"),
 }
 _INTERNAL = (500, "server_error", "internal_error")
-_VALIDATION_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+_VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+}
 
 
 class HttpError(Exception):
@@ -121,7 +128,8 @@ def _headers_of(error: errors.PacelineError) -> dict[str, str]:
         case errors.UnauthenticatedError():
             return {"www-authenticate": "Bearer"}
         case NeverFitsError():
-            return {}
+            # Else OpenAI's clients send whatever got 429 again.
+            return {"x-should-retry": "false"}
         case errors.ResourceExhaustedError(retry_after=float() | int() as seconds):
             return {"retry-after": str(math.ceil(seconds))}
         case errors.ResourceExhaustedError() | errors.UnavailableError():

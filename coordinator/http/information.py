@@ -32,7 +32,9 @@ class Information:
         return JsonResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{model}`."""
+        """`GET /v1/models/{model}`; `/v1/models/` is the list."""
+        if not request.path_params["model"]:
+            return await self.models(request)
         check_model(request.path_params["model"], self._coordinator.model_name)
         return JsonResponse(self._model())
 

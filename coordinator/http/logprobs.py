@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from coordinator.detokenize import Detokenizer
+from coordinator.http.token_bytes import token_bytes
 from coordinator.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs
 
@@ -109,9 +110,12 @@ class LogprobWriter:
         return {"content": content, "refusal": None}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token_id)
-        whole = "\ufffd" not in text
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if whole else None}
+        raw = token_bytes(self.vocabulary, token_id)
+        return {
+            "token": self._text(token_id),
+            "logprob": _finite(logprob),
+            "bytes": None if raw is None else list(raw),
+        }
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
         """One a token of the prompt: token id to what is known. The first has None."""

@@ -1,7 +1,8 @@
 """What `/v1/completions` and `/v1/chat/completions` have in common: sampling, streaming, speculation.
 
 A parameter is honoured or refused with its name. `null` stands for the default, as with OpenAI. Parameters
-of OpenAI's that this server cannot honour are accepted with the values that change nothing (`NO_EFFECT`).
+of OpenAI's and vLLM's that this server cannot honour are accepted with the values that change nothing
+(`NO_EFFECT`).
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class StreamOptions(Schema):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class SpeculativeDecoding(Schema):
@@ -106,8 +108,18 @@ class SpeculativeDecoding(Schema):
 class GenerationRequest(Schema):
     """What both endpoints take. A field that is None takes the default of SamplingParams."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Parameters of OpenAI's without a field here, and their values that change nothing; None always does."""
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "length_penalty": (1.0, 1),
+        "priority": (0,),
+        "return_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    }
+    """Parameters of OpenAI's and vLLM's without a field here, and their values that change nothing, for they
+    say what is done anyway. None always does.
+    """
 
     model: str | None = told("The served model; null takes it.")
     temperature: float | None = told(minimum=0, maximum=limits.MAX_TEMPERATURE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from coordinator.http.parameters import (
     MAX_METADATA_ENTRIES,
@@ -32,7 +33,11 @@ Prompt = Annotated[
 class CompletionRequest(GenerationRequest):
     """`/v1/completions`."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {"suffix": ("",)}
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.NO_EFFECT,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
+    }
 
     prompt: Prompt
     best_of: int | None = told("Only the value of n.")
@@ -69,18 +74,32 @@ Content = Annotated[
 ]
 
 
+def _nothing(value: Any) -> Any:
+    if value not in (None, []):
+        raise PydanticCustomError("unsupported", "is not supported by this server")
+    return value
+
+
+Nothing = Annotated[None, BeforeValidator(_nothing)]
+NothingListed = Annotated[Annotated[list[Any], Field(max_length=0)] | None, BeforeValidator(_nothing)]
+
+
 class Message(Schema):
     """One message of a conversation, as the model's chat template sees it."""
 
     role: Literal["system", "developer", "user", "assistant"]
+    # Before the content, which an answer that calls has not: the first that is wrong is what is told.
+    tool_calls: NothingListed = None
+    function_call: Nothing = None
     content: Content
     name: str | None = None
     # Members of an answer that clients send back with the conversation.
     refusal: None = None
-    annotations: None = None
+    annotations: NothingListed = None
     audio: None = None
-    function_call: None = None
-    tool_calls: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_call_id: None = None
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -102,7 +121,13 @@ class ChatRequest(GenerationRequest):
     """`/v1/chat/completions`."""
 
     NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.NO_EFFECT,
+        "add_special_tokens": (False,),
         "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": (),
+        "echo": (False,),
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
@@ -116,7 +141,7 @@ class ChatRequest(GenerationRequest):
         "store": (False,),
         "tool_choice": ("none",),
         "tools": ([],),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
     }
 
@@ -147,7 +172,7 @@ class ChatRequest(GenerationRequest):
     @property
     def num_logprobs(self) -> int | None:
         """What the core calls `logprobs`. Raises InvalidArgumentError."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidArgumentError("top_logprobs", "goes with logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -163,29 +163,36 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
     )
 
 
+class ContextLengthError(InvalidArgumentError):
+    """A request does not fit the model's length. Its client is told of it as an InvalidArgumentError."""
+
+    def __init__(self, field: str, max_model_len: int, excess: str) -> None:
+        """`excess`: what is too long. Programs look for the words before it."""
+        super().__init__(field, f"this model's maximum context length is {max_model_len} tokens; {excess}")
+
+
 def check_against_model(
     call: GenerateCall, prompt_length: int, vocabulary_size: int, max_model_len: int
 ) -> None:
-    """What can only be judged with the model at hand. Raises InvalidArgumentError naming the field."""
+    """What can only be judged with the model at hand.
+
+    Raises InvalidArgumentError naming the field, ContextLengthError where prompt and answer are too long.
+    """
     if not isinstance(call.prompt, str):
         check_token_ids("prompt", call.prompt, vocabulary_size)
     check_named_tokens(call.sampling, vocabulary_size)
     for token_ids in call.resumption.received if call.resumption is not None else ():
         check_token_ids("received", token_ids, vocabulary_size)
     if prompt_length >= max_model_len:
-        raise InvalidArgumentError(
-            "prompt",
-            f"has {prompt_length} tokens; the model's length of {max_model_len} leaves room for none",
-        )
+        raise ContextLengthError("prompt", max_model_len, f"a prompt of {prompt_length} leaves room for none")
     reported = call.sampling.prompt_logprobs
     if reported is not None and prompt_length * (reported + 1) > limits.MAX_PROMPT_LOGPROBS:
         raise InvalidArgumentError(
             "prompt_logprobs", f"at most {limits.MAX_PROMPT_LOGPROBS} in all, for {prompt_length} tokens"
         )
-    wanted = call.sampling.max_tokens
-    if wanted is not None and prompt_length + wanted > max_model_len:
-        raise InvalidArgumentError(
-            "max_tokens",
-            f"{wanted} after a prompt of {prompt_length} tokens exceeds the model's length"
-            f" of {max_model_len}",
-        )
+    # Without max_tokens the answer may be as long as there is room; min_tokens must fit all the same.
+    for field, wanted in (("max_tokens", call.sampling.max_tokens), ("min_tokens", call.sampling.min_tokens)):
+        if wanted is not None and prompt_length + wanted > max_model_len:
+            raise ContextLengthError(
+                field, max_model_len, f"{wanted} after a prompt of {prompt_length} exceed it"
+            )

@@ -102,10 +102,13 @@ async def test_a_chat(coordinator: Any, make_client: Callable[..., httpx2.AsyncC
         (call,) = coordinator.calls
         assert call.prompt == tuple(await coordinator.tokenize("[user]hi[a]", add_special_tokens=False))
         assert call.sampling.max_tokens is None
-        first, last, done = await stream(client, "/v1/chat/completions", values)
-        assert first["object"] == "chat.completion.chunk"
-        assert first["choices"][0]["delta"] == {"role": "assistant", "content": "hello0"}
-        assert last["choices"][0]["delta"] == {"content": " world"}
+        *chunks, done = await stream(client, "/v1/chat/completions", values)
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+            {"role": "assistant", "content": ""},
+            {"content": "hello0"},
+            {"content": " world"},
+        ]
         assert done is None
 
 
@@ -383,8 +386,8 @@ class SimpleRequest:
 class Plain:
     """A wording of one member."""
 
-    def chunk(self, choice: int, commit: Commit) -> dict[str, Any]:
-        return {"text": commit.text}
+    def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
+        return [{"text": commit.text}]
 
 
 async def test_an_answer_that_never_began_raises(coordinator: Any, exchange: Any) -> None:

@@ -131,6 +131,21 @@ def test_a_name_is_shown_or_refused() -> None:
     assert caught.value.field == "messages[1].name"
 
 
+def test_a_name_is_refused_also_where_another_role_s_is_shown() -> None:
+    """Once: one name that was shown let all others pass."""
+    messages = [turn("x", name="Ann"), turn("y", ASSISTANT), turn("z", ASSISTANT, name="Bob")]
+    of_users = NAMED.replace("m.name %}", "m.name and m.role == 'user' %}")
+    with pytest.raises(InvalidArgumentError, match="no name with the role assistant") as caught:
+        ChatTemplate(of_users).render(messages)
+    assert caught.value.field == "messages[2].name"
+    assert "assistant Bob: z" in ChatTemplate(NAMED).render(messages)
+
+
+def test_a_name_that_a_template_asks_for_is_not_refused() -> None:
+    demanding = "{% for m in messages %}{{ m.content if m.name else raise_exception('who?') }}{% endfor %}"
+    assert ChatTemplate(demanding).render([turn("x", name="Ann")]) == "x"
+
+
 def test_variables_are_read_or_refused() -> None:
     assert ChatTemplate(THINKING).render([turn("x")], variables={"think": True}) == "<think>x"
     for name in ("other", "messages", "tools", "bos_token", "add_generation_prompt"):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 from coordinator.access import NeverFitsError
+from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.errors import HttpError, from_error
 from paceline.core import errors, limits
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall, check_against_model
+from paceline.rpc.generation_codec import ContextLengthError
+from paceline.rpc.status import from_status, to_status
+
+MAX_MODEL_LEN = 2048
+"""Of the scripted coordinator."""
 
 STATUSES = [
     (errors.InvalidArgumentError("seed", "is wrong"), 400, "seed"),
@@ -55,9 +65,74 @@ def test_an_unexpected_error_says_nothing() -> None:
 
 
 def test_only_who_may_find_room_later_is_told_when_to_come_back() -> None:
-    assert from_error(NeverFitsError("more than ever")).headers == {}
+    assert from_error(NeverFitsError("more than ever")).headers == {"x-should-retry": "false"}
     assert from_error(errors.ResourceExhaustedError("full")).headers == {"retry-after": "1"}
     assert from_error(errors.ResourceExhaustedError("full", 29.5)).headers == {"retry-after": "30"}
+
+
+def test_openai_s_client_does_not_repeat_what_never_fits() -> None:
+    """It sends whatever got 429 again, but where it is told not to."""
+
+    def tries(error: errors.ResourceExhaustedError) -> int:
+        asked = 0
+
+        def answer(_: httpx2.Request) -> httpx2.Response:
+            nonlocal asked
+            asked += 1
+            told = from_error(error)
+            return httpx2.Response(
+                told.status, json=told.body, headers={"retry-after-ms": "1"} | told.headers
+            )
+
+        with (
+            httpx2.Client(transport=httpx2.MockTransport(answer)) as transport,
+            openai.OpenAI(base_url="http://test", api_key="none", http_client=transport) as client,
+            pytest.raises(openai.RateLimitError),
+        ):
+            client.models.list()
+        return asked
+
+    assert tries(NeverFitsError("more than ever")) == 1
+    assert tries(errors.ResourceExhaustedError("full")) > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "param"),
+    [
+        ("/v1/completions", {"prompt": [5] * MAX_MODEL_LEN}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * (MAX_MODEL_LEN - 3)}, "max_tokens"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {"max_completion_tokens": MAX_MODEL_LEN}, "max_completion_tokens"),
+    ],
+)
+async def test_a_request_longer_than_the_model_says_what_programs_look_for(
+    path: str,
+    values: dict[str, Any],
+    param: str,
+    coordinator: Any,
+    make_client: Callable[..., httpx2.AsyncClient],
+) -> None:
+    """Programs that shorten a conversation tell by the code or these words that it was too long."""
+    if "chat" in path:
+        content = "x" if values else "x " * MAX_MODEL_LEN
+        values = {"messages": [{"role": "user", "content": content}], **values}
+    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
+        answer = await client.post(path, json=values)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
+    assert error["param"] == param
+    words = f"{param}: this model's maximum context length is {MAX_MODEL_LEN} tokens; "
+    assert error["message"].startswith(words)
+
+
+def test_over_grpc_such_a_request_is_an_invalid_argument() -> None:
+    call = GenerateCall("", (5,) * 10, SamplingParams(), SpeculationParams())
+    with pytest.raises(ContextLengthError) as caught:
+        check_against_model(call, 10, 1000, 20)
+    told = from_status(to_status(caught.value))
+    assert type(told) is errors.InvalidArgumentError
+    assert (told.field, told.message) == ("max_tokens", caught.value.message)
 
 
 def test_an_answer_that_is_an_error_stays_as_it_is() -> None:
@@ -84,6 +159,7 @@ async def test_a_defect_is_500_without_its_text(coordinator: Any, client: httpx2
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("GET", "/v1/models/a/model/", 404, "model_not_found"),
     ],
 )
 async def test_what_is_not_there(

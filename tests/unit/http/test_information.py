@@ -22,6 +22,7 @@ async def test_models(client: httpx2.AsyncClient) -> None:
     assert listed["object"] == "list"
     (model,) = listed["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("a/model", "model", 2048)
+    assert (await client.get("/v1/models/")).json() == listed
     assert (await client.get("/v1/models/a/model")).json() == model
     assert (await client.get("/v1/models/a%2Fmodel")).json() == model
 

@@ -103,6 +103,54 @@ def test_unsupported_parameters_pass_with_what_changes_nothing_only(model: Any, 
         assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
+CHAT_DEFAULTS = {"continue_final_message": False, "echo": False, "verbosity": "medium"}
+
+
+@pytest.mark.parametrize(
+    ("model", "least", "special", "more"),
+    [(CompletionRequest, COMPLETION, True, {}), (ChatRequest, CHAT, False, CHAT_DEFAULTS)],
+)
+def test_vllm_s_own_defaults_pass(model: Any, least: Any, special: bool, more: dict[str, Any]) -> None:
+    """Clients send them all. Any other value is refused with its name."""
+    defaults = {
+        "add_special_tokens": special,
+        "length_penalty": 1.0,
+        "priority": 0,
+        "return_token_ids": None,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "truncate_prompt_tokens": None,
+        "use_beam_search": False,
+    }
+    assert read(model, {**least, **defaults, **more}) == read(model, least)
+    assert read(model, {**least, "length_penalty": 1}) == read(model, least)
+    others = {
+        "add_special_tokens": not special,
+        "length_penalty": 1.1,
+        "priority": 1,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "truncate_prompt_tokens": 8,
+        "use_beam_search": True,
+    }
+    if more:
+        others |= {"continue_final_message": True, "echo": True, "verbosity": "low"}
+        others |= {"chat_template": "{{ 1 }}", "documents": [{"text": "x"}]}
+    for name, value in others.items():
+        error = refused(model, {**least, name: value})
+        assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+def test_usage_is_not_told_on_the_way() -> None:
+    def options(value: Any) -> Any:
+        return {**COMPLETION, "stream": True, "stream_options": {"continuous_usage_stats": value}}
+
+    for value in (False, None):
+        assert not read(CompletionRequest, options(value)).include_usage
+    assert refused(CompletionRequest, options(True)).param == "stream_options.continuous_usage_stats"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("store", 0), ("store", True), ("parallel_tool_calls", 1)],
@@ -162,6 +210,8 @@ def test_a_wrong_type_names_the_field(values: dict[str, Any], param: str) -> Non
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": "x", "weight": 1}], "messages[0].weight"),
         ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "x", "annotations": [{}]}], "messages[0].annotations"),
+        ([{"role": "assistant", "content": "x", "reasoning": "y"}], "messages[0].reasoning"),
     ],
 )
 def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
@@ -170,9 +220,22 @@ def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
 
 def test_an_answer_can_be_sent_back_with_its_empty_members() -> None:
     members = ("refusal", "annotations", "audio", "function_call", "tool_calls")
-    message = {"role": "assistant", "content": "x"} | dict.fromkeys(members)
-    (read_back,) = read(ChatRequest, {"messages": [message]}).messages
-    assert read_back.shown == {"role": "assistant", "content": "x"}
+    of_vllm = ("reasoning", "reasoning_content", "tool_call_id")
+    message = {"role": "assistant", "content": "x"} | dict.fromkeys(members + of_vllm)
+    for changes in ({}, {"annotations": [], "tool_calls": []}):
+        (read_back,) = read(ChatRequest, {"messages": [message | changes]}).messages
+        assert read_back.shown == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": "x"}])
+@pytest.mark.parametrize(
+    ("member", "calls"), [("tool_calls", [{"id": "1", "type": "function"}]), ("function_call", {"name": "f"})]
+)
+def test_a_history_with_calls_is_refused_for_them(content: Any, member: str, calls: Any) -> None:
+    """Once for its content, which such a message has not."""
+    messages = [*CHAT["messages"], {"role": "assistant", **content, member: calls}]
+    error = refused(ChatRequest, {"messages": messages})
+    assert (error.param, error.code) == (f"messages[1].{member}", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("bias", [{"a": 1}, {"-1": 1}, {"1.0": 1}, {"": 1}, {"²": 1}, {"1": 1, "01": 1}])
@@ -238,6 +301,8 @@ def test_what_prompts_have_in_common_is_checked_once(monkeypatch: pytest.MonkeyP
     [
         ({}, None),
         ({"logprobs": False}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 4}, 4),
     ],
@@ -246,9 +311,11 @@ def test_what_a_chat_reports(values: dict[str, Any], reported: int | None) -> No
     assert read(ChatRequest, CHAT | values).num_logprobs == reported
 
 
-def test_top_logprobs_alone_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="top_logprobs"):
-        _ = read(ChatRequest, {**CHAT, "top_logprobs": 2}).num_logprobs
+@pytest.mark.parametrize("number", [2, -1])
+def test_top_logprobs_alone_are_refused(number: int) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        _ = read(ChatRequest, {**CHAT, "top_logprobs": number}).num_logprobs
+    assert caught.value.field == "top_logprobs"
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,7 @@ def call(prompt: Any = (1, 2), **sampling: Any) -> codec.GenerateCall:
         (call("x", max_tokens=None), 64, "prompt"),
         (call("x", max_tokens=1), 65, "prompt"),
         (call("x", max_tokens=33), 32, "max_tokens"),
+        (call("x", max_tokens=None, min_tokens=33), 32, "min_tokens"),
     ],
 )
 def test_what_only_the_model_can_judge(made: codec.GenerateCall, prompt_length: int, field: str) -> None:
@@ -373,6 +374,8 @@ def test_what_just_fits_the_model() -> None:
     made = call((255,), max_tokens=63, stop_token_ids=(255,), logit_bias={255: 1.0})
     codec.check_against_model(made, 1, vocabulary_size=256, max_model_len=64)
     codec.check_against_model(call("x", max_tokens=None), 63, vocabulary_size=256, max_model_len=64)
+    least = call("x", max_tokens=None, min_tokens=32)
+    codec.check_against_model(least, 32, vocabulary_size=256, max_model_len=64)
 
 
 def test_text_that_no_wire_can_carry() -> None:

@@ -1,0 +1,53 @@
+"""A chat of several choices, streamed to the helper of OpenAI's client that gathers it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import openai
+
+from coordinator.http.chat_template import ChatTemplate
+from coordinator.ledger import Commit
+from paceline.core.types import FinishReason, TokenLogprobs
+from paceline.rpc.codec import GenerateCall
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TOKENS = tuple(TokenLogprobs(token, -0.5, 1, (token,), (-0.5,)) for token in (523, 614))
+
+
+async def test_choices_are_opened_in_order_whichever_comes_first(
+    coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
+) -> None:
+    """The helper keeps them in a list, and broke where the first event was not of choice 0."""
+
+    async def backwards(call: GenerateCall) -> AsyncIterator[Commit]:
+        for choice in reversed(range(call.sampling.n)):
+            yield commit(0, f"hello{choice}", choice=choice, logprobs=TOKENS[:1])
+        for choice in reversed(range(call.sampling.n)):
+            yield commit(1, "", choice=choice, finish=FinishReason.STOP, logprobs=TOKENS[1:])
+
+    coordinator.script = backwards
+    async with (
+        make_client(coordinator, ChatTemplate(TEMPLATE)) as transport,
+        openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=transport) as client,
+        client.chat.completions.stream(
+            model="a/model", messages=[{"role": "user", "content": "hi"}], n=3, logprobs=True
+        ) as stream,
+    ):
+        chunks = [event.chunk async for event in stream if event.type == "chunk"]
+        final = await stream.get_final_completion()
+
+    openings = [choice.model_dump() for chunk in chunks[:3] for choice in chunk.choices]
+    assert [opening["index"] for opening in openings] == [0, 1, 2]
+    for opening in openings:
+        assert (opening["delta"]["role"], opening["delta"]["content"]) == ("assistant", "")
+        assert (opening["logprobs"], opening["finish_reason"], opening["stop_reason"]) == (None, None, None)
+    assert [chunk.choices[0].index for chunk in chunks[3:]] == [2, 1, 0, 2, 1, 0]
+    assert [choice.index for choice in final.choices] == [0, 1, 2]
+    for choice in final.choices:
+        assert (choice.message.content, choice.finish_reason) == (f"hello{choice.index}", "stop")
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert [token.token for token in choice.logprobs.content] == ["def", " ma"]

@@ -1,0 +1,99 @@
+"""The bytes of tokens, as the library that keeps answers to grammars knows them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import pytest
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from coordinator.detokenize import REPLACEMENT
+from coordinator.http.chat_template import ChatTemplate
+from coordinator.http.token_bytes import BYTES, token_bytes
+from coordinator.ledger import Commit
+from coordinator.vocabulary import Vocabulary
+from paceline.core.types import FinishReason, TokenLogprobs
+from paceline.rpc.codec import GenerateCall
+
+
+def test_the_alphabet_is_that_of_byte_level_bpe() -> None:
+    assert set(BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(BYTES.values()) == list(range(256))
+
+
+def test_the_bytes_of_a_byte_level_vocabulary(vocabulary: Vocabulary) -> None:
+    reference = LLTokenizer(vocabulary.tokenizer.to_str())
+    special = vocabulary.tokenizer.get_added_tokens_decoder()
+    # To the library 0xFF is a mark of its own.
+    unlike = {*special, vocabulary.tokenizer.token_to_id("\u00ff")}
+    plain = [token_id for token_id in range(vocabulary.size) if token_id not in unlike]
+    for token_id in plain:
+        assert token_bytes(vocabulary, token_id) == reference.decode_bytes([token_id])
+    assert any(REPLACEMENT in vocabulary.token_text(token_id) for token_id in plain)
+    for token_id, token in special.items():
+        assert token_bytes(vocabulary, token_id) == token.content.encode()
+
+
+@pytest.fixture(scope="module")
+def falling_back() -> Vocabulary:
+    """As SentencePiece's: some pieces, the bytes, U+FFFD itself, and a piece that looks byte-level."""
+    tokens = [
+        "<unk>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "a",
+        "\u2581b",
+        REPLACEMENT,
+        "\u00f0\u0141",
+    ]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return Vocabulary(tokenizer, "fingerprint", len(tokens))
+
+
+def test_the_bytes_of_a_vocabulary_with_byte_fallback(falling_back: Vocabulary) -> None:
+    def of(token: str) -> bytes | None:
+        return token_bytes(falling_back, falling_back.tokenizer.token_to_id(token))
+
+    assert [of(f"<0x{byte:02X}>") for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    for token in ("a", REPLACEMENT, "\u00f0\u0141"):
+        assert of(token) == token.encode()
+    assert of("\u2581b") == b" b"
+
+
+def test_bytes_that_nobody_knows_are_not_made_up(falling_back: Vocabulary) -> None:
+    """Such a decoder hides what a token is made of."""
+    tokenizer = Tokenizer.from_str(falling_back.tokenizer.to_str())
+    tokenizer.decoder = decoders.Replace("a", REPLACEMENT)
+    other = Vocabulary(tokenizer, "fingerprint", falling_back.size)
+    assert token_bytes(other, tokenizer.token_to_id("a")) is None
+
+
+async def test_the_bytes_of_an_emoji_s_tokens_join_to_it(
+    coordinator: Any, commit: Any, make_client: Callable[..., httpx2.AsyncClient]
+) -> None:
+    """Once null: no token of it is a whole character."""
+    content = "an 🎈é"
+
+    async def balloon(_: GenerateCall) -> AsyncIterator[Commit]:
+        tokens = await coordinator.tokenize(content)
+        for index, token in enumerate(tokens):
+            last = index == len(tokens) - 1
+            entry = TokenLogprobs(token, -0.5, 1, (token,), (-0.5,))
+            text, finish = (content, FinishReason.LENGTH) if last else ("", None)
+            yield commit(index, text, finish=finish, logprobs=(entry,))
+
+    coordinator.script = balloon
+    values = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
+    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
+        (choice,) = (await client.post("/v1/chat/completions", json=values)).json()["choices"]
+    told = choice["logprobs"]["content"]
+    assert any("\ufffd" in token["token"] for token in told)
+    assert b"".join(bytes(token["bytes"]) for token in told).decode() == choice["message"]["content"]
+    assert [token["top_logprobs"][0]["bytes"] for token in told] == [token["bytes"] for token in told]
