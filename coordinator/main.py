@@ -65,6 +65,7 @@ async def _serve(config: CoordinatorConfig) -> None:
         server.heed_signals(exit_with_parent=config.exit_with_parent)
         loaded.set()
         warn_if_open(config)
+        tell_of_client_certificates(config)
         reload_on_hangup(gate, config)
         if http is not None:
             await http.start()
@@ -81,6 +82,12 @@ async def _serve(config: CoordinatorConfig) -> None:
         work.cancel()
         if spans is not None:
             await asyncio.to_thread(spans.close)
+
+
+def tell_of_client_certificates(config: CoordinatorConfig) -> None:
+    """Say so where clients must show one: `PACELINE_TLS_CA` may have been meant for a client's command."""
+    if config.tls is not None and config.tls.ca:
+        log.info("clients must show a certificate of the authority in %s (tls_ca)", config.tls.ca)
 
 
 def _http_face(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:

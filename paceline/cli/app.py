@@ -1,4 +1,7 @@
-"""All commands, and how their errors are told: one line, exit code 2 for bad arguments, else 1."""
+"""All commands, and how their errors are told: one line, exit code 2 for bad arguments, else 1.
+
+A child that never got ready gives `serve` its own code; what Ctrl-C cuts short ends with 130.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ import typer
 from paceline.cli import benching, generation, keys, loadtesting, planning, serving
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
+
+_HELP = "NoArgsIsHelpError"
+"""What typer raises for a command that is nothing without another one; its message is the help. The class is
+not among those that typer exports."""
 
 app = typer.Typer(
     name="paceline",
@@ -47,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         code = command.main(args=arguments, prog_name="paceline", standalone_mode=False)
     except typer.TyperException as error:
+        if type(error).__name__ == _HELP:
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(error.exit_code)
         _fail(_usage_message(error), error.exit_code)
     except ChildFailedError as error:
         _fail(error.message, error.exit_code)

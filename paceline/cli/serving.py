@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from dataclasses import fields
@@ -52,10 +51,7 @@ def serve(
 ) -> None:
     """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
     config = _checked(options, device=device, dtype=dtype, threads=threads)
-    if config.log_format == "json":
-        configure_logging("supervisor", config.log_format)
-    else:
-        logging.basicConfig(level=logging.INFO, format="[supervisor] %(message)s")
+    configure_logging("supervisor", config.log_format)
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
         with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:

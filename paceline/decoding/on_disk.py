@@ -2,6 +2,9 @@
 
 numba compares the text of a function's own file, and nothing of what the function calls in other files: an
 upgrade that changed only those would run what was compiled of the old ones. Here all of them are compared.
+
+numba's index of such code is a pickle, and what it names is run: whoever can write the folder can do whatever
+the process may.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ def warn_of_what_is_not_kept() -> None:
     """
     if _not_kept:
         log.warning(
-            "compiled code is not kept on disk, so every start compiles it anew; "
-            "NUMBA_CACHE_DIR may name a folder for it (%s)",
+            "compiled code is not kept on disk, so every start compiles it anew; NUMBA_CACHE_DIR may name "
+            "a folder for it, which nobody else may be able to write: what is in it is run (%s)",
             _not_kept[0],
         )
 

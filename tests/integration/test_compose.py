@@ -101,7 +101,11 @@ def test_the_image_is_the_same_but_for_where_torch_comes_from() -> None:
     for suffix in ("", "-cpu"):
         build = services[f"coordinator{suffix}"]["build"]
         assert (build["context"], build["dockerfile"]) == (".", "deploy/Dockerfile")
-        assert ("TORCH_INDEX" in build.get("args", {})) == (suffix == "-cpu")
+    index = {name: services[f"coordinator{name}"]["build"]["args"]["TORCH_INDEX"] for name in ("", "-cpu")}
+    assert index == {"": "https://pypi.org/simple", "-cpu": "https://download.pytorch.org/whl/cpu"}
+    chosen = read_services({"PACELINE_TORCH_INDEX": "https://download.pytorch.org/whl/cu126"})
+    assert chosen["coordinator"]["build"]["args"] == {"TORCH_INDEX": "https://download.pytorch.org/whl/cu126"}
+    assert chosen["coordinator-cpu"] == services["coordinator-cpu"]
     assert "ARG TORCH_INDEX=" in dockerfile
     assert "\nUSER paceline\n" in dockerfile
     assert "HEALTHCHECK" not in dockerfile
@@ -193,13 +197,17 @@ def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cac
         assert f"install -d -o paceline -g paceline {folder}" in dockerfile
 
 
-def test_all_that_a_process_keeps_is_in_the_volume() -> None:
-    """Its user owns the cache folder: compiled code is kept there too, where the package's is read only."""
+def test_all_that_a_process_keeps_is_in_the_volume_of_its_role() -> None:
+    """Its user owns the cache folder: compiled code is kept there too, where the package's is read only.
+
+    Once all roles shared one: who controlled the draft could change the target's weights and code.
+    """
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
     (folder,) = re.findall(r"install -d -o paceline -g paceline (\S+)", dockerfile)
     assert folder == "/home/paceline/.cache"
-    for service in read_services().values():
-        assert service["volumes"] == [f"cache:{folder}"]
+    for name, service in read_services().items():
+        role = name.removesuffix("-cpu").removesuffix("-worker")
+        assert service["volumes"] == [f"{role}-cache:{folder}"]
 
 
 def in_order(services: dict[str, Service]) -> list[str]:

@@ -72,8 +72,22 @@ def test_bad_arguments_are_one_line_and_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("words", "listed"), [([], "target-worker"), (["keys"], "remove")])
+def test_a_command_without_its_command_prints_the_help_as_it_is(
+    words: list[str], listed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once: all of it in one line, after `error:`."""
+    code, out, err = run(words, capsys)
+    assert (code, out) == (2, "")
+    _, wanted, _ = run([*words, "--help"], capsys)
+    assert err == wanted
+    assert err.startswith("Usage: ")
+    assert any(line.split()[:1] == [listed] for line in err.splitlines())
+
+
 @pytest.mark.parametrize(
-    "words", [["coordinator", "--target", "a:1", "--tokenizer", "x"], ["serve", "--log-format", "json"]]
+    "words",
+    [["coordinator", "--target", "a:1", "--tokenizer", "x"], ["serve"], ["serve", "--log-format", "json"]],
 )
 def test_a_level_of_logs_that_is_none_is_told_like_a_bad_argument(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,59 @@ from paceline.supervisor.processes import CAN_FORK
 HANG = 30.0
 PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 OPEN = {"device": "auto", "dtype": "auto", "threads": 0}
+
+LOADING = """
+import signal, sys, threading
+from types import SimpleNamespace
+from paceline.core.config import CoordinatorConfig, TargetConfig
+
+def load(*words):
+    print("loading", flush=True)
+    threading.Event().wait()
+
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
+if sys.argv[1] == "coordinator":
+    from coordinator import main, vocabulary
+    vocabulary.load_tokenizer = load
+    main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m"))
+else:
+    from paceline import worker_process
+    worker_process.build = load
+    worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m"))
+"""
+
+SERVING = """
+import signal
+from paceline.rpc import event_loop
+from paceline.rpc.server import Server
+
+async def serve():
+    server = Server("test", "127.0.0.1", 0)
+    await server.start()
+    server.heed_signals(exit_with_parent=False)
+    server.announce()
+    await server.run_until_stopped(exit_with_parent=False)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+event_loop.run(serve())
+print("stopped in order", flush=True)
+"""
+
+SUPERVISING = """
+import contextlib, logging, sys
+from paceline.cli import main, serving
+
+@contextlib.contextmanager
+def serve_stack(config, sink):
+    logger = logging.getLogger("paceline.supervisor.children")
+    logger.info("of no interest")
+    logger.warning("target died")
+    raise KeyboardInterrupt
+    yield
+
+serving.serve_stack = serve_stack
+main(["serve"])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +120,51 @@ def test_a_process_that_nobody_reads_leaves_at_once() -> None:
         process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait(HANG) == 0
+
+
+@pytest.mark.parametrize("role", ["coordinator", "target"])
+def test_the_first_ctrl_c_ends_a_process_that_is_still_loading(role: str) -> None:
+    """Once: asyncio cancelled its main task, which did not notice before all was loaded."""
+    command = [sys.executable, "-P", "-c", LOADING, role, "default_int_handler"]
+    with subprocess.Popen(command, **PIPES) as process:
+        try:
+            assert process.stdout.readline() == b"loading\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(HANG) == -signal.SIGINT
+            assert b"Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_stops_a_process_that_serves_in_order() -> None:
+    with subprocess.Popen([sys.executable, "-P", "-c", SERVING], **PIPES) as process:
+        try:
+            assert b'"event": "ready"' in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(HANG) == 0
+            assert process.stdout.read() == b"stopped in order\n"
+        finally:
+            process.kill()
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_loading() -> None:
+    """As in the background of a shell, whose Ctrl-C is for others."""
+    with subprocess.Popen([sys.executable, "-P", "-c", LOADING, "target", "SIG_IGN"], **PIPES) as process:
+        try:
+            assert process.stdout.readline() == b"loading\n"
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(HANG) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted() -> None:
+    """Once: as text they had neither, and PACELINE_LOG_LEVEL was of the children alone."""
+    wanted = {**os.environ, "PACELINE_LOG_LEVEL": "WARNING"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SUPERVISING], env=wanted, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "stopped\n")
+    line = r"\d{4}-\d\d-\d\d \S+ supervisor WARNING paceline\.supervisor\.children: target died\n"
+    assert re.fullmatch(line, done.stderr), done.stderr

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from paceline.cli.generation import status_table
+from paceline.cli.generation import _summary, status_table
 from paceline.client import CacheInfo, CoordinatorStatus, ServerStatus, WorkerInfo, WorkerState, WorkerStatus
 from paceline.core.types import AcceptanceMode
 
@@ -74,3 +75,9 @@ def test_a_reason_and_an_address_appear_as_they_are(reason: str) -> None:
     assert f"{INFO.model}, 1.0M, float32, cpu" in draft
     assert "64 of 1,024" in draft
     assert "none yet" in draft
+
+
+def test_what_is_counted_is_named() -> None:
+    """A request with `n` of 3 is three of them."""
+    told = _summary(ServerStatus(replace(COORDINATOR, finished_requests=3, failed_requests=1), ()), "http")
+    assert "3 finished, 1 failed completions (each of n)" in told
