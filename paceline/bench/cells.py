@@ -103,11 +103,6 @@ class Counts:
         return 1 + (_share(self.num_accepted_draft_tokens, self.num_spec_steps) or 0.0)
 
     @property
-    def tokens_per_round(self) -> float | None:
-        """Over all rounds, with a proposal or without; None without a round."""
-        return _share(self.completion_tokens, self.num_rounds)
-
-    @property
     def hit_rate(self) -> float | None:
         """Share of proposals that were there when the verdict came."""
         return _share(self.num_lookahead_hits, self.num_spec_steps)
@@ -149,7 +144,8 @@ class Cell:
     """Of each run, by role (`processor.PROCESSES`), the whole load; only of Paceline's arms."""
     counts: Counts = field(default_factory=Counts)
     opening: Counts = field(default_factory=Counts)
-    """Of the same requests again, stopped after a few tokens: what their prompts cost."""
+    """Of the same requests again, stopped after a few tokens: what their prompts cost. That shortens the last
+    round of each."""
 
     def took(self, place: Place, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """One run's processor time, from readings that are empty where the system tells nothing."""
@@ -165,6 +161,34 @@ class Cell:
     def decoding(self) -> Counts:
         """The rounds after the opening, where that was measured; so passes over prompts are not in it."""
         return self.counts - self.opening
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Of all rounds but the first of each request, which reads the prompt and brings one token, without a
+        proposal; None without another round.
+
+        Not of `decoding`: an opening's last round brings what there is still room for, so a difference would
+        give the rest of its tokens to other rounds, and more than K + 1 to each.
+        """
+        return _share(self.counts.completion_tokens - self.counts.requests, self._rounds_after_first)
+
+    @property
+    def seconds_per_round(self) -> dict[str, float]:
+        """Mean of each part, of the rounds after the opening where that was measured.
+
+        Drafting is then a draft token's time by the draft tokens of a round: an opening's last round has
+        fewer of them.
+        """
+        parts = self.decoding.parts
+        draft_tokens = _share(self.counts.num_draft_tokens, self._rounds_after_first)
+        each = self.decoding.draft_seconds_per_token
+        if self.opening.requests and draft_tokens is not None and each is not None:
+            parts["draft"] = draft_tokens * each
+        return parts
+
+    @property
+    def _rounds_after_first(self) -> int:
+        return self.counts.num_rounds - self.counts.requests
 
     @property
     def processor_seconds_per_token(self) -> dict[str, float]:
@@ -186,7 +210,7 @@ class Cell:
                 "alpha": c.alpha,
                 "mean_acceptance_length": c.mean_acceptance_length,
                 "hit_rate": c.hit_rate,
-                "seconds_per_round": self.decoding.parts,
+                "seconds_per_round": self.seconds_per_round,
                 "coordinator_and_wire_share": self.decoding.coordinator_and_wire_share,
                 "processor_seconds_per_token": self.processor_seconds_per_token or None,
             }

@@ -92,6 +92,8 @@ class BenchConfig:
         _check(self.repeats >= 1, "repeats", f"must be at least 1, got {self.repeats}")
         most = len(PROMPTS)
         _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
+        blocks = self.num_blocks
+        _check(blocks is None or blocks >= 1, "num_blocks", f"must be at least 1, got {blocks}")
         _check(self.start_timeout > 0, "start_timeout", "must be positive")
 
     @property

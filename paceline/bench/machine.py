@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.client.server_status import WorkerInfo
-from paceline.core.cores import usable_cores
+from paceline.core.cores import core_quota, usable_cores
 
 _PACKAGES = ("paceline", "torch", "transformers", "grpcio")
 
@@ -20,6 +21,9 @@ class Machine:
 
     processor: str
     cores: int
+    """That this process may use."""
+    core_quota: float | None
+    """For how many of them its control groups, a container's among them, give it time; None is no bound."""
     last_level_cache: str
     """As the system tells it; empty where it does not."""
     python: str
@@ -28,13 +32,22 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """This one."""
+        quota = core_quota()
         return cls(
             processor=_processor(),
             cores=len(usable_cores()),
+            core_quota=None if math.isinf(quota) else quota,
             last_level_cache=_last_level_cache(),
             python=platform.python_version(),
             packages={name: version for name in _PACKAGES if (version := installed(name))},
         )
+
+    @property
+    def cores_in_words(self) -> str:
+        """How many, and for how many of them there is time where that is less."""
+        quota = self.core_quota
+        bound = "" if quota is None or quota >= self.cores else f" (time for {quota:g})"
+        return f"{self.cores} cores{bound}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -18,7 +18,7 @@ from paceline.core.checks import AUTO
 
 _WARM_UP_TOKENS = 16
 _LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones
-_OPENING_TOKENS = 4  # enough for a first proposal, before which the draft reads the prompt
+_OPENING_TOKENS = 4  # enough for a first proposal, a short one, before which the draft reads the prompt
 _SEEDS_A_RUN = 1_000_000
 
 

@@ -61,7 +61,7 @@ def _panels(record: Record, width: float, height: float, says: str) -> tuple[Fig
 def _caption(record: Record) -> str:
     where = " and ".join(dict.fromkeys(model.device_name for model in (record.target, record.draft)))
     return (
-        f"{where}, {record.machine.cores} cores; target {record.target.num_parameters / 1e6:.1f}M, "
+        f"{where}, {record.machine.cores_in_words}; target {record.target.num_parameters / 1e6:.1f}M, "
         f"draft {record.draft.num_parameters / 1e6:.2f}M, {record.target.dtype}"
     )
 
@@ -173,7 +173,7 @@ def rounds(record: Record) -> Figure:
         cells = [cell for cell in record.cells.at(t, 1) if not cell.arm.is_peer]
         left = [0.0] * len(cells)
         for part, colour in zip(PARTS, _PART_COLOURS, strict=True):
-            widths = [1000 * cell.decoding.parts[part] for cell in cells]
+            widths = [1000 * cell.seconds_per_round[part] for cell in cells]
             panel.barh(range(len(cells)), widths, left=left, color=colour, label=part)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, (cell, end) in enumerate(zip(cells, left, strict=True)):
@@ -188,6 +188,6 @@ def rounds(record: Record) -> Figure:
 
 
 def _tokens_a_round(cell: Cell) -> str:
-    """Nothing where answers end with their opening, and no round comes after it."""
-    tokens = cell.decoding.tokens_per_round
+    """Nothing where answers end with their first round."""
+    tokens = cell.tokens_per_round
     return "" if tokens is None else f" {tokens:.2f} tokens"

@@ -16,7 +16,7 @@ from paceline.bench.machine import Machine, Model
 from paceline.bench.peers import PeerState
 from paceline.client.results import to_plain
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Record:
         on_cores = [role for role, model in models.items() if model.device == "cpu"]
         if on_cores:
             notes.append(
-                f"{', '.join(on_cores)}, coordinator and client share {self.machine.cores} cores; "
+                f"{', '.join(on_cores)}, coordinator and client share {self.machine.cores_in_words}; "
                 f"{self.config.threads} thread(s) a model"
             )
         slowed = {"target": self.config.target_pass_seconds, "draft": self.config.draft_pass_seconds}

@@ -49,7 +49,7 @@ def heading(record: Record) -> str:
     machine, config = record.machine, record.config
     versions = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return (
-        f"{machine.processor}, {machine.cores} cores; Python {machine.python}, {versions}\n"
+        f"{machine.processor}, {machine.cores_in_words}; Python {machine.python}, {versions}\n"
         f"target {record.target.name} ({record.target.num_parameters / 1e6:.1f}M, {record.target.dtype}, "
         f"{record.target.device}), draft {record.draft.name} ({record.draft.num_parameters / 1e6:.2f}M, "
         f"{record.draft.dtype}, {record.draft.device})\n"
@@ -103,9 +103,9 @@ def _round_columns(cell: Cell) -> Iterable[str]:
     if cell.arm.is_peer:
         return
     yield _percent(counts.acceptance_rate)
-    yield _number(cell.decoding.tokens_per_round)
+    yield _number(cell.tokens_per_round)
     yield _percent(counts.hit_rate)
-    for seconds in cell.decoding.parts.values():
+    for seconds in cell.seconds_per_round.values():
         yield f"{1000 * seconds:.2f}"
 
 

@@ -34,7 +34,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecoding:
-    """What speculation did for one request, named as in vLLM's per-request block."""
+    """What speculation did for one completion, named as in vLLM's per-request block.
+
+    Of a stream that was resumed at a server that did not hold the request (any more), it is of the rest.
+    """
 
     mean_acceptance_length: float
     """1 + accepted / rounds with a proposal."""
@@ -58,7 +61,10 @@ class SpeculativeDecoding:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimings:
-    """Sums over all rounds of one request, in seconds."""
+    """Sums over all rounds of one completion, in seconds.
+
+    Of a stream that was resumed at a server that did not hold the request (any more), they are of the rest.
+    """
 
     draft: float
     target: float
@@ -115,7 +121,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult(CompletionOutput):
-    """A finished request: its first completion, and all of them in `outputs`."""
+    """A finished request: its first completion, and all of them in `outputs`.
+
+    So `speculative_decoding` and `timings` are of the first one alone.
+    """
 
     request_id: str
     acceptance: AcceptanceMode
@@ -139,9 +148,10 @@ class GenerationResult(CompletionOutput):
 class GenerationChunk:
     """The tokens one round committed. The concatenated texts of a choice's chunks are its text.
 
-    Text may lag behind the tokens: it never ends inside a character or a possible stop string. What was
-    held back comes with the choice's last tokens at the latest. Behind them its last chunk has no tokens, but
-    a `finish_reason`; the last one of all has the `result`. Others without tokens tell of the prompt: what
+    After a stream broke, what was missed comes in chunks of up to 256 tokens, of however many rounds. Text
+    may lag behind the tokens: it never ends inside a character or a possible stop string. What was held back
+    comes with the choice's last tokens at the latest. Behind them its last chunk has no tokens, but a
+    `finish_reason`; the last one of all has the `result`. Others without tokens tell of the prompt: what
     `echo` and `prompt_logprobs` ask for.
     """
 

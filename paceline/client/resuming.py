@@ -67,14 +67,16 @@ class Resuming:
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
+        """How often it was asked for again."""
         self._backoff = backoff
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
         self._id_is_ours = not request.request_id
         self._end = threading.Lock()
         """Taken once and for good, by whoever ends the request first: several threads may close a stream."""
+        self._pauses = 0
         self._in_vain = 0
-        """Resumes since the last chunk."""
+        """Pauses since the last chunk."""
         if backoff.most:
             request.resumable = True
             request.request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
@@ -102,7 +104,7 @@ class Resuming:
         """
         broke = isinstance(error, UnavailableError) and not isinstance(error, ClientClosedError)
         begun = self.assembler.request_id is not None and self.assembler.result is None
-        if not (broke and begun and self.num_resumes < self._backoff.most):
+        if not (broke and begun and self._pauses < self._backoff.most):
             # A refused name may be that of another request.
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)
@@ -110,7 +112,7 @@ class Resuming:
         pause, left = self._backoff.pause(self._in_vain), self._left
         if pause >= left - LEAST_TIMEOUT:
             return max(left, 0.0)
-        self.num_resumes += 1
+        self._pauses += 1
         self._in_vain += 1
         return pause
 
@@ -121,6 +123,8 @@ class Resuming:
         """
         if self._left <= LEAST_TIMEOUT:
             raise DeadlineExceededError("the timeout was over before the stream could be resumed")
+        # Not when the pause began, in which the stream may be closed.
+        self.num_resumes += 1
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(self.request)
         seed, resumption = self.assembler.resume()

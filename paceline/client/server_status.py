@@ -109,6 +109,7 @@ class CoordinatorStatus:
     address: str
     process_id: int
     running: int
+    """Completions, each of the `n` of a request; so are those that wait, have finished and have failed."""
     waiting: int
     num_speculative_tokens: DraftTokens
     max_num_speculative_tokens: int
@@ -116,8 +117,10 @@ class CoordinatorStatus:
     acceptance_mode: AcceptanceMode | None
     """None if the server did not say."""
     prompt_lookup: bool
-    """Draft tokens may be copied from a sequence's own text."""
+    """Draft tokens may be copied from a sequence's own text, where a request does not say; not with a fixed K
+    in rejection or block mode above temperature 0."""
     finished_requests: int
+    """Since the coordinator began."""
     failed_requests: int
     http_address: str
     """Empty where HTTP is not served."""

@@ -220,6 +220,7 @@ class Client:
         deadline = requests.checked_timeout(timeout)
         if self._backoff.most:
             self._abandoning.start()
+            self._abandoning.before_a_request()
         stream = GenerationStream(self, Resuming(request, deadline, self._backoff))
         with self._lock:
             closed = self._closed

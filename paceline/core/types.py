@@ -66,7 +66,8 @@ class SpeculationParams:
     `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to a bound of its
     own, and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the
     server's default mode. `prompt_lookup` allows or forbids draft tokens that are copied from the sequence's
-    own text, within the same K; None takes the server's setting.
+    own text, within the same K; None takes the server's setting, but off with a fixed K in rejection or block
+    mode above temperature 0: what is copied follows from measured times, and a seed's tokens would too.
     """
 
     num_speculative_tokens: DraftTokens | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 
 from paceline.core import limits
+from paceline.core.checks import require
 from paceline.core.types import SamplingParams
 from paceline.loadtest.config import LoadConfig
 from paceline.loadtest.prompts import PromptLine, Prompts
@@ -66,7 +67,7 @@ class Plan:
         line = self._random_prompt(chosen) or self.prompts[number % len(self.prompts)]
         tokens = line.max_tokens
         if tokens is None and self.sampling.max_tokens is not None:
-            tokens = self._spread(chosen, self.sampling.max_tokens)
+            tokens = self._spread(chosen, self.sampling.max_tokens)  # within what check_lengths let pass
         return Ask(number, due, line.prompt, replace(self.sampling, seed=seed, max_tokens=tokens))
 
     def _random_prompt(self, chosen: random.Random) -> PromptLine | None:
@@ -78,4 +79,26 @@ class Plan:
     def _spread(self, chosen: random.Random, tokens: int) -> int:
         """As many, more or less."""
         spread = self.config.length_spread
-        return max(1, round(tokens * chosen.uniform(1 - spread, 1 + spread))) if spread else tokens
+        return _times(tokens, chosen.uniform(1 - spread, 1 + spread)) if spread else tokens
+
+
+def _times(tokens: int, factor: float) -> int:
+    return max(1, round(tokens * factor))
+
+
+def check_lengths(config: LoadConfig, prompts: Prompts, sampling: SamplingParams) -> None:
+    """Refuse answers that some request of a plan could not ask for: a plan is sent while it is made, and one
+    that cannot be made would end the test in its midst. Raises InvalidArgumentError naming the field."""
+    least = sampling.min_tokens
+    given = {None} if config.prompt_tokens is not None else {line.max_tokens for line in prompts}
+    shortest = min((tokens for tokens in given if tokens is not None), default=least)
+    says = f"must be at most {shortest}, the max_tokens of one of the prompts, got {least}"
+    require(least <= shortest, "min_tokens", says)
+    if None not in given or sampling.max_tokens is None:
+        return
+    shortest = _times(sampling.max_tokens, 1 - config.length_spread)
+    says = f"must be at most {shortest}, the shortest answer that length_spread gives, got {least}"
+    require(least <= shortest, "min_tokens", says)
+    longest = _times(sampling.max_tokens, 1 + config.length_spread)
+    says = f"gives answers of up to {longest} tokens, more than {limits.MAX_TOKENS}"
+    require(longest <= limits.MAX_TOKENS, "length_spread", says)

@@ -12,6 +12,7 @@ from paceline.client.requests import token_ids_of
 from paceline.core import limits
 from paceline.core.checks import integer, require
 from paceline.core.errors import InvalidArgumentError
+from paceline.rpc.codec import check_text
 
 _FIELD: Final = "prompts"
 
@@ -42,10 +43,10 @@ PROMPTS: Prompts = (
 def read_prompts(file: Path) -> Prompts:
     """One JSON object a line: `prompt` is text or a list of token ids, `max_tokens` may be there too.
 
-    Empty lines are skipped. Raises InvalidArgumentError naming the line.
+    Empty lines are skipped, and so is a byte order mark. Raises InvalidArgumentError naming the line.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         raise InvalidArgumentError(_FIELD, f"{file} cannot be read as text") from None
     # Not splitlines: JSON text may have other separators in it, as U+2028.
@@ -69,6 +70,7 @@ def _prompt(name: str, line: str) -> PromptLine:
         require(1 <= most <= limits.MAX_TOKENS, f"{name}: max_tokens", f"must be in [1, {limits.MAX_TOKENS}]")
     if isinstance(prompt, str):
         require(bool(prompt), f"{name}: prompt", "is empty")
+        check_text(f"{name}: prompt", prompt)  # JSON can spell what UTF-8, and so a request, cannot
         return PromptLine(prompt, most)
     require(isinstance(prompt, list), f"{name}: prompt", "must be text or a list of token ids")
     require(bool(prompt), f"{name}: prompt", "is empty")

@@ -19,7 +19,7 @@ from paceline.loadtest.outcomes import Outcome
 from paceline.loadtest.summary import Summary, summary
 from paceline.loadtest.verifying import Verification
 
-FORMAT = 1
+FORMAT = 2
 BUSY = 0.8
 """Share of a core from which on the tester itself may be what is slow."""
 _MOST_MESSAGES = 5
@@ -41,9 +41,10 @@ class Report:
     stopped: bool
     """It was ended before its time."""
     seconds: float
-    """From the start to the end of the last request."""
+    """From the start to the end of the last request; no less than the duration where that ended an open
+    loop."""
     client_cpu: float
-    """Share of that in which this process kept a core busy."""
+    """Share of the time to the end of the last request in which this process kept a core busy."""
     verification: Verification | None
 
     @cached_property

@@ -14,7 +14,7 @@ from paceline.client.server_status import Model
 from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest.config import LoadConfig, check_request
-from paceline.loadtest.plan import Plan
+from paceline.loadtest.plan import Plan, check_lengths
 from paceline.loadtest.prompts import Prompts
 from paceline.loadtest.report import Report
 from paceline.loadtest.running import Load
@@ -35,8 +35,9 @@ class LoadTest:
         speculation: SpeculationParams,
         progress: Callable[[str], None],
     ) -> None:
-        """Raises InvalidArgumentError naming what a load test cannot measure."""
+        """Raises InvalidArgumentError naming what a load test cannot measure, or could not ask for."""
         check_request(config, sampling, speculation.mode)
+        check_lengths(config, prompts, sampling)
         self._client = client
         self._config = config
         self._prompts = prompts
@@ -82,7 +83,8 @@ class LoadTest:
             if self.stopped:
                 raise CancelledError("stopped before anything was sent")
             raise InvalidArgumentError("duration", "no request was due within it at this rate")
-        seconds = max(outcome.ended for outcome in load.outcomes)
+        ended = max(outcome.ended for outcome in load.outcomes)
+        seconds = max(ended, self._arrivals_seconds(load))
         verification = await self._verify(load, plan) if config.verify else None
         return Report(
             address=self._client.address,
@@ -95,9 +97,19 @@ class LoadTest:
             unsent=load.unsent,
             stopped=self.stopped,
             seconds=seconds,
-            client_cpu=cpu / seconds,
+            client_cpu=cpu / ended,
             verification=verification,
         )
+
+    def _arrivals_seconds(self, load: Load) -> float:
+        """How long requests could be due, where the duration ended that: a rate over less would leave out the
+        time in which none was due any more. 0 where something else ended it."""
+        config = self._config
+        asked = len(load.outcomes) + load.unsent
+        ended_otherwise = self.stopped or asked == config.most_requests
+        if config.rate is None or config.duration is None or ended_otherwise:
+            return 0.0
+        return config.duration
 
     async def _model(self) -> Model:
         models = await self._client.models(timeout=self._config.timeout or _MODELS_SECONDS)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from paceline.client import AsyncClient
 from paceline.core.clock import Clock, monotonic
@@ -71,7 +71,7 @@ class Load:
                     pause = _pause_after(outcome.error)
                     await self._stopped_within(min(pause, (duration or math.inf) - self.seconds))
 
-        async with asyncio.TaskGroup() as group:
+        async with _tasks() as group:
             for _ in range(places):
                 group.create_task(one_client())
 
@@ -86,7 +86,7 @@ class Load:
                 else:
                     await self.send(ask)
 
-        async with asyncio.TaskGroup() as group:
+        async with _tasks() as group:
             for ask in asks:
                 assert ask.due is not None
                 if await self._stopped_within(ask.due - self.seconds):
@@ -142,6 +142,16 @@ class Load:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), max(seconds, 0))
         return self._stopped.is_set()
+
+
+@contextlib.asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """A group whose error is the first one's own: the others were cancelled for it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 def _pause_after(error: PacelineError) -> float:

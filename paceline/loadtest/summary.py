@@ -62,15 +62,17 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are over the whole test, from its start to the end of its last request."""
+    """Rates are over the whole test, `seconds` of the report."""
 
     seconds: float
     requests: int
     finished: int
     failed: Mapping[str, int]
     """By the error's name."""
+    resumed: int
+    """Requests that finished although their streams broke, which their readers saw as a pause only."""
     num_resumes: int
-    """Streams that broke and were asked for again, which their readers saw as a pause only."""
+    """How often a stream was asked for again, those of requests that failed in the end included."""
     unsent: int
     """Due, but still waiting for a place when the test ended."""
     most_at_a_time: int
@@ -102,6 +104,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]
         requests=len(outcomes),
         finished=len(finished),
         failed=Counter(type(outcome.error).__name__ for outcome in outcomes if outcome.error),
+        resumed=sum(outcome.num_resumes > 0 for outcome in finished),
         num_resumes=sum(outcome.num_resumes for outcome in outcomes),
         unsent=unsent,
         most_at_a_time=most_at_a_time((outcome.sent, outcome.ended) for outcome in outcomes),

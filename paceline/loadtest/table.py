@@ -58,12 +58,12 @@ def counts(report: Report) -> Table:
     table.add_row("sent", f"{found.requests:,}")
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.by_finish_reason.items())
     table.add_row("finished", f"{found.finished:,}" + (f" ({reasons})" if reasons else ""))
+    if found.resumed:
+        table.add_row("... after their streams broke and went on", f"{found.resumed:,}")
     for name, number in found.failed.items():
         table.add_row(f"failed, {name}", f"{number:,}")
     if found.unsent:
         table.add_row("due, but not sent before the end", f"{found.unsent:,}")
-    if found.num_resumes:
-        table.add_row("streams that broke and went on", f"{found.num_resumes:,}")
     if checked := report.verification:
         equal = checked.compared - len(checked.differences)
         table.add_row("asked again without a draft: equal", f"{equal:,}")

@@ -121,7 +121,9 @@ class SpeculationParams(_message.Message):
     auto_num_speculative_tokens: _builtins.bool
     """The server chooses for every round; num_speculative_tokens is unset then."""
     prompt_lookup: _builtins.bool
-    """Draft tokens may be copied from the sequence's own text. Unset: the server's setting."""
+    """Draft tokens may be copied from the sequence's own text. Unset: the server's setting, but off with a
+    fixed number of draft tokens in rejection or block mode above temperature 0.
+    """
     def __init__(
         self,
         *,
@@ -365,7 +367,9 @@ Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
 class GenerateChunk(_message.Message):
-    """The tokens one round committed. Text may lag behind: it never ends inside a character or a stop string."""
+    """The tokens one round committed. After a resume what the client missed comes first, in chunks of up to 256
+    tokens whose rounds are not told. Text may lag behind: it never ends inside a character or a stop string.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,6 +420,8 @@ Global___GenerateChunk: _TypeAlias = GenerateChunk  # noqa: Y015
 
 @_typing.final
 class GenerateFinished(_message.Message):
+    """One choice has ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISH_REASON_FIELD_NUMBER: _builtins.int
@@ -489,7 +495,9 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class SpeculativeDecoding(_message.Message):
-    """What speculation did for one request."""
+    """What speculation did for one choice; where a server went on with a request that it did not hold, since
+    then.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,7 +556,9 @@ Global___SpeculativeDecoding: _TypeAlias = SpeculativeDecoding  # noqa: Y015
 
 @_typing.final
 class RoundTimings(_message.Message):
-    """Sums over all rounds of one request, in microseconds."""
+    """Sums over all rounds of one choice, in microseconds; where a server went on with a request that it did not
+    hold, since then.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -796,11 +806,14 @@ class CoordinatorStatus(_message.Message):
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
+    """Completions: each of the `n` of a request counts, here, among those that wait, and below."""
     waiting: _builtins.int
     num_speculative_tokens: _builtins.int
     acceptance_mode: _common_pb2.AcceptanceMode.ValueType
     finished_requests: _builtins.int
+    """Completions too, since this process began."""
     failed_requests: _builtins.int
+    """The same."""
     http_address: _builtins.str
     """Empty where HTTP is not served."""
     auto_num_speculative_tokens: _builtins.bool
@@ -810,7 +823,9 @@ class CoordinatorStatus(_message.Message):
     num_preemptions: _builtins.int
     """Times a sequence that was being generated had to wait for blocks of the target's cache."""
     prompt_lookup: _builtins.bool
-    """Draft tokens may be copied from a sequence's own text, where a request does not say."""
+    """Draft tokens may be copied from a sequence's own text, where a request does not say. Not with a fixed
+    number of them in rejection or block mode above temperature 0.
+    """
     def __init__(
         self,
         *,

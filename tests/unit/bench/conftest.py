@@ -117,7 +117,7 @@ def make_record(config: BenchConfig) -> Callable[[list[Cell]], Record]:
         model = Model("embedded:target", "cpu", "A Processor", "float32", 5_000_000, 20_000_000)
         return Record(
             config=config,
-            machine=Machine("A Processor", 2, "32768K", "3.11", {"torch": "2.0"}),
+            machine=Machine("A Processor", 2, None, "32768K", "3.11", {"torch": "2.0"}),
             target=model,
             draft=replace(model, name="embedded:draft", num_parameters=500_000, weight_bytes=2_000_000),
             read_bandwidth=10e9,

@@ -65,7 +65,6 @@ def test_counts_are_sums_over_requests() -> None:
     assert counts.acceptance_rate == pytest.approx(0.5)
     assert counts.alpha == pytest.approx(3 / 5)
     assert counts.mean_acceptance_length == pytest.approx(2.0)
-    assert counts.tokens_per_round == pytest.approx(7 / 4), "a round without a proposal is one as well"
     assert counts.hit_rate == pytest.approx(2 / 3)
     assert counts.draft_seconds_per_token == pytest.approx(0.05)
     assert counts.target_seconds_per_round == pytest.approx(0.1)
@@ -77,7 +76,6 @@ def test_without_drafts_there_are_no_rates() -> None:
     counts = Counts(requests=1, num_rounds=3, target=0.3, total=0.3)
     assert counts.acceptance_rate is counts.hit_rate is counts.draft_seconds_per_token is None
     assert counts.alpha is None
-    assert Counts().tokens_per_round is None
     assert counts.mean_acceptance_length == 1
 
 
@@ -86,6 +84,31 @@ def test_what_the_prompt_costs_is_not_decoding() -> None:
     cell.counts = Counts(requests=1, completion_tokens=40, num_rounds=40, target=0.5 + 0.40)
     cell.opening = Counts(requests=1, completion_tokens=4, num_rounds=4, target=0.5 + 0.04)
     assert cell.decoding.target_seconds_per_round == pytest.approx(0.01)
+
+
+def test_a_round_brings_no_more_than_its_draft_tokens_and_one() -> None:
+    """Once: the opening's last round, which its end cut short, left its other tokens to the rounds behind."""
+    cell = Cell(Arm("speculative", 4), 0.0, 1)
+    cell.counts = Counts(requests=1, completion_tokens=11, num_rounds=3)
+    cell.opening = Counts(requests=1, completion_tokens=4, num_rounds=2)
+    assert cell.tokens_per_round == 5.0
+
+
+def test_drafting_a_round_is_that_of_its_draft_tokens() -> None:
+    """Once: what the opening's last round had no room for was drafted, as it were, in other rounds."""
+    cell = Cell(Arm("speculative", 4), 0.0, 1)
+    cell.counts = Counts(requests=1, num_rounds=3, num_draft_tokens=8, draft=0.5 + 0.08, target=0.3)
+    cell.opening = Counts(requests=1, num_rounds=2, num_draft_tokens=2, draft=0.5 + 0.02, target=0.2)
+    assert cell.seconds_per_round["draft"] == pytest.approx(0.04)
+    assert cell.seconds_per_round["target"] == pytest.approx(0.1)
+
+
+def test_all_rounds_are_meant_where_no_opening_was_measured() -> None:
+    cell = Cell(Arm("speculative", 4), 0.0, 8)
+    cell.counts = Counts(requests=2, completion_tokens=12, num_rounds=6, num_draft_tokens=16, draft=0.6)
+    assert cell.seconds_per_round["draft"] == pytest.approx(0.1)
+    assert cell.tokens_per_round == 10 / 4
+    assert Cell(Arm("plain", 0), 0.0, 1).tokens_per_round is None
 
 
 def test_processor_time_is_told_only_where_every_run_was_measured() -> None:

@@ -47,6 +47,7 @@ from paceline.core.errors import InvalidArgumentError, UnavailableError
         ("max_tokens", 0),
         ("length_spread", -0.1),
         ("length_spread", 1.0),
+        ("num_blocks", 0),
         ("start_timeout", 0.0),
     ],
 )

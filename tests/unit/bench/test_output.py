@@ -66,7 +66,7 @@ def test_json_has_every_run_of_every_cell(record: Record) -> None:
 
 def test_tables_show_rates_ratios_and_what_is_absent(record: Record) -> None:
     text = shown(record)
-    assert row(text, "lookahead, coupled, K=4")[:5] == ["150.0", "125-175", "2.00", "19%", "2.00"]
+    assert row(text, "lookahead, coupled, K=4")[:5] == ["150.0", "125-175", "2.00", "19%", "2.05"]
     assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]", "1.60", "[1.60-1.60]"]
     assert row(text, "served_over_plain") == ["2.40", "[2.40-2.40]"] * 2
     assert row(text, "worst_over_plain")[:4] == ["1.28", "[1.28-1.28]", "at", "4"]

@@ -227,6 +227,7 @@ def test_closing_in_the_pause_ends_it_at_once(server: Any, messages: Any, closed
         {"stream": stream, "client": client}[closed].close()
         with pytest.raises(CancelledError):
             reading.result(WAIT)
+    assert stream.num_resumes == 0, "nothing was asked for again"
     client.close()
 
 
@@ -248,6 +249,7 @@ async def test_closing_an_async_one_in_the_pause_ends_it_at_once(
         await {"stream": stream.aclose, "client": client.close}[closed]()
         with pytest.raises(CancelledError):
             await reading
+    assert stream.num_resumes == 0, "nothing was asked for again"
     await client.close()
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.plan import Plan, arrivals
+from paceline.loadtest.plan import Plan, arrivals, check_lengths
 from paceline.loadtest.prompts import PromptLine
 
 PROMPTS = [PromptLine("a"), PromptLine((1, 2), max_tokens=5), PromptLine("c")]
@@ -107,3 +108,40 @@ def test_a_line_s_own_length_is_kept() -> None:
     asks = plan(requests=30, length_spread=0.9)
     assert {a.sampling.max_tokens for a in asks if a.prompt == (1, 2)} == {5}
     assert len({a.sampling.max_tokens for a in asks if a.prompt != (1, 2)}) > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling", "field"),
+    [
+        ({"length_spread": 0.5}, {"max_tokens": 100, "min_tokens": 51}, "min_tokens"),
+        ({}, {"max_tokens": 100, "min_tokens": 6}, "min_tokens"),
+        ({}, {"max_tokens": None, "min_tokens": 6}, "min_tokens"),
+        ({"length_spread": 0.5}, {"max_tokens": limits.MAX_TOKENS}, "length_spread"),
+    ],
+)
+def test_answers_that_a_request_could_not_ask_for_are_refused_by_name(
+    settings: dict[str, Any], sampling: dict[str, Any], field: str
+) -> None:
+    lines = PROMPTS if sampling.get("min_tokens") == 6 else PROMPTS[:1]
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_lengths(LoadConfig(**settings), lines, SamplingParams(**sampling))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines", "sampling"),
+    [
+        ({"length_spread": 0.5}, PROMPTS[:1], {"max_tokens": 100, "min_tokens": 50}),
+        ({"length_spread": 0.9}, PROMPTS[:1], {"max_tokens": 1, "min_tokens": 1}),
+        ({}, PROMPTS, {"max_tokens": 100, "min_tokens": 5}),
+        ({}, PROMPTS[:1], {"max_tokens": None, "min_tokens": 70}),
+        ({"length_spread": 0.9}, PROMPTS[1:2], {"max_tokens": 9, "min_tokens": 5}),
+        ({"prompt_tokens": 7}, PROMPTS, {"max_tokens": 100, "min_tokens": 100}),
+    ],
+)
+def test_what_is_not_refused_can_be_planned(
+    settings: dict[str, Any], lines: list[PromptLine], sampling: dict[str, Any]
+) -> None:
+    config, params = LoadConfig(requests=300, **settings), SamplingParams(**sampling)
+    check_lengths(config, lines, params)
+    assert len(list(Plan(config, lines, params, 300))) == 300

@@ -41,6 +41,7 @@ def test_text_and_token_ids_with_or_without_a_length(tmp_path: Path) -> None:
         ({"text": "a"}, "line 2: unknown field 'text'"),
         ({"max_tokens": 3}, "line 2: has no prompt"),
         ({"prompt": ""}, "line 2: prompt: is empty"),
+        (r'{"prompt": "a\ud800b"}', "line 2: prompt: is not valid Unicode"),
         ({"prompt": []}, "line 2: prompt: is empty"),
         ({"prompt": 3}, "line 2: prompt: must be text or a list"),
         ({"prompt": [1, -1]}, "line 2: prompt: must hold integers"),
@@ -57,6 +58,10 @@ def test_a_line_that_cannot_be_sent_is_refused_with_its_number(
         read_prompts(file(tmp_path, {"prompt": "good"}, line))
     assert says in caught.value.message
     assert caught.value.field.startswith("prompts")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    assert read_prompts(file(tmp_path, '\ufeff{"prompt": "a"}')) == [PromptLine("a")]
 
 
 def test_files_that_are_no_prompts(tmp_path: Path) -> None:

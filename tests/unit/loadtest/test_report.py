@@ -52,7 +52,7 @@ def printed(report: Report) -> str:
 def test_json_has_settings_figures_and_every_request(make_report: Any, tmp_path: Path) -> None:
     make_report().write(tmp_path / "run.json")
     record = json.loads((tmp_path / "run.json").read_text())
-    assert record["format"] == 1
+    assert record["format"] == 2
     assert record["model"] == {"id": "some-model", "max_model_len": 2048, "vocabulary_size": 300}
     assert (record["settings"]["concurrency"], record["settings"]["requests"]) == (2, 100)
     assert record["begun"] == "2026-01-02T03:04:05+00:00"
@@ -100,6 +100,12 @@ def test_the_heading_says_how_it_was_sent(make_report: Any, config: LoadConfig, 
     assert says in shown
     assert "sent after it was due" in shown
     assert "sent after it was due" not in printed(make_report())
+
+
+def test_streams_that_broke_are_told_once_a_request(make_report: Any, make_outcome: Any) -> None:
+    shown = printed(make_report(outcomes=[make_outcome(), make_outcome(1, num_resumes=3)]))
+    assert "... after their streams broke and went on 1" in " ".join(shown.split())
+    assert "went on" not in printed(make_report())
 
 
 def test_goodput_is_told_with_its_goals(make_report: Any) -> None:

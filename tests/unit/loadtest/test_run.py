@@ -91,8 +91,9 @@ PLAIN = SpeculationParams(num_speculative_tokens=0, prompt_lookup=False)
 
 def a_test(client: FakeClient, **settings: Any) -> LoadTest:
     temperature = settings.pop("temperature", 1.0)
+    params = {name: settings.pop(name) for name in ("max_tokens", "min_tokens") if name in settings}
     config = LoadConfig(**({"requests": 6, "concurrency": 2} | settings))
-    sampling = SamplingParams(seed=100, temperature=temperature)
+    sampling = SamplingParams(seed=100, temperature=temperature, **params)
     prompts = [PromptLine("a"), PromptLine("b")]
     told: list[str] = []
     return LoadTest(cast(AsyncClient, client), config, prompts, sampling, SpeculationParams(), told.append)
@@ -134,6 +135,38 @@ async def test_random_prompts_are_cold_also_when_they_warmed_up_or_were_sent_bef
 async def test_a_rate_at_which_nothing_is_due_is_told_and_was_not_stopped(stats: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="duration: no request was due"):
         await a_test(FakeClient(stats), rate=1e-6, duration=0.01).run()
+
+
+# With the seed of these tests six arrivals in two milliseconds, and the next one after 4.8 seconds.
+IN_A_BURST: dict[str, Any] = {"rate": 1.0, "burstiness": 0.02, "concurrency": None}
+
+
+async def test_a_rate_is_over_all_the_time_in_which_requests_could_have_come(stats: Any) -> None:
+    """Once: over the time to the last answer, though none was due for seconds after it."""
+    report = await a_test(FakeClient(stats), **IN_A_BURST, requests=None, duration=4.0).run()
+    assert (len(report.outcomes), report.seconds) == (6, 4.0)
+    assert report.summary.requests_per_second == 6 / 4
+    assert report.client_cpu > 0
+
+
+async def test_a_rate_ends_with_the_last_answer_where_requests_ended_the_test(stats: Any) -> None:
+    report = await a_test(FakeClient(stats), **IN_A_BURST, requests=6, duration=1000.0).run()
+    assert report.seconds == max(outcome.ended for outcome in report.outcomes) < 1000
+
+
+async def test_a_rate_ends_with_the_last_answer_where_the_test_was_stopped(stats: Any) -> None:
+    _, report = await stopped_at(
+        stats, 1 + 3, **{**IN_A_BURST, "requests": None, "duration": 1000.0, "concurrency": 2}
+    )
+    assert report.seconds == max(outcome.ended for outcome in report.outcomes) < 1000
+
+
+def test_answers_that_could_not_be_asked_for_are_refused_before_anything_is_sent(stats: Any) -> None:
+    """Once: the request that could not be planned ended the test in its midst."""
+    client = FakeClient(stats)
+    with pytest.raises(InvalidArgumentError, match=r"^min_tokens: must be at most 5"):
+        a_test(client, length_spread=0.5, max_tokens=10, min_tokens=8)
+    assert not client.asked
 
 
 async def test_an_answer_that_a_draft_changed_is_found(stats: Any) -> None:

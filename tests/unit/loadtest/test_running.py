@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,7 @@ import pytest
 
 from paceline.client import AsyncClient, GenerationChunk, SamplingParams, SpeculationParams
 from paceline.core.clock import ManualClock
-from paceline.core.errors import PacelineError, ResourceExhaustedError, UnavailableError
+from paceline.core.errors import InvalidArgumentError, PacelineError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import AcceptanceMode
 from paceline.loadtest.plan import Ask
 from paceline.loadtest.running import FAILURE_PAUSE, Load, _pause_after
@@ -224,10 +224,24 @@ async def test_a_failure_is_an_outcome_with_the_tokens_that_came() -> None:
     assert (run.failed, run.running) == (1, 0)
 
 
-async def test_an_error_that_is_nobody_s_answer_ends_the_load() -> None:
-    with pytest.raises(ExceptionGroup) as caught:
-        await load(FakeClient(a_turn, lambda _number: ZeroDivisionError())).closed(iter(asks(3)), 1, None)
-    assert caught.group_contains(ZeroDivisionError)
+@pytest.mark.parametrize("rate", [True, False])
+async def test_an_error_that_is_nobody_s_answer_ends_the_load(rate: bool) -> None:
+    run = load(FakeClient(a_turn, lambda _number: ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        await (run.open(iter(asks(3, lambda _i: 0.0)), 1, None) if rate else run.closed(asks(3), 1, None))
+
+
+@pytest.mark.parametrize("rate", [True, False])
+async def test_a_request_that_cannot_be_planned_ends_the_load_with_its_own_error(rate: bool) -> None:
+    """Once: a group of errors, which no caller knew how to tell."""
+
+    def planned() -> Iterator[Ask]:
+        yield from asks(2, lambda _i: 0.0)
+        raise InvalidArgumentError("min_tokens", "must not be greater than max_tokens")
+
+    run = load(FakeClient(a_turn))
+    with pytest.raises(InvalidArgumentError):
+        await (run.open(planned(), None, None) if rate else run.closed(planned(), 3, None))
 
 
 @pytest.mark.parametrize(

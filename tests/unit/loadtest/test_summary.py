@@ -86,6 +86,13 @@ def test_a_coordinator_may_have_counted_half_of_a_resumed_request(make_outcome: 
     assert found.speculation.tokens_per_round == 6 / 3
 
 
+def test_streams_that_went_on_are_those_that_came_to_their_end(make_outcome: Any) -> None:
+    """Once: every resume was one of them, and those of a request that failed as well."""
+    gone = make_outcome(2, num_resumes=5, answer=None, error=UnavailableError("gone"))
+    found = summary([make_outcome(), make_outcome(1, num_resumes=3), gone], 4.0, {})
+    assert (found.resumed, found.num_resumes) == (1, 8)
+
+
 def test_histograms_of_different_lengths_are_summed(make_outcome: Any, make_answer: Any) -> None:
     stats = replace(make_answer().speculative_decoding, acceptance_histogram=(2,), num_spec_steps=2)
     longer = make_outcome()

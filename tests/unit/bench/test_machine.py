@@ -1,0 +1,30 @@
+"""What is told of the machine."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from paceline.bench.machine import Machine
+
+
+@pytest.mark.parametrize(
+    ("quota", "told", "says"),
+    [
+        (math.inf, None, "4 cores"),
+        (1.5, 1.5, "4 cores (time for 1.5)"),
+        (4.0, 4.0, "4 cores"),
+        (16.0, 16.0, "4 cores"),
+    ],
+)
+def test_a_container_s_quota_is_told_beside_the_cores(
+    monkeypatch: pytest.MonkeyPatch, quota: float, told: float | None, says: str
+) -> None:
+    monkeypatch.setattr("paceline.bench.machine.usable_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr("paceline.bench.machine.core_quota", lambda: quota)
+    machine = Machine.here()
+    assert (machine.cores, machine.core_quota) == (4, told)
+    assert machine.cores_in_words == says
+    assert json.loads(json.dumps(machine.to_dict(), allow_nan=False))["core_quota"] == told
