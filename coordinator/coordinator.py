@@ -31,8 +31,8 @@ from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
-    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PacelineError,
@@ -40,14 +40,8 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.types import SequenceParams
-from paceline.rpc.codec import (
-    PROTOCOL_VERSION,
-    GenerateCall,
-    check_against_model,
-    check_choices_remain,
-    check_token_ids,
-)
-from paceline.rpc.info import check_compatible
+from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
+from paceline.rpc.info import check_compatible, check_role
 from paceline.v1 import common_pb2
 
 
@@ -173,14 +167,14 @@ class Coordinator:
             self._refuse_when_draining()
             await self.wait_for_target()
             info, report.model = self.target_info(), self.model_name
-            request = self.requests.resume(principal.get().name, call)
+            request = self._resumed(call)
             if request is None:
                 if call.resumption is not None:
                     counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
                 prepared = await self._prepared(call, report, info)
                 if call.resumption is not None:
                     # The same client may have come back meanwhile, by another connection.
-                    request = self.requests.resume(principal.get().name, call)
+                    request = self._resumed(call)
                 if request is None:
                     request = self._begin(*prepared)
                     self._count(request, counted)
@@ -190,6 +184,14 @@ class Coordinator:
                 generation = self._generation(reader, call)
                 self._reporting.taken_on(report, generation)
                 yield generation
+
+    def _resumed(self, call: GenerateCall) -> Request | None:
+        """The request that the call goes on with, if one is here: only that takes nothing of a key's rate."""
+        try:
+            return self.requests.resume(principal.get().name, call)
+        except AlreadyExistsError:
+            self.gate.charge()
+            raise
 
     async def _prepared(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
@@ -252,8 +254,8 @@ class Coordinator:
             for machine in machines:
                 record = Record(machine.ledger.num_generated) if call.resumable else None
                 request.choices.append(self.dispatcher.submit(machine, record))
-        except BaseException:
-            self.requests.end(request)
+        except BaseException as error:
+            self.requests.end(request, error if isinstance(error, PacelineError) else None)
             raise
         return request
 
@@ -364,12 +366,7 @@ class Coordinator:
 
     def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
         """Refuse a worker that cannot serve here, naming both values."""
-        if info.role != link.role:
-            raise InvalidArgumentError(f"{link.role}s", f"{link.address} is a {info.role} worker")
-        if info.protocol_version != PROTOCOL_VERSION:
-            raise FailedPreconditionError(
-                f"it speaks protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
-            )
+        check_role(info, link.role, link.address)
         if link.role == "target":
             if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
                 raise TokenizerMismatchError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from paceline.rpc import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -31,18 +31,29 @@ class Dialect:
     """The events of a response."""
 
     async def info(self, channel: grpc.aio.Channel, seconds: float) -> common_pb2.WorkerInfo:
-        """Ask the worker what it is."""
+        """Ask the worker what it is. Raises DecodeError."""
         answer = await self.stub(channel).GetWorkerInfo(self.question(), timeout=seconds, wait_for_ready=True)
-        info: common_pb2.WorkerInfo = answer.info
+        info: common_pb2.WorkerInfo = _readable(answer).info
         return info
 
     def open(self, channel: grpc.aio.Channel) -> Any:
         """The bidirectional stream."""
         return getattr(self.stub(channel), self.stream)()
 
+    def take(self, response: Any) -> Sequence[Any]:
+        """The events of a response that came from gRPC. Raises DecodeError."""
+        return self.events(_readable(response))
+
     def read(self, frame: bytes) -> Sequence[Any]:
         """The events of a response that came as bytes. Raises DecodeError."""
         return self.events(self.response.FromString(frame))
+
+
+def _readable(message: Any) -> Any:
+    """What grpc.aio read: None stands for bytes that are no message. Raises DecodeError for these."""
+    if message is None:
+        raise DecodeError("a worker sent bytes that are no message")
+    return message
 
 
 TARGET = Dialect(

@@ -1,7 +1,7 @@
 """The asyncio shell around the round machines: it carries actions out and brings events back.
 
-Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for blocks
-in blocks.py; what a sequence does about it is decided in round.py.
+Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for a place in
+admission.py, who for blocks in blocks.py; what a sequence does about it is decided in round.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from coordinator.admission import Admission
 from coordinator.blocks import Blocks
 from coordinator.events import (
     Action,
@@ -38,13 +39,7 @@ from coordinator.silence import Silence
 from coordinator.suspects import Suspects
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import (
-    InternalError,
-    InvalidArgumentError,
-    PacelineError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from paceline.core.errors import InternalError, PacelineError, UnavailableError
 from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.telemetry.logs import fields
 
@@ -76,12 +71,10 @@ class Dispatcher:
         """Times a sequence that had blocks had to give them up for others."""
         self._clock = clock
         self._observers = tuple(observers)
-        self._max_running = max_running
-        self._max_waiting = max_waiting
         self._unread_timeout = unread_timeout
         self._sequences: dict[str, Running] = {}
-        self._queue: deque[Running] = deque()
         self._blocks = Blocks(self._sequences, self._handle)
+        self._admission = Admission(self._sequences, self._blocks, clock, max_running, max_waiting)
         self._suspects = Suspects(self._sequences)
         self._submitted = 0
         self._heard: dict[Link, float] = {}
@@ -93,20 +86,18 @@ class Dispatcher:
     @property
     def running(self) -> int:
         """Sequences that were admitted and have not ended."""
-        return len(self._sequences) - len(self._queue)
+        return self._admission.running
 
     @property
     def waiting(self) -> int:
         """Sequences that wait for a place or for blocks."""
-        return len(self._queue) + len(self._blocks.waiting)
+        return self._admission.waiting + len(self._blocks.waiting)
 
     # ---- for the faces -----------------------------------------------------------------------------
 
     def check_fits(self, n: int) -> None:
         """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
-        most = self._max_running + self._max_waiting
-        if n > most:
-            raise InvalidArgumentError("n", f"must be at most {most} over all prompts: no more run or wait")
+        self._admission.check_fits(n)
 
     def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
         """Take a sequence on, unless it has ended already.
@@ -117,10 +108,9 @@ class Dispatcher:
         running = Running(machine, order=self._submitted, arrived_at=self._clock(), record=record)
         if machine.phase is Phase.DONE:
             return running
-        if len(self._queue) >= self._max_waiting and not self._may_admit():
-            raise ResourceExhaustedError(f"{self._max_waiting} sequences are waiting already; try later")
+        self._admission.check_room()
         self._sequences[machine.sequence_id] = running
-        self._queue.append(running)
+        self._admission.join(running)
         self._admit()
         return running
 
@@ -235,22 +225,17 @@ class Dispatcher:
                 behind = running.behind_since
                 if behind is not None and running.read and now - behind >= self._unread_timeout:
                     self._cut(running)
-            self.num_preemptions += self._blocks.sweep()
+            self.num_preemptions += self._blocks.sweep(now)
             self._admit()
 
     # ---- within ------------------------------------------------------------------------------------
 
-    def _may_admit(self) -> bool:
-        """Not past one that waits for blocks: a new sequence would only have to give them up again."""
-        return self.running < self._max_running and not self._blocks.waiting
-
     def _admit(self) -> None:
-        while self._queue and self._may_admit():
-            running = self._queue.popleft()
-            if not running.ended:
-                running.admitted, running.admitted_at = True, self._clock()
-                self._handle(running, Signal.ADMITTED)
-                self._assign(running)
+        self._admission.admit(self._begin)
+
+    def _begin(self, running: Running) -> None:
+        self._handle(running, Signal.ADMITTED)
+        self._assign(running)
 
     def _assign(self, running: Running) -> None:
         """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
@@ -402,8 +387,7 @@ class Dispatcher:
         for link in filter(None, (target, running.draft)):
             link.load -= 1
         running.target = running.draft = None
-        if not running.admitted:
-            self._queue.remove(running)
+        self._admission.leave(running)
         tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
         if target is not None:
             self._blocks.wake_oldest(target)

@@ -137,7 +137,7 @@ class Link:
     async def _ask(self, channel: grpc.aio.Channel) -> None:
         try:
             self.known = await self.dialect.info(channel, INFO_SECONDS)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
             pass
         except asyncio.CancelledError:
             # A channel that is closed cancels its calls, and so it seems whoever awaits them.
@@ -177,7 +177,9 @@ class Link:
             return self._refuse(error)
         except grpc.aio.AioRpcError as error:
             self._end(self._told(error.code()))
-        except (grpc.aio.UsageError, DecodeError):
+        except DecodeError:
+            self._end("it sends bytes that are no message")
+        except grpc.aio.UsageError:
             self._end("the stream broke")
         except OSError as error:
             # Out of descriptors, for one. That must not end the links to all other workers.
@@ -235,7 +237,7 @@ class Link:
                 await beside.ended
             else:
                 async for frame in stream:
-                    self._observer.events(self, self.dialect.events(frame))
+                    self._observer.events(self, self.dialect.take(frame))
             self._end("it did not answer in time" if stream.cancelled() else "it ended the stream")
         except asyncio.CancelledError:
             # Our own hang_up cancels the call, not this task.

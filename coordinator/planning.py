@@ -99,6 +99,16 @@ class Planner(Sequence):
         """Tokens of the text that this round's copied proposal follows on; 0 is a proposal of the draft."""
         return 0 if self._source is None else self._source.length
 
+    def _drop_proposal(self) -> None:
+        """The target refuses this round's proposal. The draft that it is of is left alone for a while, and
+        what it foresaw behind it is not asked for: every such round has the target read the whole ledger."""
+        if self._is_drafted:
+            self._draft.pause(self.round)
+            self._planned = self._source_ahead = None
+            self._foreseen, self._plain_ahead = {}, False
+            self._first_told.clear()
+        self._proposal = NOTHING
+
     def _shortened(self, proposal: Proposal, outcome: tuple[int, int]) -> Proposal | None:
         """A continuation as long as the round after that outcome; None where it is of no use."""
         most = min(self._wanted_next(), self._room(outcome[0] + 1))

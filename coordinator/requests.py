@@ -200,6 +200,7 @@ class Requests:
     def reading(self, request: Request, deadline: float) -> Iterator[Reader]:
         """The present task reads the request, which it was just given, for as long as the block lasts."""
         reader, lost = request.reader, False
+        failure: PacelineError | None = None
         assert reader is not None
         reader.task = asyncio.current_task()
         self._readers.add(reader)  # not before: what is refused meanwhile has nobody who leaves
@@ -208,14 +209,27 @@ class Requests:
         except (GeneratorExit, asyncio.CancelledError):
             lost = True
             raise
+        except PacelineError as error:
+            # One that was cancelled has not failed.
+            failure = None if isinstance(error, CancelledError) else error
+            raise
         finally:
-            self.leave(request, reader, lost=lost, deadline=deadline)
+            self.leave(request, reader, lost=lost, deadline=deadline, failure=failure)
+            del failure  # it would be in its own traceback, and keep the request
 
-    def leave(self, request: Request, reader: Reader, *, lost: bool, deadline: float) -> None:
+    def leave(
+        self,
+        request: Request,
+        reader: Reader,
+        *,
+        lost: bool,
+        deadline: float,
+        failure: PacelineError | None = None,
+    ) -> None:
         """A reader stops reading: the request is over, unless its client may come back.
 
         It may where it was `lost`, and where all was sent. `deadline` is the client's own: nothing is held
-        for longer.
+        for longer. `failure` is what its call ends with, perhaps that of another request that came with it.
         """
         self._readers.discard(reader)
         if request.reader is not reader:
@@ -223,7 +237,7 @@ class Requests:
         until = min(self._clock() + self._seconds, deadline)
         may_return = (lost or request.ended) and request.begun and request.call.resumable
         if not (may_return and until > self._clock()):
-            self.end(request)
+            self.end(request, failure)
         elif self._requests.get(request.key) is request:
             request.reader, request.held_until = None, until
             for running in request.choices:
@@ -246,14 +260,17 @@ class Requests:
             running.parts.put_nowait(error)
         self.end(request)
 
-    def end(self, request: Request) -> None:
-        """Free what it holds on both workers. May be repeated."""
+    def end(self, request: Request, failure: PacelineError | None = None) -> None:
+        """Free what it holds on both workers. May be repeated.
+
+        `failure` is what the request failed with, if not one of its sequences did.
+        """
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
-        failure = next((running.error for running in request.choices if running.error), None)
+        failure = failure or next((running.error for running in request.choices if running.error), None)
         for running in request.choices:
             if not running.ended:
-                running.error = failure  # its client did not leave it: another one of the request failed
+                running.error = failure  # its client did not leave it: something else of the request failed
             self._dispatcher.cancel(running)
         request.counted.close()
         self.ended.set()

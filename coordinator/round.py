@@ -168,7 +168,6 @@ class RoundMachine(Planner):
         self._record.drafted(waited, event.timings)
         if not is_sensible(event.proposal, self._wanted, self.vocabulary_size):
             return self._without_draft(now)
-        self._draft.failures = 0
         self._draft.has_read(self.ledger)
         drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
         self._policy.proposed(drafted, waited, self._lacked, prefill)
@@ -271,6 +270,8 @@ class RoundMachine(Planner):
         if not self._fits(verdict):
             return self._fail(InternalError("the target worker's verdict does not fit its round"))
         num_draft = self._proposal.num_draft_tokens
+        if self._is_drafted:
+            self._draft.failures = 0
         self.stats.record(num_draft, verdict.num_accepted)
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
         self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
@@ -346,11 +347,11 @@ class RoundMachine(Planner):
                 self._target.behind(known, self.ledger)
             case InvalidArgumentError() if self._proposal.num_draft_tokens:
                 # The target finds the proposal wrong: do without it.
-                self._proposal = NOTHING
+                self._drop_proposal()
             case InternalError() if self._proposal.num_draft_tokens and self.params.chooses:
                 # Its model may break on tokens that it would not choose. Where tokens are drawn by ratios,
                 # those that it does not break on would come too seldom.
-                self._proposal = NOTHING
+                self._drop_proposal()
             case error:
                 return self._fail(error)
         if self._target.attempts >= MAX_ATTEMPTS:

@@ -34,6 +34,8 @@ class Running:
     was_blocked: bool = False
     alone_since: float | None = None
     """Since when it lacks blocks although no other sequence holds any."""
+    ask_at: float | None = None
+    """When it asks for blocks again, whoever holds them; None where its worker did not say when."""
     error: PacelineError | None = None
     """What it failed with."""
     arrived_at: float = 0.0

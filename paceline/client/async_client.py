@@ -18,6 +18,7 @@ from paceline.client.channel import (
     ClientClosedError,
     call_metadata,
     checked_tls,
+    readable,
     translated,
 )
 from paceline.client.reading import Call, Reading
@@ -300,7 +301,7 @@ class AsyncClient:
     ) -> _Response:
         deadline = requests.checked_timeout(timeout)
         with translated():
-            return await method(request, timeout=deadline, metadata=self._metadata)
+            return readable(await method(request, timeout=deadline, metadata=self._metadata))
 
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated.

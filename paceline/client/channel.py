@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import grpc
 
 from paceline.core import limits
-from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
+from paceline.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import check_files
 from paceline.rpc.status import from_rpc_error
+
+_Message = TypeVar("_Message")
 
 
 class ClientClosedError(UnavailableError):
@@ -57,6 +60,16 @@ def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     if not isinstance(api_key, str) or not api_key or not (api_key.isascii() and api_key.isprintable()):
         raise InvalidArgumentError("api_key", "must be printable ASCII text")
     return (("authorization", f"Bearer {api_key}"),)
+
+
+def readable(message: _Message | None) -> _Message:
+    """What grpc.aio read: None stands for bytes that are no message.
+
+    Raises InternalError for these, as the synchronous API does.
+    """
+    if message is None:
+        raise InternalError("the server sent bytes that are no message of this method")
+    return message
 
 
 @contextmanager

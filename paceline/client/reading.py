@@ -13,7 +13,7 @@ from collections import deque
 
 import grpc
 
-from paceline.client.channel import translated
+from paceline.client.channel import readable, translated
 from paceline.core.errors import PacelineError
 from paceline.v1 import generation_pb2
 
@@ -61,7 +61,7 @@ class Reading:
                     if self._arrived:
                         self._room.clear()
                         await self._room.wait()
-                    self._arrived.append(message)
+                    self._arrived.append(readable(message))
                     self._here.set()
             self._arrived.append(None)
         except PacelineError as error:

@@ -1,9 +1,23 @@
-"""What a worker says of itself, and whether a draft worker may serve a target worker."""
+"""What a worker says of itself: whether it may serve here, and a draft worker beside a target worker."""
 
 from __future__ import annotations
 
-from paceline.core.errors import TokenizerMismatchError
+from paceline.core.errors import FailedPreconditionError, InvalidArgumentError, TokenizerMismatchError
+from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.v1 import common_pb2
+
+
+def check_role(info: common_pb2.WorkerInfo, role: str, address: str) -> None:
+    """Raise unless the worker at `address` is of this role and speaks our version of the protocol.
+
+    InvalidArgumentError names the setting that the address is of; FailedPreconditionError has both versions.
+    """
+    if info.role != role:
+        raise InvalidArgumentError(f"{role}s", f"{address} is a {info.role} worker")
+    if info.protocol_version != PROTOCOL_VERSION:
+        raise FailedPreconditionError(
+            f"it speaks protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
+        )
 
 
 def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo) -> None:

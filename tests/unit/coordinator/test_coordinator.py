@@ -185,7 +185,7 @@ async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: 
 
 
 async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coordinator) -> None:
-    served.dispatcher._max_running, served.dispatcher._max_waiting = 1, 1
+    served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 1
     call = GenerateCall("r", (5, 6), SamplingParams(max_tokens=5, seed=1, n=3), SpeculationParams())
     with pytest.raises(InvalidArgumentError) as caught:
         async with served.generating(call):
@@ -195,7 +195,7 @@ async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coo
 
 async def test_nothing_is_left_of_what_a_full_queue_refused(served: Coordinator) -> None:
     """Once: its reader was, for good."""
-    served.dispatcher._max_running, served.dispatcher._max_waiting = 1, 0
+    served.dispatcher._admission.max_running, served.dispatcher._admission.max_waiting = 1, 0
     call = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
     async with served.generating(call):
         with pytest.raises(ResourceExhaustedError):

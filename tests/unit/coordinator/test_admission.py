@@ -1,0 +1,110 @@
+"""Who has a place, who waits for one, and who waits for blocks before anybody else is let in."""
+
+from __future__ import annotations
+
+import pytest
+
+import coordinator.dispatcher as dispatcher_module
+from coordinator.events import Phase
+from paceline.core.errors import ResourceExhaustedError, UnavailableError
+from tests.unit.coordinator.test_dispatcher import Service, parts
+
+MANY = 300
+THEIRS = ResourceExhaustedError("no blocks", retry_after=1.0)
+"""What a worker says where others hold blocks, whoever's they are."""
+
+
+@pytest.fixture(autouse=True)
+def _sweeps_do_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
+
+
+def test_any_number_of_sequences_may_end_as_they_begin() -> None:
+    """Once: each was let in within the end of the one before, until Python's stack was full, which ended the
+    link, and the coordinator."""
+    service = Service(max_running=1, max_waiting=MANY + 100)
+    (target,) = service.targets
+    service.lose(target)
+    waiting = [service.submit() for _ in range(MANY)]
+    target.known.max_model_len, target.ready = 2, True  # as long as the prompts
+    service.it.link_ready(target)  # type: ignore[arg-type]
+    for running in waiting:
+        (error,) = parts(running)
+        assert isinstance(error, UnavailableError)
+    assert (service.it.running, service.it.waiting, service.it.failed, target.load) == (0, 0, MANY, 0)
+
+
+def test_those_behind_one_that_ends_as_it_begins_are_let_in() -> None:
+    service = Service(max_running=1)
+    first, fails, next_one, last = (service.submit() for _ in range(4))
+    fails.machine.ledger.token_ids += [3] * 50
+    service.it.cancel(first)
+    assert isinstance(parts(fails)[0], UnavailableError)
+    assert (next_one.machine.phase, last.admitted) == (Phase.VERIFYING, False)
+    assert (service.it.running, service.it.waiting) == (1, 1)
+
+
+def test_the_oldest_asks_for_blocks_again_when_its_worker_said() -> None:
+    """Once: it waited until a sequence of this coordinator ended, whoever had given blocks back before."""
+    service = Service()
+    _holds, waits, later = (service.submit() for _ in range(3))
+    service.fail(waits, error=THEIRS)
+    service.fail(later, error=THEIRS)
+    service.clock.now = 0.9
+    service.sweep()
+    assert waits.machine.phase is Phase.WAITING
+    service.clock.now = 1.0
+    service.sweep()
+    assert (waits.machine.phase, later.machine.phase) == (Phase.VERIFYING, Phase.WAITING)
+    service.fail(waits, error=THEIRS)
+    service.clock.now = 1.9
+    service.sweep()
+    assert waits.machine.phase is Phase.WAITING
+    service.clock.now = 2.0
+    service.sweep()
+    service.answer(waits, 5)
+    assert later.machine.phase is Phase.VERIFYING, "the next one may try"
+
+
+def test_one_that_was_told_no_time_waits_until_somebody_ends() -> None:
+    service = Service()
+    holds, waits = service.submit(), service.submit()
+    service.fail(waits)
+    service.clock.now = 5.0
+    service.sweep()
+    assert waits.machine.phase is Phase.WAITING
+    service.it.cancel(holds)
+    assert waits.machine.phase is Phase.VERIFYING
+
+
+def test_nobody_is_let_in_past_one_that_asks_for_blocks_again() -> None:
+    """It may be refused: the newcomer would take what it has been waiting for."""
+    service = Service()
+    _holds, waits = service.submit(), service.submit()
+    service.fail(waits, error=THEIRS)
+    newcomer = service.submit()
+    service.clock.now = 1.0
+    service.sweep()
+    assert (waits.machine.phase, newcomer.admitted) == (Phase.VERIFYING, False)
+    service.fail(waits, error=THEIRS)
+    service.clock.now = 2.0
+    service.sweep()
+    assert not newcomer.admitted
+    service.answer(waits, 5)
+    assert newcomer.admitted
+
+
+@pytest.mark.parametrize("goes", ["cancelled", "lost"])
+def test_one_that_asked_and_is_gone_keeps_nobody_out(goes: str) -> None:
+    service = Service(targets=1)
+    holds, waits = service.submit(), service.submit()
+    service.fail(waits, error=THEIRS)
+    newcomer = service.submit()
+    service.clock.now = 1.0
+    service.sweep()
+    if goes == "cancelled":
+        service.it.cancel(waits)
+    else:
+        service.lose(service.targets[0])
+        service.it.cancel(holds)
+    assert newcomer.admitted

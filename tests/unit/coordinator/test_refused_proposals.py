@@ -1,0 +1,108 @@
+"""A draft whose proposals the target refuses: rounds go on without it, and fewer and fewer ask it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.events import Phase, Signal
+from coordinator.peer import MAX_PAUSE_ROUNDS
+from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
+from paceline.core.messages import Continuations, OpenSequence, VerifyAhead, VerifyRound
+from paceline.core.types import Proposal
+from tests.unit.coordinator.test_round import Driver, drafting, sent
+
+REFUSAL = InvalidArgumentError("proposal", "is wrong")
+LONG = {"max_tokens": 900, "target_max_len": 1000, "draft_max_len": 1000}
+
+
+def epoch(it: Driver) -> int:
+    return it.machine._target.epoch
+
+
+def refuse(it: Driver, error: PacelineError = REFUSAL) -> list[Any]:
+    """The target refuses the round in progress, which is then put without a proposal."""
+    commands = sent(it.target_fails(error, epoch(it)))
+    assert [type(command) for command in commands] == [OpenSequence, VerifyRound]
+    assert commands[1].proposal == Proposal()
+    return commands
+
+
+def plain_rounds(it: Driver) -> int:
+    """Rounds without a draft, up to the next one that asks it."""
+    count = 0
+    while it.phase is Phase.VERIFYING:
+        it.judge(5, epoch=epoch(it))
+        count += it.phase is Phase.VERIFYING
+    return count
+
+
+def put(it: Driver, *token_ids: int) -> None:
+    """The draft proposes these, and the target has them to judge."""
+    it.propose(*token_ids, epoch=it.machine._draft.epoch)
+    assert it.machine._proposal == Proposal(token_ids)
+
+
+@pytest.mark.parametrize("error", [REFUSAL, InternalError("the pass failed")], ids=["refused", "broken"])
+def test_a_draft_whose_proposals_are_refused_is_asked_less_and_less(error: PacelineError) -> None:
+    """Once: it was asked every round, and every round the target read the whole ledger again."""
+    it = drafting(k=4, **LONG)
+    pauses = []
+    for _ in range(8):
+        put(it, 6, 7, 8, 9)
+        refuse(it, error)
+        pauses.append(plain_rounds(it))
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE_ROUNDS, MAX_PAUSE_ROUNDS]
+
+
+def test_a_hundred_rounds_open_the_sequence_seven_times_more() -> None:
+    it = drafting(k=4, **LONG)
+    opened = 0
+    while it.machine.round < 100:
+        if it.phase is Phase.DRAFTING:
+            put(it, 6, 7, 8, 9)
+            opened += sum(isinstance(command, OpenSequence) for command in refuse(it))
+        it.judge(5, epoch=epoch(it))
+    assert opened == 7
+
+
+def test_the_verdict_on_a_proposal_starts_the_pauses_over() -> None:
+    it = drafting(k=4, **LONG)
+    for pause in (1, 2, 4):
+        put(it, 6, 7)
+        refuse(it)
+        assert plain_rounds(it) == pause
+    put(it, 6, 7)
+    it.judge(5, epoch=epoch(it))
+    assert it.phase is Phase.DRAFTING
+    put(it, 6, 7)
+    refuse(it)
+    assert plain_rounds(it) == 1
+
+
+def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
+    """It would be refused as well, or be of another proposal."""
+    it = drafting(k=4, **LONG)
+    put(it, 6, 7)
+    foreseen = Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9))})
+    (told,) = sent(it(foreseen))
+    assert isinstance(told, VerifyAhead)
+    refuse(it)
+    assert it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9, 10))})) == []
+    it.judge(5, epoch=epoch(it))
+    assert (it.phase, it.machine._proposal) == (Phase.VERIFYING, Proposal())
+
+
+def test_a_draft_that_is_back_is_asked_at_once() -> None:
+    it = drafting(k=4, **LONG)
+    for _ in range(3):
+        put(it, 6, 7)
+        refuse(it)
+        plain_rounds(it)
+    it(Signal.DRAFT_LOST)
+    it(Signal.DRAFT_READY)
+    plain_rounds(it)
+    put(it, 6, 7)
+    refuse(it)
+    assert plain_rounds(it) == 1

@@ -1,0 +1,87 @@
+"""What a request that is refused costs its key, and how its sequences are counted."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from coordinator.access import Gate, Principal, principal
+from coordinator.coordinator import Coordinator
+from coordinator.http.running import taken_on
+from paceline.core.clock import ManualClock
+from paceline.core.errors import AlreadyExistsError, CancelledError, InternalError, ResourceExhaustedError
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall, Resumption
+
+CALL = GenerateCall("", (5, 6), SamplingParams(max_tokens=5, seed=1), SpeculationParams())
+HELD = replace(CALL, request_id="r", resumable=True)
+
+
+def calls() -> None:
+    """Somebody whose key has two requests a minute makes a call."""
+    principal.set(Principal("k", None, 2))
+
+
+async def test_a_call_whose_id_is_in_use_takes_of_its_keys_rate(served: Coordinator) -> None:
+    """Once: one that said it went on took nothing, however often it came, and whatever it asked for."""
+    served.gate = Gate(clock=ManualClock())
+    other = replace(HELD, prompt=(7, 8), resumption=Resumption((0,), ((),)))
+    calls()
+    async with served.generating(HELD):
+        for refusal in (AlreadyExistsError, ResourceExhaustedError):
+            calls()
+            with pytest.raises(refusal):
+                async with served.generating(other):
+                    pass
+        assert len(served.requests) == 1
+
+
+async def test_a_call_that_goes_on_takes_nothing(served: Coordinator) -> None:
+    served.gate = Gate(clock=ManualClock())
+    again = replace(HELD, resumption=Resumption((0,), ((),)))
+    calls()
+    async with served.generating(HELD), contextlib.AsyncExitStack() as readers:
+        for _ in range(5):
+            calls()
+            await readers.enter_async_context(served.generating(again))
+        calls()
+        await readers.enter_async_context(served.generating(replace(CALL, request_id="another")))
+        calls()
+        with pytest.raises(ResourceExhaustedError):
+            await readers.enter_async_context(served.generating(CALL))
+
+
+async def test_a_request_that_a_full_queue_refuses_was_not_aborted(served: Coordinator) -> None:
+    """Once: those of its choices that had found room counted as left by their client."""
+    served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
+    async with served.generating(CALL):
+        two = replace(CALL, sampling=replace(CALL.sampling, n=2))
+        with pytest.raises(ResourceExhaustedError):
+            async with served.generating(two):
+                pass
+        assert served.recorder.finished["abort"] == 0
+        assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)
+    assert served.recorder.finished["abort"] == 1, "this one's client left"
+    assert served.recorder.failed == {"RESOURCE_EXHAUSTED": 1}
+
+
+async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(served: Coordinator) -> None:
+    served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
+    async with served.generating(CALL):
+        with pytest.raises(ResourceExhaustedError):
+            async with taken_on(served, [CALL, CALL]):
+                pass
+        assert served.recorder.finished["abort"] == 0
+        assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)
+
+
+@pytest.mark.parametrize(("error", "aborted"), [(InternalError("it failed"), 0), (CancelledError("left"), 1)])
+async def test_what_a_call_ends_with_is_what_its_sequences_did(
+    served: Coordinator, error: Exception, aborted: int
+) -> None:
+    with pytest.raises(type(error)):
+        async with served.generating(CALL):
+            raise error
+    assert served.recorder.finished["abort"] == aborted
