@@ -284,6 +284,8 @@ class Verifier:
             events.extend(self._judge(result))
             if not reading:
                 self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
+        if result.finished or result.scored:
+            self.holdings.looked_at(self._clock())
         return events
 
     def _restrict(self, finished: Sequence[Job]) -> list[TargetEvent]:

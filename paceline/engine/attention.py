@@ -162,6 +162,10 @@ def _attend(
         return out.permute(0, 3, 1, 2, 4).reshape(sequences * rows, heads, -1)
     # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
     keys, values = (part[0].unsqueeze(1).expand(-1, per_kv, -1, -1) for part in (keys, values))
+    if per_kv > 1 and keys.device.type != "cpu":
+        # CUDA's memory-efficient kernel, which is the one that takes a mask, was seen to go wrong on such
+        # layouts (pytorch#191937), and says nothing when it does. A prompt's chunk is worth a copy.
+        keys, values = keys.contiguous(), values.contiguous()
     return _sdpa(q[0], keys, values, mask, scaling, softcap).flatten(0, 1).transpose(0, 1)
 
 

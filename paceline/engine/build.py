@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.cores import within_quota
 from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.on_disk import warn_of_what_is_not_kept
-from paceline.engine.captured import CudaGraphs
-from paceline.engine.device import make_current
+from paceline.engine.captured import CudaGraphs, Recorder
+from paceline.engine.device import keep_attention_from_cudnn, make_current
 from paceline.engine.loading import LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
 
@@ -43,7 +44,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise InvalidArgumentError("device", f"{name!r} is no device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidArgumentError("device", "no CUDA device is available to this process")
+        cuda = torch.version.cuda
+        why = f"a driver too old for torch's CUDA {cuda} looks so too" if cuda else "this torch has no CUDA"
+        raise InvalidArgumentError("device", f"no CUDA device is available to this process; {why}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidArgumentError("device", f"{name}: there are {torch.cuda.device_count()} CUDA devices")
     return device
@@ -61,6 +64,7 @@ def build(config: WorkerConfig) -> Built:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     device = choose_device(config.device)
     make_current(device)
+    keep_attention_from_cudnn(device)
     try:
         return _build_on(device, config)
     except torch.OutOfMemoryError as error:
@@ -91,7 +95,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         deterministic=config.deterministic,
         # Nothing that a draft computes is emitted; a target's weights are its output.
         quantization=config.quantization if isinstance(config, DraftConfig) else "none",
-        recorder=CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None,
+        new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     runner.least_seconds = config.least_pass_seconds
     if config.least_pass_seconds:
@@ -109,6 +113,12 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         config.block_size,
     )
     return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
+
+
+def _recorders(device: torch.device) -> Callable[[], Recorder]:
+    """Makes recorders of one device, which share a stream."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return lambda: CudaGraphs(device, stream)
 
 
 def _threads_within_quota() -> int:

@@ -11,6 +11,17 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def keep_attention_from_cudnn(device: torch.device) -> None:
+    """Have attention on a CUDA device use torch's own kernels, in the whole process.
+
+    On some devices (H100) 16-bit attention goes to cuDNN by itself. That makes a plan for every new shape,
+    which takes longer than the pass, and keeps it for ever; in a pass that is not recorded nearly every shape
+    is new.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def ensure_alive() -> None:
     """Raise what the calling thread's device raises if it can compute no more.
 

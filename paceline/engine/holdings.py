@@ -109,8 +109,15 @@ class Holdings(Generic[Answer]):
             self.prefix_index = PrefixIndex(self.new_table().pool)
 
     def passed(self, begun: float, ended: float, prefill_rows: int) -> None:
-        """A pass is over, of whose rows so many had logits that nobody wanted."""
+        """A pass is over, or with the device, of whose rows so many had logits that nobody wanted."""
         self._last_pass = begun, ended, prefill_rows
+
+    def looked_at(self, ended: float) -> None:
+        """The logits of the last pass have been looked at, so it is over: `passed` may have been told of one
+        that a device was still to compute.
+        """
+        begun, _, rows = self._last_pass
+        self._last_pass = begun, ended, rows
 
     def prefill_rows_since(self, arrived: float) -> int:
         """Such rows of the last pass, by how much of it was still to come then."""

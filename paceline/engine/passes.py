@@ -184,11 +184,15 @@ def run_pass(
         if job.started is None:
             _count_lookup(job, holdings)
             job.started = begun
+    done, failed = chunks, False
     try:
         result.logits = _forward(chunks, runner, result)
-        done = chunks
     except Exception:
         log.exception("a pass over %d sequences failed; running them one by one", len(chunks))
+        failed = True
+    if failed:
+        # Not where the error is handled: its traceback keeps the tensors of the pass, and what failed for
+        # want of memory would find that still taken.
         done, result.logits = _forward_one_by_one(chunks, runner, result)
     ended = clock()
     spent = ended - begun

@@ -41,11 +41,13 @@ class ModelRunner:
         max_model_len: int | None = None,
         short: LeanForward | CompiledForward | None = None,
         recorder: Recorder | None = None,
+        room: Tensor | None = None,
     ) -> None:
         """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer.
 
         `short` computes the logits instead of the model's own modules. With a `recorder` passes of common
-        shapes are recorded when they come again; a compiled pass has nothing to record.
+        shapes are recorded when they come again; a compiled pass has nothing to record. `room` is where
+        recorded ones leave their logits (`room_for_logits`); None makes one.
         """
         config = model.config.get_text_config(decoder=True)
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -84,7 +86,7 @@ class ModelRunner:
         """The passes recorded so far, where there is somebody to record them."""
         if recorder is not None and self._compiled is None:
             limits = {"max_model_len": self._max_model_len, "vocab_size": self._vocab_size}
-            self.captured = CapturedPasses(self._logits, cache, recorder, **limits)
+            self.captured = CapturedPasses(self._logits, cache, recorder, room=room, **limits)
 
     @property
     def model(self) -> Any:
@@ -299,7 +301,7 @@ class ModelRunner:
         logits = None if self.captured is None else replay(self.captured)
         if logits is not None:
             # The next replay overwrites what this one returned.
-            return logits[:, : self._vocab_size].to(torch.float32, copy=True)
+            return logits.to(torch.float32, copy=True)
         batch = build()
         return self._logits(batch)[: batch.num_logits, : self._vocab_size].float()
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from paceline.decoding.noise import MAX_NOISE
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.captured.buckets import Bucket, bucket_of
+from paceline.engine.captured.buckets import MAX_BATCH_ROWS, Bucket, bucket_of
 from paceline.engine.captured.choosing import choosing_step, chosen_of
 from paceline.engine.captured.recording import Recorder, Step
 from paceline.engine.captured.slate import Slate
@@ -34,6 +35,11 @@ MAX_RECORDED: Final = 128
 PATIENCE_FULL: Final = 16
 """The same where another recording must go for it: more buckets in turn than are kept would else be recorded
 in every pass, which takes longer than none recorded."""
+
+
+def room_for_logits(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where every recorded pass leaves its logits, [MAX_BATCH_ROWS, width]: only the last one's are used."""
+    return torch.empty(MAX_BATCH_ROWS, width, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,17 @@ class CapturedPasses:
         *,
         max_model_len: int,
         vocab_size: int,
+        room: Tensor | None = None,
     ) -> None:
-        """`forward` gives a batch's logits, [rows wanted, at least vocab_size]."""
+        """`forward` gives a batch's logits, [rows wanted, at least vocab_size].
+
+        `room` is a `room_for_logits` of at least that width, which others may use as well; None makes one.
+        """
         self._forward = forward
         self._cache = cache
         self._recorder = recorder
         self._vocab_size = vocab_size
+        self._room = room_for_logits(vocab_size, cache.dtype, cache.device) if room is None else room
         self._max_keys = min(max_model_len, cache.num_blocks * cache.block_size)
         self._recorded: OrderedDict[Bucket, _Recording] = OrderedDict()
         self._asked: dict[Bucket, int] = {}
@@ -71,7 +82,7 @@ class CapturedPasses:
         return len(self._recorded)
 
     def sequences(self, inputs: Sequence[SequenceInput]) -> Tensor | None:
-        """Logits of a batch with its reservations, [sum of num_logits, width]; to be copied at once."""
+        """Logits of a batch with its reservations, [sum of num_logits, vocab_size]; to be copied."""
         bucket = bucket_of(
             len(inputs),
             max(len(item.token_ids) for item in inputs),
@@ -83,7 +94,7 @@ class CapturedPasses:
         return None if logits is None else logits[: sum(item.num_logits for item in inputs)]
 
     def branches(self, inputs: Sequence[BranchInput]) -> Tensor | None:
-        """Logits of one row a branch with its reservation, [len(inputs), width]; to be copied at once."""
+        """Logits of one row a branch with its reservation, [len(inputs), vocab_size]; to be copied."""
         keys = max(item.branch.length for item in inputs) + 1
         bucket = bucket_of(len(inputs), 1, keys, max_keys=self._max_keys)
         logits = self._replayed(bucket, lambda slate: slate.write_branches(inputs))
@@ -141,4 +152,14 @@ class CapturedPasses:
     def _step(self, slate: Slate) -> Step:
         if slate.bucket.steps:
             return choosing_step(self._forward, slate, self._vocab_size)
-        return lambda: self._forward(slate.batch(slate.ids, slate.positions))
+        return lambda: self._left_in_room(self._forward(slate.batch(slate.ids, slate.positions)))
+
+    def _left_in_room(self, logits: Tensor) -> Tensor:
+        """The logits where the next replay of any recording overwrites them: else each recording would keep
+        room for its own.
+        """
+        logits = logits[:, : self._vocab_size]
+        if logits.dtype != self._room.dtype:
+            # A model whose logits have more bits than its weights keeps them.
+            return logits
+        return self._room[: len(logits), : self._vocab_size].copy_(logits)

@@ -61,10 +61,31 @@ def test_the_device_is_the_current_one_before_anything_is_put_there(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: None)
     monkeypatch.setattr("paceline.engine.build.load_model", load_model)
     with pytest.raises(InvalidArgumentError, match="is not loaded"):
         build(TargetConfig(model="embedded:target", device=name))
     assert calls == made_current
+
+
+@pytest.mark.parametrize(("name", "told"), [("cuda", [False]), ("cuda:1", [False]), ("cpu", [])])
+def test_attention_on_cuda_is_kept_from_cudnn(
+    name: str, told: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes a plan for every shape there is, and keeps all of them."""
+    calls: list[bool] = []
+
+    def load_model(*_: Any, **__: Any) -> Any:
+        raise InvalidArgumentError("model", "is not loaded")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    with pytest.raises(InvalidArgumentError, match="is not loaded"):
+        build(TargetConfig(model="embedded:target", device=name))
+    assert calls == told
 
 
 @pytest.mark.parametrize("step", ["load_model", "make_runner"])
@@ -80,6 +101,20 @@ def test_a_device_without_room_is_told_with_what_helps(step: str, monkeypatch: p
     assert refused.value.field == "num_blocks"
     for said in ("cpu has no room for embedded:draft", "another process", "--num-blocks", "--device cuda:1"):
         assert said in refused.value.description
+
+
+@pytest.mark.parametrize(
+    ("cuda", "why"), [("13.0", "a driver too old for torch's CUDA 13.0"), (None, "this torch has no CUDA")]
+)
+def test_why_there_is_no_cuda_device_is_told(
+    cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: nothing told of the driver, which must be newer than many that are in use."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    with pytest.raises(InvalidArgumentError, match=why) as refused:
+        choose_device("cuda")
+    assert refused.value.field == "device"
 
 
 @pytest.mark.parametrize(("name", "there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False)])

@@ -349,13 +349,13 @@ def test_recordings_are_compared_before_they_serve(
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        kept = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=traced)
+        kept = make_runner(model(), num_blocks=64, block_size=4, lean=lean, new_recorder=lambda: traced)
         assert kept.captured is not None
         assert kept.captured.num_recorded == 2
         assert kept.cache.pool.used_blocks == 0
         assert not caplog.text
-        for wrong in (spoilt, stuck):
-            none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, recorder=wrong)
+        for wrong in (lambda: spoilt, lambda: stuck):
+            none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, new_recorder=wrong)
             assert none.captured is None
             assert "are not recorded: a recorded one gives other logits" in caplog.text
             caplog.clear()

@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrain
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.engine import loading
 from paceline.engine.attention import IMPLEMENTATION
-from paceline.engine.batch import SequenceInput
+from paceline.engine.batch import AttentionGroup, SequenceInput
+from paceline.engine.cache import PagedCache
 from paceline.engine.loading import _refuse_changing_positions, load_model, make_runner, random_model
 
 WORDS = ["<unk>", "a", "b", "c", "é", "<eos>", "<pad>"]
@@ -162,6 +164,63 @@ def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(
     with pytest.raises(InvalidArgumentError, match=f"quantised by {method}") as caught:
         load_model(tmp_path)
     assert caught.value.field == "model"
+
+
+def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any:
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        initializer_range=0.3,
+    )
+    return random_model(config, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("device", "positions", "fed"),
+    [("cpu", 128, [5, 3]), ("cuda", 128, [65, 12, 3]), ("cuda", 20, [5, 12, 3]), ("cuda", 2, [2])],
+)
+def test_what_is_compared_at_start_are_the_shapes_that_are_served(
+    device: str, positions: int, fed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: of a prompt's chunk by itself, which a GPU has kernels of its own for, nothing was compared."""
+    monkeypatch.setitem(loading._COMPARED, "cpu", loading._COMPARED[device])
+    seen: list[int] = []
+    entries = AttentionGroup.entries
+
+    def noting(group: AttentionGroup, cache: PagedCache, layer: int) -> Any:
+        if layer == 0:
+            seen.append(group.num_rows)
+        return entries(group, cache, layer)
+
+    monkeypatch.setattr(AttentionGroup, "entries", noting)
+    make_runner(small_model(positions=positions), num_blocks=8)
+    assert seen == fed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bug", ["causality", "nan"])
+def test_the_comparison_sees_a_prompts_chunk_that_is_attended_wrongly(
+    dtype: torch.dtype, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU; here the same tokens are compared on a CPU."""
+    plan = AttentionGroup.plan
+
+    def wrong(group: AttentionGroup, window: int | None, repeat: int, dtype: torch.dtype) -> Any:
+        if repeat > 1 or group.num_rows == 1:
+            return plan(group, window, repeat, dtype)
+        nan = torch.full((1, 1, group.num_rows, group.num_keys), torch.nan, dtype=dtype)
+        return 0, None if bug == "causality" else nan
+
+    monkeypatch.setattr(AttentionGroup, "plan", wrong)
+    make_runner(small_model(dtype), num_blocks=8)
+    monkeypatch.setitem(loading._COMPARED, "cpu", loading._COMPARED["cuda"])
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(small_model(dtype), num_blocks=8)
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}

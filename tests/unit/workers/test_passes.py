@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine import passes
 from paceline.engine.batch import SequenceInput
 from paceline.engine.holdings import RETRY_SECONDS, Held, Holdings
 from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
@@ -128,6 +130,28 @@ def test_one_sequences_failure_in_a_batch_is_its_own() -> None:
     assert torch.equal(result.logits, torch.cat([logits_of([1, 2], 2), logits_of([3, 4], 2)]))
     assert failed.held.table.length == 0
     assert [len(j.held.session.cached) for j in jobs] == [2, 0, 2]
+
+
+def test_what_failed_together_is_let_go_before_it_runs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that failed for want of memory would else fail again: the error knows all that it had."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    kept: list[bool] = []
+
+    class Hungry(ToyRunner):
+        def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+            if made:
+                kept.append(made[0]() is not None)
+                return super().forward(inputs)
+            taken = torch.zeros(4)
+            made.append(weakref.ref(taken))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    # pytest keeps what is logged, the error with it.
+    monkeypatch.setattr(passes.log, "disabled", True)
+    runner = Hungry(MODEL)
+    result = run([job(runner, "a", [1, 2], 2), job(runner, "b", [3], 1)], runner, 40, ManualClock())
+    assert names(result.finished) == ["a", "b"]
+    assert kept == [False, False]
 
 
 def test_a_device_that_can_compute_no_more_ends_more_than_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:

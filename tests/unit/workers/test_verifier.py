@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
+from target_worker import verifier
 from target_worker.verifier import Verifier
 from tests.sim.reference import slow_verdict
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
@@ -290,3 +292,33 @@ def test_min_tokens_masks_the_models_ends() -> None:
     worker.ask()
     (event,) = worker.run()
     assert event.verdict.token_ids[0] == int(np.argsort(-MODEL.logits(PROMPT))[1])
+
+
+@pytest.mark.parametrize(("since", "rows"), [(0.0, 8), (1.0, 6), (3.0, 2), (4.0, 0)])
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_round_that_comes_while_a_device_computes_waits_for_the_rest_of_its_prompts(
+    since: float, rows: int, scored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a pass passed for over when it was launched, and whoever waited for it was told of no prompts."""
+    monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", 8)
+    worker = Worker()
+    prompt = PROMPT * (6 if scored else 3)
+    sampling = replace(GREEDY, prompt_logprobs=0) if scored else GREEDY
+    params = SequenceParams(sampling, AcceptanceMode.COUPLED, len(prompt))
+    worker.it.handle(OpenSequence("long", 1, prompt, params), 0.0)
+    worker.open("s")
+    worker.ask(name="long", base=len(prompt))
+    begun = worker.clock()
+    looking = "prompt_logprobs" if scored else "judgements"
+    look = getattr(verifier, looking)
+
+    def looked(*args: Any) -> Any:
+        worker.clock.advance(4.0)
+        return look(*args)
+
+    monkeypatch.setattr(verifier, looking, looked)
+    worker.it.step()
+    round_of_s = VerifyRound("s", 1, 1, len(PROMPT), (), Proposal())
+    worker.it.handle(round_of_s, begun + since)
+    told = {e.sequence_id: e.verdict.timings for e in worker.run() if isinstance(e, RoundVerdict)}
+    assert told["s"].prefill_rows_before == rows

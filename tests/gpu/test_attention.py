@@ -1,0 +1,71 @@
+"""Attention of 16 bits by the kernels that a CUDA device chooses, against sums in float64, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.engine.attention import LayerLayout, attend
+from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.device import keep_attention_from_cudnn
+from paceline.kv import BlockTable
+
+pytestmark = pytest.mark.gpu
+
+KV_HEADS = 2
+KEYS = (33, 64, 65, 66, 96, 97, 129, 512, 513, 1025)
+"""Kernels work on tiles of 32 and more keys: whole ones, and those with a key over, where they go wrong."""
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda", 0)
+    keep_attention_from_cudnn(device)
+    return device
+
+
+def expected(cache: PagedCache, slots: Tensor, query: Tensor, start: int) -> Tensor:
+    """[rows, heads, dim] of rows at positions from `start` on, in float64."""
+    per_kv = query.shape[1] // KV_HEADS
+    keys, values = (
+        part[0][slots].double().repeat_interleave(per_kv, dim=1) for part in (cache.keys, cache.values)
+    )
+    scores = torch.einsum("rhd,khd->hrk", query.double(), keys) * query.shape[-1] ** -0.5
+    hidden = torch.arange(len(slots)) > start + torch.arange(len(query))[:, None]
+    weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1)
+    return torch.einsum("hrk,khd->rhd", weights, values)
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["in one piece", "scattered"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("per_kv", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_sequence_by_itself(
+    cuda: torch.device, dtype: torch.dtype, per_kv: int, head_dim: int, scattered: bool
+) -> None:
+    """Whole prompts, chunks at the end of long ones, verifications and decode steps."""
+    generator = torch.Generator(cuda).manual_seed(1)
+    layers = (LayerLayout(KV_HEADS, head_dim, head_dim, None),)
+    for length in KEYS:
+        for rows in {length, min(length, 65), 17, 5, 1}:
+            cache = PagedCache(layers, num_blocks=2 * 1040, block_size=1, dtype=dtype, device=cuda)
+            cache.entries[0].normal_(generator=generator)
+            table, other = BlockTable(cache.pool), BlockTable(cache.pool)
+            table.reserve(length - rows)
+            table.commit(length - rows)
+            if scattered:
+                other.reserve(1)
+            table.reserve(rows)
+            slots = torch.tensor(table.slots(0, length), device=cuda)
+            query = torch.randn(
+                rows, per_kv * KV_HEADS, head_dim, generator=generator, device=cuda, dtype=dtype
+            )
+            batch = RaggedBatch.build([SequenceInput(table, [1] * rows, 1)], cache)
+            out = attend(batch, 0, query, None).double()
+            wanted = expected(cache, slots, query, length - rows)
+            error = (out - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+            assert float(error.max()) < 0.05, (length, rows, error.amax(-1).topk(1))

@@ -1,0 +1,225 @@
+"""Where recordings are made and what they leave behind: streams, memory, and whose recorder they are of."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.engine import loading
+from paceline.engine.attention import inspect_attention
+from paceline.engine.batch import SequenceInput
+from paceline.engine.build import _recorders
+from paceline.engine.cache import PagedCache
+from paceline.engine.captured import PATIENCE, CudaGraphs, room_for_logits
+from paceline.engine.captured.recording import Step
+from paceline.engine.loading import make_runner
+from paceline.engine.runner import ModelRunner
+from tests.unit.engine.test_captured import Tracer
+from tests.unit.engine.test_runner import VOCAB, Models, Reference, assert_close, feed, models, reference
+
+__all__ = ["models", "reference"]
+
+CPU = torch.device("cpu")
+
+
+class FakeStream:
+    """Notes whom it waited for."""
+
+    def __init__(self, device: object = None) -> None:
+        self.device = device
+        self.waited: list[FakeStream] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited.append(other)
+
+
+class FakeCuda:
+    """Stands in for what `CudaGraphs` uses of torch.cuda, and notes where steps run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = FakeStream()
+        self.made: list[FakeStream] = []
+        self.pools = 0
+        self.captures: list[dict[str, Any]] = []
+        self.on: FakeStream = self.current
+        self.capturing = False
+        for name in ("current_stream", "graph_pool_handle", "stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+
+    def new_stream(self, device: object) -> FakeStream:
+        self.made.append(FakeStream(device))
+        return self.made[-1]
+
+    def current_stream(self, device: object) -> FakeStream:
+        return self.on
+
+    def graph_pool_handle(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.on = self.on, stream
+        yield
+        self.on = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph, **asked: Any) -> Iterator[None]:
+        self.captures.append(asked)
+        self.capturing = True
+        with self.stream(asked["stream"]):
+            yield
+        self.capturing = False
+
+
+class FakeGraph:
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+def test_steps_are_tried_and_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: each was tried on a stream of its own and recorded on torch's, which is of the first device."""
+    cuda = FakeCuda(monkeypatch)
+    graphs = CudaGraphs(torch.device("cuda", 1))
+    ran: list[tuple[FakeStream, bool]] = []
+
+    def step() -> Tensor:
+        ran.append((cuda.on, cuda.capturing))
+        return torch.ones(1)
+
+    replays = [graphs(step) for _ in range(3)]
+    (stream,) = cuda.made
+    assert stream.device == torch.device("cuda", 1)
+    assert ran == [(stream, False), (stream, True)] * 3
+    assert stream.waited == [cuda.current] * 3
+    assert cuda.current.waited == [stream] * 3, "what follows waits for the trial"
+    asked = {"pool": 1, "stream": stream, "capture_error_mode": "thread_local"}
+    assert cuda.captures == [asked] * 3
+    assert torch.equal(replays[0](), torch.ones(1))
+    assert len(ran) == 6, "a replay runs nothing of the step"
+
+
+def test_recorders_of_a_device_share_their_stream_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the graphs of one gave up can be none that another one records in."""
+    cuda = FakeCuda(monkeypatch)
+    new_recorder = _recorders(torch.device("cuda"))
+    for _ in range(2):
+        new_recorder()(lambda: torch.ones(1))
+    assert [asked["pool"] for asked in cuda.captures] == [1, 2]
+    assert {id(asked["stream"]) for asked in cuda.captures} == {id(stream) for stream in cuda.made}
+    assert len(cuda.made) == 1
+
+
+class Watched(Tracer):
+    """Knows which of its recordings are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[weakref.ref[Step]] = []
+
+    def __call__(self, step: Step) -> Step:
+        replay = super().__call__(step)
+        self.left.append(weakref.ref(replay))
+        return replay
+
+
+def test_what_is_compared_at_start_is_recorded_apart_and_gone_at_once(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: both recorded into the same memory, and whether that was given up in between was up to chance."""
+    monkeypatch.setattr("paceline.engine.runner.ROWS", (1, 3))
+    made: list[Watched] = []
+    alive: list[int] = []
+
+    def new_recorder() -> Watched:
+        alive.extend(sum(ref() is not None for ref in recorder.left) for recorder in made)
+        made.append(Watched())
+        return made[-1]
+
+    gc.disable()
+    try:
+        runner = make_runner(models("llama"), num_blocks=64, block_size=4, new_recorder=new_recorder)
+    finally:
+        gc.enable()
+    assert runner.captured is not None
+    assert [recorder.recordings for recorder in made] == [2, 2]
+    assert alive == [0]
+    assert all(ref() is not None for ref in made[1].left)
+
+
+def keeping(results: list[Tensor]) -> Any:
+    """A recorder that notes what each recorded step returned, as a graph keeps it."""
+
+    def recorder(step: Step) -> Step:
+        results.append(step())
+        return step
+
+    return recorder
+
+
+def recording(models: Models, recorder: Any, room: Tensor | None = None) -> ModelRunner:
+    model = models("llama")
+    cache = PagedCache(inspect_attention(model), num_blocks=64, block_size=4)
+    return ModelRunner(model, cache, recorder=recorder, room=room)
+
+
+def test_all_recorded_passes_leave_their_logits_in_one_place(models: Models, reference: Reference) -> None:
+    """Once: each kept room for its own. What the caller has is a copy: another replay leaves it alone."""
+    results: list[Tensor] = []
+    room = room_for_logits(VOCAB, torch.float32, CPU)
+    runner = recording(models, keeping(results), room)
+    logits = []
+    for rows in (5, 1, 2) * (1 + PATIENCE):
+        table = runner.new_table()
+        logits.append(feed(runner, table, [7] * rows))
+        table.free()
+    assert len(results) == 3
+    assert {result.untyped_storage().data_ptr() for result in results} == {room.untyped_storage().data_ptr()}
+    assert len({result.shape for result in results}) == 3
+    for rows, told in zip((5, 1, 2) * (1 + PATIENCE), logits, strict=True):
+        assert_close(told, reference("llama", [7] * rows))
+
+
+def test_logits_of_more_bits_than_the_weights_keep_them(models: Models, reference: Reference) -> None:
+    runner = recording(models, Tracer(), room_for_logits(VOCAB, torch.bfloat16, CPU))
+    for _ in range(2 + PATIENCE):
+        table = runner.new_table()
+        assert_close(feed(runner, table, [7, 8, 9]), reference("llama", [7, 8, 9]))
+        table.free()
+
+
+def test_logits_have_their_room_before_the_cache_takes_the_rest(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    make, free = room_for_logits, loading.default_memory_bytes
+
+    def room(*args: Any) -> Tensor:
+        order.append("room")
+        return make(*args)
+
+    def memory(device: Any) -> int:
+        order.append("memory")
+        return min(free(device), 2**20)
+
+    monkeypatch.setattr(loading, "room_for_logits", room)
+    monkeypatch.setattr(loading, "default_memory_bytes", memory)
+    monkeypatch.setattr("paceline.engine.runner.ROWS", (1,))
+    results: list[Tensor] = []
+    runner = make_runner(models("llama"), new_recorder=lambda: keeping(results))
+    assert order == ["room", "memory"]
+    assert runner.captured is not None
+    assert len({result.untyped_storage().data_ptr() for result in results}) == 1, "the same for both"
+    assert runner.forward([SequenceInput(runner.new_table(), [1], 1)]).shape == (1, VOCAB)
