@@ -97,6 +97,8 @@ def accept_block(
         residual = (pi[:, i, None] * p[:, i].double() - q[:, i].double()).clamp_(min=0.0).sum(1)
         denominator = residual + 1.0 - pi[:, i]
         partial = torch.where(denominator > 0, residual / denominator, 1.0)
+        # Where nothing may follow p is not numbers: as at the end of a chain.
+        partial = torch.where(residual.isnan(), pi[:, i], partial)
         threshold[:, i - 1] = torch.where(num_draft == i, pi[:, i], partial)
     accepted = _largest((accept_u <= threshold) & _within(draft, num_draft))
     scale = pi.gather(1, accepted[:, None])[:, 0]

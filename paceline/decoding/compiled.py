@@ -261,6 +261,8 @@ def judge_as_a_whole(draft, first, p, ids, values, ends, accept_u, accepted, sca
                 rest = _residual(p[n + s + 1], pi, ids[following], values[following], weights)
                 denominator = rest + 1.0 - pi
                 threshold = rest / denominator if denominator > 0 else 1.0
+                if np.isnan(rest):  # nothing may follow: as at the end of a chain
+                    threshold = pi
             if accept_u[s, i - 1] <= threshold:
                 accepted[s], scale[s] = i, pi
 

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from llvmlite.binding import get_host_cpu_features
 from numba import njit
+from numba.core import config
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +76,14 @@ def prepare_to_load() -> None:
 
 @functools.cache
 def _digest_of(module: str) -> str:
-    """Of its sources; a module may have several such functions."""
+    """Of its sources, and of the processor where numba is told of another one."""
     digest = hashlib.sha256()
     for path in sources_of(module):
         digest.update(path.read_bytes())
+    if any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES")):
+        # numba keeps code by the processor that its variables name; how numbers lie in memory may depend on
+        # the one that is there.
+        digest.update(get_host_cpu_features().flatten().encode())
     return digest.hexdigest()[:_DIGITS]
 
 

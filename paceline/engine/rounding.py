@@ -38,6 +38,8 @@ def is_rounded(weight: Tensor) -> bool:
 
 def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = _scales(weight).bfloat16().float()
+    # Of the least numbers bfloat16 has too few digits to find them again: such rows are nothing.
+    scales = torch.where(scales < torch.finfo(torch.bfloat16).tiny, 0.0, scales)
     return _numbers(weight, scales).clamp(-MOST, MOST), scales
 
 

@@ -297,6 +297,23 @@ def test_a_ragged_batch_decides_as_its_sequences_alone(mode: str) -> None:
         assert batch.is_bonus[s] == alone.is_bonus[0]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("first", [0.0, 0.1])
+def test_a_token_behind_which_nothing_may_come_is_accepted_as_often_as_it_comes(
+    mode: str, first: float
+) -> None:
+    """Its chain ends with it. Once: block mode was sure of it, whatever its own probability was."""
+    draft, two = torch.tensor([[0, 1]]), torch.tensor([2])
+    rest = (1 - first) / 2
+    p = torch.tensor([[[first, rest, rest], [torch.nan] * 3, [torch.nan] * 3]], dtype=torch.float64)
+    q = torch.eye(3, dtype=torch.float64)[draft]
+    for u in (0.05, 0.5, 0.999):
+        verdict = MODES[mode](draft, two, p, q, torch.full((1, 2), u), torch.full((1,), 0.3))
+        accepted = int(verdict.num_accepted[0])
+        assert accepted == (u <= first)
+        assert accepted or int(verdict.next_token[0]) == 1
+
+
 # Planted mistakes: the harness must see each of them.
 
 CAUGHT = 1e-3

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from llvmlite.binding import FeatureMap
+
+from paceline.decoding import on_disk
 from paceline.decoding.on_disk import sources_of
 
 CALLED = """
@@ -66,6 +70,21 @@ def test_code_is_kept_until_something_it_was_compiled_of_changes(tmp_path: Path)
     assert len(_kept(tmp_path)) == len(kept)
     assert not set(_kept(tmp_path)) & set(kept), "what is out of date is removed"
     assert _run(tmp_path) == [-4, 96, 1, 1]
+
+
+def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """numba keeps it by the name alone; weights lie in memory as suits the processor."""
+    digest_of = on_disk._digest_of.__wrapped__
+    module = "paceline.engine.compiled.chain"
+    as_it_is = digest_of(module)
+    monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": True}))
+    assert digest_of(module) == as_it_is, "numba itself tells them apart"
+    monkeypatch.setattr(on_disk.config, "CPU_NAME", "haswell")
+    wide = digest_of(module)
+    monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": False}))
+    assert len({as_it_is, wide, digest_of(module)}) == 3
 
 
 def test_a_chain_is_compiled_of_all_that_it_calls() -> None:

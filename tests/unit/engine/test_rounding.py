@@ -50,6 +50,16 @@ def test_every_weight_is_a_whole_number_times_its_outputs_scale(scale: float) ->
     assert torch.equal(rounded(found), found), "once is enough"
 
 
+@pytest.mark.parametrize("largest", [1e-40, 3e-38, 1e-37, 1.2e-37, 5e-37, 1e-35])
+def test_outputs_that_are_nearly_nothing_are_rounded_as_well(largest: float) -> None:
+    """Once: bfloat16 had too few digits for their scales, and with one of them no weight was in 8 bits."""
+    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    weight[1] *= largest / weight[1].abs().max()
+    found = rounded(weight)
+    assert is_rounded(found)
+    assert (found[1] - weight[1]).abs().max() <= 2e-36
+
+
 def test_an_embedding_that_is_the_head_as_well_stays() -> None:
     model = random_model(CONFIG)
     before = model.model.embed_tokens.weight.data.clone()
