@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from struct import Struct
+from typing import Final
 
 import torch
 
@@ -15,6 +17,8 @@ from paceline.core.config import DraftConfig
 from paceline.engine.chains import Chain
 from paceline.engine.passes import broken_rows
 from paceline.engine.structured import restricted
+
+_FLOAT: Final = Struct("<f")
 
 
 class Chooser:
@@ -42,7 +46,16 @@ class Chooser:
             self.num_others,
         )
         broken = broken_rows(logits)
-        return [None if bad else token for token, bad in zip(drawn, broken, strict=True)]
+        return [
+            token if not bad and _could_be_drawn(token) else None
+            for token, bad in zip(drawn, broken, strict=True)
+        ]
+
+
+def _could_be_drawn(token: Drawn) -> bool:
+    """False where the model rules out all that the request permits: then there was nothing to draw from."""
+    q = token.distribution
+    return q is None or (len(q) > 0 and _FLOAT.unpack_from(q.probabilities)[0] > 0)
 
 
 def drawn_by(chain: Chain) -> Iterable[Drawn]:

@@ -252,7 +252,9 @@ class Drafter:
             config.max_mixed_prefill_tokens or None,
             self.observer.passes["rounds"],
         )
-        events: list[DraftEvent] = [self._fail(job, error) for job, error in result.failed]
+        events: list[DraftEvent] = []
+        for job, error in result.failed:
+            events += self._break_off(job, error)
         if not result.finished:
             return events
         assert result.logits is not None
@@ -272,7 +274,7 @@ class Drafter:
                 r.job.held.found_broken()
             if not isinstance(token, Drawn):
                 error = token or InternalError("the draft model's logits are not numbers")
-                events.append(self._fail(r.job, error))
+                events += self._break_off(r.job, error)
                 continue
             r.job.held.found_sound()
             r.drafting.drawn.append(token)
@@ -299,7 +301,8 @@ class Drafter:
         held.session.finish(answer)
         if held.session.params.traceparent:
             self._trace(r)
-        self.lookahead.begin(command, held, drafting)
+        if drafting.complete:
+            self.lookahead.begin(command, held, drafting)
         return [] if command.proposal_known else [answer]
 
     def _trace(self, r: Round, error: str = "") -> None:
@@ -310,6 +313,19 @@ class Drafter:
             **timings_told(r.job.timings()),
         }
         self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
+
+    def _break_off(self, job: Job, error: PacelineError) -> list[DraftEvent]:
+        """End a round that cannot go on; where tokens are drawn from distributions, with those that are.
+
+        Whether the next one can be may depend on them: in proposals that are not dropped for that they would
+        have other distributions than the target is told.
+        """
+        r = self._rounds[job.sequence_id]
+        if r.drafting.params.chooses or not r.drafting.drawn:
+            return [self._fail(job, error)]
+        held = r.job.held
+        held.cut_to(min(held.table.length, r.command.base_length + len(r.drafting.drawn) - 1))
+        return self._settle(r)
 
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""

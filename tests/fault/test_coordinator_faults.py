@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.history import validate
+from harness.mid_stream import mid_stream
 from harness.resumed import history_of
 from harness.stacks import RunningStack
 from harness.waiting import HANG
@@ -59,14 +60,20 @@ class Reading:
             self._over = True
             self._changed.notify_all()
 
+    @property
+    def over(self) -> bool:
+        """True when nothing more will come."""
+        return self._over
+
     def wait_for_tokens(self, count: int) -> None:
-        """Until that many are there."""
+        """Until that many are there. Fails if the stream ends before."""
+
+        def enough() -> bool:
+            return sum(len(chunk.token_ids) for chunk in self.chunks) >= count
+
         with self._changed:
-            arrived = self._changed.wait_for(
-                lambda: self._over or sum(len(c.token_ids) for c in self.chunks) >= count, HANG
-            )
-            assert arrived
-            assert not self._over, f"ended early: {self._error!r}"
+            self._changed.wait_for(lambda: self._over or enough(), HANG)
+            assert enough(), f"ended or hung early: {self._error!r}"
 
     def result(self) -> tuple[GenerationResult, int]:
         """The whole, and how often it was asked for again."""
@@ -91,12 +98,9 @@ def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.
         )
         for name, sampling in SAMPLINGS.items()
     }
-    readings = {name: Reading(faulty.address, sampling) for name, sampling in SAMPLINGS.items()}
-    for reading in readings.values():
-        # Few, for some copy their own text and end soon.
-        reading.wait_for_tokens(5)
-    ended = faulty.stack.kill("coordinator", number)
-    for name, reading in readings.items():
+    with mid_stream(faulty, lambda: [Reading(faulty.address, s) for s in SAMPLINGS.values()], 5) as readings:
+        ended = faulty.stack.kill("coordinator", number)
+    for name, reading in zip(SAMPLINGS, readings, strict=True):
         result, resumes = reading.result()
         whole = wholes[name]
         validate(history_of(reading.chunks), whole.token_ids)
@@ -117,11 +121,16 @@ def test_a_stream_survives_two_deaths(faulty: RunningStack) -> None:
     whole = faulty.client.generate(
         PROMPT, {"max_tokens": LENGTH, "ignore_eos": True, **sampling}, timeout=HANG
     )
-    reading = Reading(faulty.address, sampling)
-    for tokens in (40, 120):
-        reading.wait_for_tokens(tokens)
-        killed = faulty.stack.kill("coordinator", signal.SIGKILL)
+
+    def killed_once() -> list[Reading]:
+        with mid_stream(faulty, lambda: [Reading(faulty.address, sampling)], 40) as readings:
+            killed = faulty.stack.kill("coordinator", signal.SIGKILL)
         faulty.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
+        return [*readings]
+
+    with mid_stream(faulty, killed_once, 120) as (reading,):
+        killed = faulty.stack.kill("coordinator", signal.SIGKILL)
+    faulty.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
     result, resumes = reading.result()
     assert resumes >= 2
     validate(history_of(reading.chunks), whole.token_ids)

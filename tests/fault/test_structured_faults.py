@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness.history import Recording, validate
+from harness.mid_stream import failovers, mid_stream
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack
@@ -44,10 +45,13 @@ def test_a_killed_worker_costs_no_token(faulty: RunningStack, oracle: Oracle, ro
     )
     assert expected.finish_reason == "stop"
     assert len(json.loads(expected.text)) == 18
-    stream = Recording(faulty.address, prompt, SAMPLING, {"num_speculative_tokens": 4})
-    stream.wait_for_tokens(60)
-    killed = faulty.stack.kill(role, signal.SIGKILL)
+    lost = failovers(faulty, role)
+    with mid_stream(
+        faulty, lambda: [Recording(faulty.address, prompt, SAMPLING, {"num_speculative_tokens": 4})], 60
+    ) as (stream,):
+        killed = faulty.stack.kill(role, signal.SIGKILL)
     validate(stream.result(), expected.token_ids)
+    assert failovers(faulty, role) > lost
     faulty.stack.wait_for_restart(role, after=killed, timeout=HANG)
     faulty.wait_for_worker(role)
     faulty.good_request()

@@ -10,12 +10,17 @@ from typing import Any
 
 import grpc
 import pytest
+from harness.history import validate
 from harness.log import Log
 from harness.pair import write_byte_tokenizer
+from harness.resumed import history_of
 from harness.stacks import RunningStack, own_coordinator, own_worker
+from harness.unread import NARROW, until_it_stands_still
 from harness.waiting import HANG, until
+from harness.web import Http
 
-from paceline.client import Client, WorkerState
+from paceline.client import Client, WorkerState, sync_client
+from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from paceline.core.errors import TokenizerMismatchError as Mismatch
@@ -356,16 +361,27 @@ def test_a_target_with_another_tokenizer_than_the_coordinators_is_refused(
     stack.good_request()
 
 
-def test_a_slow_reader_loses_nothing(stack: RunningStack, client: Client) -> None:
+def test_a_slow_reader_loses_nothing(
+    stack: RunningStack, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that pauses gets every token in the end, and others are served meanwhile."""
-    parameters = {"max_tokens": 300, "temperature": 1.0, "seed": 4, "ignore_eos": True}
-    stream = client.stream("import", parameters, timeout=HANG)
-    next(stream)
-    stack.good_request()
-    for _ in stream:
-        pass
+    monkeypatch.setattr(sync_client, "CHANNEL_OPTIONS", (*CHANNEL_OPTIONS, *NARROW))
+    # Messages that fill the buffers between.
+    parameters = {"max_tokens": 1500, "temperature": 1.0, "seed": 4, "ignore_eos": True, "logprobs": 20}
+    before = http.total("paceline:generation_tokens_total")
+    with Client(stack.address) as client:
+        stream = client.stream("import", parameters, timeout=HANG)
+        chunks = [next(stream)]
+        generated = until_it_stands_still(lambda: http.total("paceline:generation_tokens_total") - before)
+        assert limits.MAX_UNREAD_TOKENS <= generated < 1500
+        stack.good_request()
+        assert stack.client.status().coordinator.running == 1
+        chunks.extend(stream)
+    assert stream.num_resumes == 0
     assert stream.result is not None
-    assert len(stream.result.token_ids) == 300
+    whole = stack.client.generate("import", {**parameters, "logprobs": None}, timeout=HANG)
+    validate(history_of(chunks), whole.token_ids)
+    assert stream.result.text == whole.text
 
 
 def test_a_full_queue_is_a_clear_error(stack: RunningStack) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,12 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import says_nothing
+from harness.faces import TOKEN, Faces, Raw, asks, find_target, gate, key, serving
 from harness.waiting import HANG, until
 
 from coordinator.access import ANYBODY, Gate, Principal, principal
-from coordinator.coordinator import Coordinator
-from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
-from coordinator.grpc_calls import UNKNOWN, CallObserver
-from coordinator.http.app import make_app
-from coordinator.http.server import HttpServer
-from coordinator.links import LinkState
-from coordinator.service import GenerationService
+from coordinator.edge import make_gate, reload_on_hangup, warn_if_open
+from coordinator.grpc_calls import UNKNOWN
 from coordinator.vocabulary import Vocabulary
 from paceline.client import AsyncClient
 from paceline.core import limits
@@ -37,13 +33,9 @@ from paceline.core.errors import (
     UnauthenticatedError,
 )
 from paceline.core.keyfile import write_keys
-from paceline.core.keys import ApiKey, KeyRing, digest
-from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.codec import GenerateCall, Resumption, generate_request_to_proto
-from paceline.rpc.server import Server
-from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from paceline.core.keys import KeyRing, digest
+from paceline.v1 import generation_pb2
 
-TOKEN = "pl-0123456789-a-key-of-alice"
 METHODS = [
     *(f"/paceline.v1.GenerationService/{m.name}" for m in generation_pb2._GENERATIONSERVICE.methods),
     "/paceline.v1.GenerationService/NoSuchMethod",
@@ -52,31 +44,9 @@ METHODS = [
 ]
 
 
-def key(name: str = "alice", token: str = TOKEN, **bounds: int) -> ApiKey:
-    return ApiKey(name=name, sha256=digest(token), **bounds)
-
-
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     return Vocabulary.load("embedded:target")
-
-
-@dataclass
-class Faces:
-    """Both ports of one coordinator, and who called it."""
-
-    coordinator: Coordinator
-    grpc_address: str
-    url: str
-    routes: list[str]
-    callers: list[Principal]
-
-    def sdk(self, api_key: str | None) -> AsyncClient:
-        return AsyncClient(self.grpc_address, api_key=api_key)
-
-    def web(self, token: str | None) -> httpx2.AsyncClient:
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=HANG)
 
 
 Serve = Callable[[Gate | None], contextlib.AbstractAsyncContextManager[Faces]]
@@ -85,35 +55,7 @@ Serve = Callable[[Gate | None], contextlib.AbstractAsyncContextManager[Faces]]
 @pytest.fixture
 def serve(vocabulary: Vocabulary) -> Serve:
     """Serve with a gate."""
-
-    @contextlib.asynccontextmanager
-    async def serving(gate: Gate | None) -> AsyncIterator[Faces]:
-        config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="embedded:target", model_name="m")
-        coordinator = Coordinator(config, vocabulary, gate=gate)
-        callers: list[Principal] = []
-        real = coordinator.detokenize
-        coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
-        interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(coordinator.gate)]
-        server = Server("coordinator", "127.0.0.1", 0, interceptors=interceptors)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationService(coordinator, server), server.grpc
-        )
-        app = make_app(coordinator, None, gate=coordinator.gate)
-        http = HttpServer(app, "127.0.0.1", 0)
-        await server.start()
-        await http.start()
-        routes: list[str] = [route.path for route in app.routes]  # type: ignore[attr-defined]
-        try:
-            yield Faces(coordinator, server.address, f"http://{http.address}", routes, callers)
-        finally:
-            await http.stop(1)
-            await server.grpc.stop(None)
-
-    return serving
-
-
-def gate(*keys: ApiKey, clock: ManualClock | None = None) -> Gate:
-    return Gate(KeyRing(keys or [key()]), clock or ManualClock())
+    return partial(serving, vocabulary)
 
 
 # ---- no key, wrong key ----------------------------------------------------------------------------
@@ -252,46 +194,6 @@ async def test_both_faces_draw_on_one_rate(serve: Serve) -> None:
         await client.detokenize([5])
 
 
-def find_target(coordinator: Coordinator) -> None:
-    """As if one had been there and were away for now: requests begin, and none comes to an end."""
-    (link,) = coordinator.dispatcher.targets
-    link.known = link.admitted = common_pb2.WorkerInfo(
-        model="m", max_model_len=100, vocabulary_size=coordinator.vocabulary.size, eos_token_ids=[0]
-    )
-    link.state = LinkState.LOST
-    coordinator._target_found.set()
-
-
-def asks(name: str, *received: int, again: bool = False) -> generation_pb2.GenerateRequest:
-    """A request that may be resumed; `again` resumes it after `received`."""
-    resumption = Resumption((len(received),), (received,)) if again else None
-    sampling = SamplingParams(max_tokens=50, seed=1)
-    call = GenerateCall(name, (5, 6), sampling, SpeculationParams(), resumable=True, resumption=resumption)
-    return generate_request_to_proto(call)
-
-
-class Raw:
-    """Calls of one key, message by message."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        self.metadata = (("authorization", f"Bearer {TOKEN}"),)
-
-    async def begins(self, request: generation_pb2.GenerateRequest) -> Any:
-        call: Any = self.stub.Generate(request, metadata=self.metadata, timeout=HANG)
-        assert (await call.read()).HasField("started")
-        return call
-
-    async def is_refused(self, request: generation_pb2.GenerateRequest) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await self.begins(request)
-        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    async def cancel(self, name: str) -> None:
-        request = generation_pb2.CancelRequest(request_id=name)
-        await self.stub.Cancel(request, metadata=self.metadata, timeout=HANG)
-
-
 async def test_a_key_whose_rate_is_used_up_can_still_resume_and_cancel(serve: Serve) -> None:
     """Once: its streams that broke were lost, and what it cancelled was held for half a minute."""
     limited = gate(key(requests_per_minute=1))
@@ -325,6 +227,64 @@ async def test_resuming_what_is_not_here_is_charged_as_what_begins_is(serve: Ser
         # Nothing of it is looked at before.
         for broken in ({}, {"resume_from": [1], "request_id": "another"}):
             await raw.is_refused(generation_pb2.GenerateRequest(**broken))
+
+
+# ---- one key's requests are not another's -----------------------------------------------------------
+
+
+async def test_requests_of_two_keys_have_nothing_to_do_with_each_other(serve: Serve) -> None:
+    """Under one name, with one prompt and one salt: found, resumed, cancelled and cached apart."""
+    keys = gate(key(), key("bob", "pl-bob", requests_per_minute=2))
+    async with serve(keys) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        find_target(faces.coordinator)
+        alice, bob = Raw(channel), Raw(channel, "pl-bob")
+        here = faces.coordinator.requests
+        hers = await alice.begins(asks("r"))
+        # He goes on with nothing of hers: without a request of his own this one is charged, and begins.
+        await bob.begins(asks("r", 7, again=True))
+        await alice.begins(asks("only hers"))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await bob.cancel("only hers")
+        assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+        await bob.begins(asks("his other"))
+        await bob.is_refused(asks("only hers", again=True))
+        assert len(here) == 4
+        await bob.cancel("r")
+        assert len(here) == 3
+        # Hers is here still, and she is the one who can resume it.
+        await alice.begins(asks("r", again=True))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await hers.read()
+        assert failure.value.code() is grpc.StatusCode.ABORTED
+        running = [each for request in here._requests.values() for each in request.choices]
+        salts = {each.machine.params.cache_salt for each in running}
+        assert len(running) == 3
+        assert salts == {"5:alice:", "3:bob:"}
+
+
+async def test_two_calls_that_resume_at_once_go_on_with_one_request(serve: Serve) -> None:
+    """Neither is here when they come: the second one finds it when its own is about to begin."""
+    async with serve(gate()) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        find_target(faces.coordinator)
+        prepared, both = faces.coordinator._prepared, asyncio.Barrier(2)
+
+        async def at_once(*of: Any) -> Any:
+            made = await prepared(*of)
+            await both.wait()
+            return made
+
+        faces.coordinator._prepared = at_once  # type: ignore[method-assign]
+        raw = Raw(channel)
+        async with asyncio.timeout(HANG):
+            calls = await asyncio.gather(*(raw.begins(asks("r", 7, again=True)) for _ in range(2)))
+            assert len(faces.coordinator.requests) == 1
+            await raw.cancel("r")
+        codes = set()
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call.read()
+            codes.add(failure.value.code())
+        assert codes == {grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED}
 
 
 # ---- sizes ----------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -104,5 +106,34 @@ def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(slow: OwnCoo
         history = stream.result()
         assert history.error is None
         assert len(history.token_ids) == 40
+        for watcher in watchers:
+            watcher.end()
+
+
+def test_readiness_follows_the_only_target(stack: RunningStack) -> None:
+    """Whoever balances load takes a coordinator out, and in again, by what it is told."""
+    target = contextlib.ExitStack()
+    with contextlib.ExitStack() as around:
+        around.push(target)
+        address = target.enter_context(own_worker("target", stack.pair.target))
+        own = around.enter_context(own_coordinator(stack.pair, [address]))
+        channel = around.enter_context(grpc.insecure_channel(own.address))
+        url = f"http://{own.client.status().coordinator.http_address}/health"
+        watchers = [Watching(channel, name) for name in ("", SERVICES["coordinator"])]
+
+        def check_told(status: int, code: int) -> None:
+            for watcher in watchers:
+                watcher.wait_for(status)
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
+            assert answer.status == status
+            assert httpx2.get(url, timeout=HANG).status_code == code
+
+        check_told(SERVING, 200)
+        target.close()
+        check_told(NOT_SERVING, 503)
+        port = int(address.rpartition(":")[2])
+        target.enter_context(own_worker("target", stack.pair.target, port=port))
+        check_told(SERVING, 200)
+        assert own.client.generate("x", {"max_tokens": 2}, timeout=HANG).token_ids
         for watcher in watchers:
             watcher.end()

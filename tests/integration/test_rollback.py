@@ -209,3 +209,31 @@ def test_every_round_of_the_service_keeps_the_invariants(stack: RunningStack, or
         assert rounds <= seen["rounds"] <= rounds + len(results)
         assert min(seen["accepted"], seen["rejected"]) > 0
     stack.check_pools_whole()
+
+
+def test_a_number_is_kept_to_and_shortened_in_the_last_rounds_only(
+    stack: RunningStack, plain_draft: str, oracle: Oracle
+) -> None:
+    """K or what is of use of it: the target adds a token of its own to every proposal."""
+    length = 30
+    with (
+        Proxy(plain_draft, "draft") as draft,
+        own_coordinator(stack.pair, [stack.stack.address_of("target")], [draft.address]) as own,
+    ):
+        for k in (1, 3, 8):
+            for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": k}):
+                prompt = oracle.encode(SOURCE)[: 30 + k]
+                before = len(draft.commands)
+                result = own.client.generate(
+                    prompt,
+                    {"max_tokens": length, "ignore_eos": True, **sampling},
+                    speculation={"num_speculative_tokens": k, "prompt_lookup": False},
+                    timeout=HANG,
+                )
+                asked = [each for each in draft.commands[before:] if isinstance(each, DraftRound)]
+                room = [len(prompt) + length - each.base_length - 1 for each in asked]
+                assert [each.num_draft_tokens for each in asked] == [min(k, most) for most in room]
+                # The first round is plain, and the last one may be for want of room.
+                without = result.speculative_decoding.num_rounds - len(asked)
+                assert without in (1, 2)
+                assert room[0] == length - 2

@@ -8,6 +8,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +98,7 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
     folder = tmp_path_factory.mktemp("secure")
     certificates = Certificates.made(folder / "certificates")
-    tokens = {name: f"pl-a-token-of-{name}" for name in ("alice", "slow", "single", "leaving")}
+    tokens = {name: f"pl-a-token-of-{name}" for name in ("alice", "other", "slow", "single", "leaving")}
     limits: dict[str, dict[str, int]] = {"slow": {"requests_per_minute": 2}, "single": {"max_sequences": 1}}
     file = folder / "keys.json"
     keys = [ApiKey(name=n, sha256=digest(token), **limits.get(n, {})) for n, token in tokens.items()]
@@ -194,6 +197,41 @@ def test_without_a_certificate_there_is_no_connection(secure: Secure, tmp_path: 
         web.models.list()
     with secure.client() as client:
         assert client.status(timeout=HANG)
+
+
+def handshake(address: str, context: ssl.SSLContext) -> str | None:
+    """The version that was agreed on; raises SSLError with what the server said instead."""
+    host, port = address.split(":")
+    with (
+        socket.create_connection((host, int(port)), HANG) as plain,
+        context.wrap_socket(plain, server_hostname=host) as wrapped,
+    ):
+        return wrapped.version()
+
+
+REFUSALS = (None, "TLSV1_ALERT_PROTOCOL_VERSION", "UNEXPECTED_EOF_WHILE_READING")
+
+
+@pytest.mark.parametrize("port", ["gRPC", "HTTP", "target", "draft"])
+def test_no_port_speaks_a_tls_older_than_1_2(secure: Secure, port: str) -> None:
+    own = secure.stack
+    address = {"gRPC": own.address, "HTTP": own.http_address}.get(port) or own.address_of(port)
+
+    def context(version: ssl.TLSVersion) -> ssl.SSLContext:
+        made = secure.certificates.context("coordinator")
+        # What OpenSSL would leave out by itself, or the refusal would be this side's.
+        made.set_ciphers("DEFAULT:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made.minimum_version = made.maximum_version = version
+        return made
+
+    for old in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+        with pytest.raises((ssl.SSLError, ConnectionResetError)) as failure:
+            handshake(address, context(old))
+        # The server's refusal, with or without a word; without protocols or ciphers nothing would be asked.
+        assert getattr(failure.value, "reason", None) in REFUSALS
+    assert handshake(address, context(ssl.TLSVersion.TLSv1_2)) == "TLSv1.2"
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -301,7 +339,9 @@ def test_a_key_is_taken_back_while_the_server_runs(
     assert "newcomer: 2 sequences at a time\n" in listed
     assert "alice: no limits\n" in listed
     with secure.client("leaving") as leaving, secure.client(token) as newcomer:
-        leaving.models()
+        # More than is sent to a client that does not read: it runs still when the key is gone.
+        stream = leaving.stream(PROMPT, {**LONG, "max_tokens": 1500, "logprobs": 20}, timeout=HANG)
+        next(stream)
         with pytest.raises(UnauthenticatedError):
             newcomer.models()
         os.kill(secure.stack.pid("coordinator"), signal.SIGHUP)
@@ -314,6 +354,36 @@ def test_a_key_is_taken_back_while_the_server_runs(
         until(let_in, "the new key")
         with pytest.raises(UnauthenticatedError):
             leaving.models()
+        assert newcomer.status().coordinator.running == 1
+        for _ in stream:
+            pass
+        assert stream.result is not None
+        assert len(stream.result.token_ids) == 1500
+        assert stream.num_resumes == 0
+
+
+# ---- what was computed for one key ------------------------------------------------------------------
+
+
+def test_a_key_finds_nothing_in_the_cache_of_what_another_asked_for(secure: Secure) -> None:
+    """Same prompt, same salt: the time to the first token says nothing of others' prompts."""
+    prompt = list(range(5, 105))
+    with secure.client("alice") as alice, secure.client("other") as other:
+
+        def hits(client: Client) -> dict[str, int]:
+            before = found()
+            speculation = SpeculationParams(num_speculative_tokens=2, prompt_lookup=False)
+            client.generate(prompt, SAMPLING, speculation=speculation, cache_salt="ours", timeout=HANG)
+            return {role: count - before[role] for role, count in found().items()}
+
+        def found() -> dict[str, int]:
+            return {w.role: w.info.cache.prefix_cache_hits for w in alice.status().workers if w.info}
+
+        nothing = {"target": 0, "draft": 0}
+        assert hits(alice) == nothing
+        assert hits(other) == nothing
+        for client in (alice, other):
+            assert min(hits(client).values()) > 0
 
 
 # ---- a coordinator's own bounds -------------------------------------------------------------------

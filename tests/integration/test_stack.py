@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 from harness.forking import ENVIRONMENT, fork_server
+from harness.waiting import until
 
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.cores import CAN_BIND
@@ -20,6 +21,9 @@ from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, s
 from paceline.supervisor.processes import CAN_FORK
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
+DRAFTS: dict[str, Any] = {"num_speculative_tokens": 2, "prompt_lookup": False}
+"""What is drafted is the draft worker's: nothing is copied from the text. A service that chooses K itself
+would begin to draft in its thirteenth round, or some rounds later."""
 OF_THE_DRAFT: dict[str, Any] = {
     "draft_port": 1,
     "draft_device": "cpu",
@@ -117,8 +121,7 @@ def test_forking_is_refused_where_no_worker_is_to_be() -> None:
 
 def test_the_stack_generates(stack: Stack) -> None:
     with Client(stack.address) as client:
-        # A service that chooses K itself begins to draft in its thirteenth round, or some rounds later.
-        result = client.generate("def", SAMPLING, speculation={"num_speculative_tokens": 2})
+        result = client.generate("def", SAMPLING, speculation=DRAFTS)
         workers = {worker.role: worker for worker in client.status().workers}
     assert len(result.token_ids) == 16
     assert result.speculative_decoding.num_draft_tokens > 0
@@ -132,14 +135,22 @@ def test_the_stack_generates(stack: Stack) -> None:
 def test_each_process_comes_back_where_it_was_and_gives_the_same_tokens(stack: Stack, role: str) -> None:
     address = stack.address_of(role)
     with Client(stack.address) as client:
-        before = client.generate("def", SAMPLING)
+        before = client.generate("def", SAMPLING, speculation=DRAFTS)
     pid = stack.kill(role)
     status = stack.wait_for_restart(role, pid)
     assert status.pid == stack.pid(role) != pid
     assert stack.address_of(role) == address
     with Client(stack.address) as client:
-        after = client.generate("def", SAMPLING, timeout=60)
+
+        def all_there() -> bool:
+            workers = client.status().workers
+            pids = [each.info and each.info.process_id for each in workers if each.state is WorkerState.READY]
+            return pids == [stack.pid(each.role) for each in workers]
+
+        until(all_there, "both workers")
+        after = client.generate("def", SAMPLING, speculation=DRAFTS, timeout=60)
     assert after.token_ids == before.token_ids
+    assert after.speculative_decoding.num_draft_tokens > 0
 
 
 def test_different_vocabularies_are_refused_before_anything_starts(tiny_pair: Pair, tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """Rejection and block mode through the simulated service: the tokens are distributed as the target's p.
 
-A chi-square test of the first three tokens against the toy model's exact probabilities. The seeds are
-fixed, so the tests are deterministic; level 1e-4 is the chance that a correct system would have failed
-when they were chosen. That the tests have power is shown by the planted bugs at the end.
+Chi-square tests of every three tokens in a row of the first six against the toy model's exact probabilities:
+the first comes without a proposal, the rest in rounds of up to three draft tokens. The seeds are fixed, so
+the tests are deterministic; level 1e-4 is the chance that a correct system would have failed when they were
+chosen. That the tests have power is shown by the planted bugs at the end.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from harness import chi_square
 
 from coordinator.round import RoundMachine
+from coordinator.stats import SpeculationStats
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
 from paceline.decoding import sparse_acceptance
@@ -30,6 +32,11 @@ DRAFT = TARGET.near(0.7)
 PROMPT = (2, 0, 1)
 PAIRS = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3, 0)
 """A prompt with every pair of tokens: whatever comes next, something followed it before."""
+K = 3
+LENGTH = 6
+"""Tokens of a request: the first, and two rounds of proposals unless all of the first one's are accepted."""
+TOGETHER = 3
+"""Tokens whose joint distribution is looked at: more would leave too few of each outcome."""
 N = 1600
 LEVEL = 1e-4
 ARRIVALS = 0.1
@@ -37,15 +44,21 @@ ARRIVALS = 0.1
 
 
 @functools.cache
-def exact(prompt: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-    """The target's probability of every first three tokens."""
-    result = {}
-    for tokens in itertools.product(range(VOCAB), repeat=3):
-        p = 1.0
-        for i, token in enumerate(tokens):
-            p *= TARGET.probabilities([*prompt, *tokens[:i]])[token]
-        result[tokens] = p
-    return result
+def exact(prompt: tuple[int, ...]) -> list[dict[tuple[int, ...], float]]:
+    """Entry i: the target's probability of every three tokens from the i-th on."""
+    paths: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        paths = {
+            (*path, token): so_far * float(p)
+            for path, so_far in paths.items()
+            for token, p in enumerate(TARGET.probabilities([*prompt, *path]))
+        }
+    places: list[dict[tuple[int, ...], float]] = [{} for _ in range(LENGTH - TOGETHER + 1)]
+    for path, p in paths.items():
+        for first, place in enumerate(places):
+            outcome = path[first : first + TOGETHER]
+            place[outcome] = place.get(outcome, 0.0) + p
+    return places
 
 
 def simulate(
@@ -54,7 +67,7 @@ def simulate(
     faults: str = "",
     n: int = N,
     first_seed: int = 0,
-    k: DraftTokens = 3,
+    k: DraftTokens = K,
     prompt_lookup: bool = False,
 ) -> World:
     events = [(ARRIVALS / 2, "draft gone")] if faults == "dies" else []
@@ -64,8 +77,8 @@ def simulate(
         1,
         target=TARGET,
         draft=DRAFT,
-        target_blocks=n * 3,
-        draft_blocks=n * 3,
+        target_blocks=n * 8,
+        draft_blocks=n * 8,
         max_sequences=n,
         max_running=n,
         batch=4000,
@@ -77,7 +90,7 @@ def simulate(
         # Proposals are lost depending on what was drawn: the worst a faulty draft can do.
         world.drafts[0].worker.runner.crash_on = lambda ids: RuntimeError() if ids == [0] else None
     for i in range(n):
-        sampling = SamplingParams(seed=first_seed + i, max_tokens=3, ignore_eos=True)
+        sampling = SamplingParams(seed=first_seed + i, max_tokens=LENGTH, ignore_eos=True)
         world.submit(
             Request(
                 f"s{i}",
@@ -95,9 +108,14 @@ def simulate(
 
 
 def p_value(world: World) -> float:
-    counts = Counter(tuple(client.token_ids) for client in world.clients)
+    """Of all places together: the least of their p-values, times their number (Bonferroni)."""
     (prompt,) = {client.request.prompt for client in world.clients}
-    want = exact(prompt)
+    places = [p_value_from(world, first, want) for first, want in enumerate(exact(prompt))]
+    return min(places) * len(places)
+
+
+def p_value_from(world: World, first: int, want: Mapping[tuple[int, ...], float]) -> float:
+    counts = Counter(tuple(client.token_ids[first : first + TOGETHER]) for client in world.clients)
     assert set(counts) <= set(want)
     expected = np.array([want[outcome] for outcome in want]) * len(world.clients)
     observed = np.array([counts[outcome] for outcome in want], dtype=float)
@@ -108,24 +126,36 @@ def p_value(world: World) -> float:
     return chi_square.p_value(observed, expected)
 
 
+def stats_of(world: World) -> list[SpeculationStats]:
+    return [client.running.machine.stats for client in world.clients if client.running is not None]
+
+
+def check_speculation(world: World) -> None:
+    """Proposals of K tokens were judged to their ends, and sequences had several proposals."""
+    full = [stats for stats in stats_of(world) if len(stats.reached) == K]
+    assert sum(stats.reached[-1] for stats in full) > N / 40
+    assert sum(stats.num_spec_steps > 1 for stats in stats_of(world)) > N / 20
+
+
 @pytest.mark.parametrize("faults", ["", "dies", "content"])
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMode, faults: str) -> None:
     world = simulate(
         mode, faults=faults, first_seed=10_000 * (len(faults) + 1) + (mode is AcceptanceMode.BLOCK)
     )
-    counted = [c.running.machine.stats for c in world.clients if c.running is not None]
+    counted = stats_of(world)
     drafted = sum(s.num_draft_tokens for s in counted)
     accepted = sum(s.num_accepted_draft_tokens for s in counted)
     assert drafted > N / 4
     assert 0.3 < accepted / drafted < 0.98, "both outcomes of a test must be frequent"
+    check_speculation(world)
     assert p_value(world) > LEVEL
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: AcceptanceMode) -> None:
     world = simulate(mode, first_seed=70_000, k=AUTO)
-    drafted = sum(c.running.machine.stats.num_draft_tokens for c in world.clients if c.running is not None)
+    drafted = sum(s.num_draft_tokens for s in stats_of(world))
     assert drafted > N / 4
     assert p_value(world) > LEVEL
 
@@ -133,10 +163,11 @@ def test_nor_does_a_k_that_follows_from_what_was_accepted_change_them(mode: Acce
 @pytest.mark.parametrize("mode", list(AcceptanceMode))
 def test_nor_does_copying_from_the_text(mode: AcceptanceMode) -> None:
     world = simulate(mode, first_seed=90_000, prompt_lookup=True)
-    counted = [c.running.machine.stats for c in world.clients if c.running is not None]
+    counted = stats_of(world)
     assert sum(s.num_prompt_lookups for s in counted) > N / 4
     accepted = sum(s.num_accepted_draft_tokens for s in counted)
-    assert 0.1 < accepted / sum(s.num_draft_tokens for s in counted) < 0.9
+    assert 0.1 < accepted / sum(sum(s.reached) for s in counted) < 0.9
+    check_speculation(world)
     assert p_value(world) > LEVEL
 
 
@@ -154,7 +185,9 @@ def test_a_target_that_takes_a_copied_token_for_a_drawn_one_is_noticed(
 
 
 def test_coupled_mode_too() -> None:
-    assert p_value(simulate(AcceptanceMode.COUPLED, faults="dies")) > LEVEL
+    world = simulate(AcceptanceMode.COUPLED, faults="dies")
+    check_speculation(world)
+    assert p_value(world) > LEVEL
 
 
 def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,13 +200,24 @@ def test_a_target_that_accepts_everything_is_noticed(monkeypatch: pytest.MonkeyP
     assert p_value(simulate(AcceptanceMode.REJECTION, n=1000)) < LEVEL
 
 
+def test_a_last_draft_token_that_is_always_accepted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is reached only where those before it were accepted."""
+    real = sparse_acceptance.accept_rejection
+
+    def lenient(chains: Any, p: Any, accept_u: Any, next_u: Any) -> Any:
+        return real(chains, p, accept_u * (np.arange(accept_u.shape[1]) < K - 1), next_u)
+
+    monkeypatch.setattr(sparse_acceptance, "accept_rejection", lenient)
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
+
+
 def test_a_missing_correction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_p(chains: Any, p: Any, accepted: Any, scale: Any, next_u: Any) -> Any:
         rows = p[chains.first[:-1] + np.arange(len(accepted)) + accepted]
         return np.array([invert(row, u) for row, u in zip(rows, next_u, strict=True)])
 
     monkeypatch.setattr(sparse_acceptance, "next_tokens", from_p)
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=3000)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=1500)) < LEVEL
 
 
 def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
@@ -190,4 +234,4 @@ def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
         return real(self, event, now)
 
     monkeypatch.setattr(RoundMachine, "_on_verdict", choosy)
-    assert p_value(simulate(AcceptanceMode.REJECTION, n=3000)) < LEVEL
+    assert p_value(simulate(AcceptanceMode.REJECTION, n=2000)) < LEVEL

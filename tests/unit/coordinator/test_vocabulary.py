@@ -129,15 +129,23 @@ def test_a_token_keeps_the_space_that_begins_it_where_decoders_strip_that_of_a_t
     assert Vocabulary(bare, "fingerprint", 1).token_text(0) == "the"
 
 
-async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
-    """In a thread alone it would keep the interpreter to itself."""
-    text = "ok bad " * 200_000
+async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
+    """Of the time that tokenising takes, the share of the longest in which nobody else had a turn."""
     encoding = asyncio.create_task(vocabulary.encode(text))
     moments = [time.perf_counter()]
     while not encoding.done():
         await asyncio.sleep(0)
         moments.append(time.perf_counter())
     longest = max(after - before for before, after in itertools.pairwise(moments))
-    assert longest < (moments[-1] - moments[0]) / 2
     short = await vocabulary.encode("ok bad")
     assert (await encoding)[: len(short)] == short
+    return longest / (moments[-1] - moments[0])
+
+
+async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
+    """In a thread alone it would keep the interpreter to itself, each time anew.
+
+    A busy machine may do so to this process as well, now and then.
+    """
+    text = "ok bad " * 200_000
+    assert min([await longest_stand_still(vocabulary, text) for _ in range(3)]) < 1 / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import chain, repeat
 
@@ -16,6 +17,8 @@ from paceline.telemetry.traceparent import TraceParent
 
 PARENT = TraceParent(1, 2, True)
 SECOND = 10**9
+HANG = 10.0
+"""Seconds after which a test has failed."""
 
 
 @pytest.fixture
@@ -65,3 +68,23 @@ def test_a_process_that_is_put_aside_between_its_clocks_does_not_shift_a_span(
     made.record("round", PARENT, began, began + 1.0, {})
     span = told(made, exported)["round"]
     assert (span.start_time, span.end_time) == ((100 + began) * SECOND, (101 + began) * SECOND)
+
+
+def test_a_collector_that_does_not_answer_does_not_hold_the_process_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over, released = threading.Event(), threading.Event()
+
+    class Dead(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            released.wait(HANG)
+            over.set()
+
+    monkeypatch.setattr(spans, "OTLPSpanExporter", lambda **_: Dead())
+    monkeypatch.setattr(spans, "CLOSE_SECONDS", 0.05)
+    try:
+        OtlpSpans("paceline-test", "127.0.0.1:1", 1.0).close()
+        assert not over.is_set()
+    finally:
+        released.set()
+    assert over.wait(HANG)

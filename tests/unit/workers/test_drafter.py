@@ -12,8 +12,9 @@ from draft_worker.chaining import warm_up
 from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
-from paceline.core.messages import DraftProposal, DraftRound, OpenSequence, SequenceFailed
+from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
+from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
@@ -133,24 +134,75 @@ def test_sequences_at_different_steps_share_passes(mode: AcceptanceMode) -> None
         check_slow_proposal(MODEL, PROMPT, params, event.proposal, 0.9)
 
 
-@pytest.mark.parametrize("mode", AcceptanceMode)
-def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode) -> None:
+def spoilt(mode: AcceptanceMode, length: int) -> tuple[Worker, DraftEvent]:
+    """One of two sequences is without logits after so many tokens: what becomes of its round."""
     worker = Worker()
     sampling = SamplingParams(seed=3)
     worker.open("bad", PROMPT, sampling, mode)
     worker.open("good", (3, 2, 1), sampling, mode)
-    worker.runner.spoil = lambda prefix: prefix[0] == 1 and len(prefix) == 4
+    worker.runner.spoil = lambda prefix: prefix[0] == 1 and len(prefix) == length
     for name in ("bad", "good"):
         worker.ask(3, name)
     bad, good = sorted(worker.run(), key=lambda event: event.sequence_id)
-    assert isinstance(bad, SequenceFailed)
-    assert isinstance(bad.error, InternalError)
+    assert isinstance(good, DraftProposal)
     check_slow_proposal(MODEL, (3, 2, 1), SequenceParams(sampling, mode, 3), good.proposal, 0.9)
-    assert worker.cached("bad") == list(PROMPT[:2])
+    return worker, bad
+
+
+def check_goes_on(worker: Worker) -> None:
     worker.runner.spoil = lambda prefix: False
-    worker.ask(3, "bad")
+    worker.ask(3, "bad", number=2, base=len(PROMPT) + 1, tail=(5,))
     (again,) = worker.run()
     assert isinstance(again, DraftProposal)
+    assert again.proposal.num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "length"),
+    [*((mode, len(PROMPT)) for mode in AcceptanceMode), (AcceptanceMode.COUPLED, len(PROMPT) + 1)],
+)
+def test_logits_that_are_not_numbers_end_one_round_alone(mode: AcceptanceMode, length: int) -> None:
+    worker, bad = spoilt(mode, length)
+    assert isinstance(bad, SequenceFailed)
+    assert isinstance(bad.error, InternalError)
+    assert worker.cached("bad") == list(PROMPT[:2] if length > len(PROMPT) else ())
+    check_goes_on(worker)
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+@pytest.mark.parametrize("drawn", [1, 2])
+def test_a_proposal_that_breaks_off_holds_what_was_drawn(mode: AcceptanceMode, drawn: int) -> None:
+    """Once: nothing, so that which tokens were proposed depended on what came after them."""
+    worker, bad = spoilt(mode, len(PROMPT) + drawn)
+    assert isinstance(bad, DraftProposal)
+    assert bad.proposal.num_draft_tokens == drawn
+    check_slow_proposal(
+        MODEL, PROMPT, SequenceParams(SamplingParams(seed=3), mode, len(PROMPT)), bad.proposal, 0.9
+    )
+    assert worker.cached("bad") == list(PROMPT[:2])
+    check_goes_on(worker)
+
+
+@pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
+def test_where_the_model_rules_out_all_that_may_come_a_proposal_breaks_off(
+    mode: AcceptanceMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the token had an empty distribution, for which the target refused the proposal."""
+    worker = Worker()
+    worker.open("s", PROMPT, SamplingParams(seed=3, allowed_token_ids=[2, 3]), mode)
+    forward = worker.runner.forward
+
+    def ruled_out(inputs: Sequence[SequenceInput]) -> torch.Tensor:
+        logits = forward(inputs)
+        if inputs[0].table.length == len(PROMPT) + 1:
+            logits[:, 2:4] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(worker.runner, "forward", ruled_out)
+    worker.ask(3)
+    (event,) = worker.run()
+    assert isinstance(event, DraftProposal)
+    assert event.proposal.num_draft_tokens == len(event.proposal.distributions) == 1
 
 
 def test_out_of_blocks_in_the_middle_of_a_proposal_the_younger_one_yields() -> None:

@@ -26,10 +26,11 @@ class Http:
     def post(self, path: str, values: Any) -> httpx2.Response:
         return httpx2.post(self.url + path, json=values, timeout=HANG)
 
-    def total(self, metric: str) -> float:
-        """The sum of a metric's samples, whatever their labels."""
+    def total(self, metric: str, label: str = "") -> float:
+        """The sum of a metric's samples with this label; without one, whatever their labels."""
         lines = self.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{"))
+        found = (line for line in lines if line.startswith(f"{metric}{{") and label in line)
+        return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 def connect(address: str) -> Iterator[Http]:

@@ -1,0 +1,57 @@
+"""Faults that are sure to hit running streams: none ends while they strike, and whom they hit is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from harness.stacks import RunningStack
+from harness.web import connect
+
+
+class Reads(Protocol):
+    """A stream that is read in a thread of its own."""
+
+    @property
+    def over(self) -> bool: ...
+
+    def wait_for_tokens(self, count: int) -> None: ...
+
+    def result(self) -> Any: ...
+
+
+Stream = TypeVar("Stream", bound=Reads)
+
+
+@contextlib.contextmanager
+def mid_stream(
+    stack: RunningStack, begin: Callable[[], Sequence[Stream]], tokens: int
+) -> Iterator[Sequence[Stream]]:
+    """Streams of the stack's target, each with that many tokens. While the block lasts it stands still.
+
+    On a busy machine one may end before the target is stopped: then they begin anew.
+    """
+    while True:
+        streams = begin()
+        for stream in streams:
+            stream.wait_for_tokens(tokens)
+        stopped = stack.stack.kill("target", signal.SIGSTOP)
+        try:
+            if not any(stream.over for stream in streams):
+                yield streams
+                return
+        finally:
+            # Whoever was killed meanwhile is another process now.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
+        for stream in streams:
+            stream.result()
+
+
+def failovers(stack: RunningStack, role: str) -> float:
+    """Sequences that lost the worker of this role while they ran, since the coordinator began."""
+    (http,) = [*connect(stack.stack.http_address)]
+    return http.total("paceline:failovers_total", f'role="{role}"')

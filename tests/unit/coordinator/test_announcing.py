@@ -1,0 +1,98 @@
+"""When a coordinator says that it is ready, and what health checks are told before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator import main
+from coordinator.coordinator import Coordinator
+from coordinator.links import LinkState
+from coordinator.vocabulary import Vocabulary
+from paceline.core.config import CoordinatorConfig
+from paceline.rpc.server import Server
+
+HANG = 30.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GRACE = 0.05
+"""Seconds."""
+
+
+@dataclass
+class Announcing:
+    """A coordinator of one target and one draft of which nothing was heard yet, and its announcement."""
+
+    coordinator: Coordinator
+    health: health_pb2_grpc.HealthStub
+
+    def target(self, state: LinkState) -> None:
+        """It came or went."""
+        (link,) = self.coordinator.dispatcher.targets
+        link.state = state
+        (self.coordinator._ready if state is LinkState.READY else self.coordinator._lost)(link)
+
+    async def wait_for(self, status: int) -> None:
+        """Until health checks are told so."""
+        request = health_pb2.HealthCheckRequest(service=main.SERVICE)
+        async with asyncio.timeout(HANG):
+            async for answer in self.health.Watch(request):
+                if answer.status == status:
+                    return
+
+
+@contextlib.asynccontextmanager
+async def announcing(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> AsyncIterator[Announcing]:
+    """With so many seconds for the draft."""
+    monkeypatch.setattr(main, "DRAFT_GRACE_SECONDS", grace)
+    monkeypatch.setattr(main, "tune_interpreter", lambda: None)
+    config = CoordinatorConfig(targets=("a:1",), drafts=("b:1",), tokenizer="embedded:target")
+    coordinator = Coordinator(config, vocabulary)
+    server = Server("coordinator", "127.0.0.1", 0)
+    await server.start()
+    task = asyncio.create_task(main._announce(coordinator, server, None))
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield Announcing(coordinator, health_pb2_grpc.HealthStub(channel))
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await server.grpc.stop(None)
+
+
+async def test_a_draft_that_is_not_heard_of_is_waited_for_only_so_long(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with announcing(vocabulary, monkeypatch, GRACE) as about:
+        assert capsys.readouterr().out == ""
+        about.target(LinkState.READY)
+        await about.wait_for(SERVING)
+        assert json.loads(capsys.readouterr().out)["event"] == "ready"
+        for state, told in ((LinkState.LOST, NOT_SERVING), (LinkState.READY, SERVING)):
+            about.target(state)
+            await about.wait_for(told)
+        assert capsys.readouterr().out == ""
+
+
+async def test_a_draft_that_is_on_its_way_is_waited_for(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who starts a stack may count on drafts in the first request."""
+    async with announcing(vocabulary, monkeypatch, 10 * HANG) as about:
+        (draft,) = about.coordinator.dispatcher.drafts
+        about.target(LinkState.READY)
+        # Time in which it would have said so, were it not waiting.
+        for _ in range(20):
+            await about.health.Check(health_pb2.HealthCheckRequest(), timeout=HANG)
+        assert capsys.readouterr().out == ""
+        draft.settled.set()
+        await about.wait_for(SERVING)
+        assert json.loads(capsys.readouterr().out)["event"] == "ready"
