@@ -85,7 +85,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
     # Before a pass that has weights of its own empties the model's.
     weight_bytes = _bytes_read(loaded.model)
-    max_model_len = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    max_model_len = _length(config, loaded.max_model_len)
     runner = make_runner(
         loaded,
         block_size=config.block_size,
@@ -101,7 +101,9 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
     if config.least_pass_seconds:
         log.warning("every pass takes at least %g s (--least-pass-seconds)", config.least_pass_seconds)
     # A sequence can never be longer than the whole cache.
-    max_model_len = min(max_model_len, runner.cache.pool.num_blocks * config.block_size)
+    if (room := runner.cache.pool.num_blocks * config.block_size) < max_model_len:
+        log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)
+        max_model_len = room
     log.info(
         "%s on %s%s%s: %d parameters, %d cache blocks of %d",
         config.model,
@@ -113,6 +115,19 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         config.block_size,
     )
     return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
+
+
+def _length(config: WorkerConfig, longest: int) -> int:
+    """The longest sequence. A draft may be shorter than its target, and `serve` asks both for the same."""
+    asked = config.max_model_len or longest
+    if asked <= longest:
+        return asked
+    if not isinstance(config, DraftConfig):
+        raise InvalidArgumentError(
+            "max_model_len", f"must be at most {longest}, the length of {config.model}, got {asked}"
+        )
+    log.warning("%s drafts for sequences of up to %d tokens only, not %d", config.model, longest, asked)
+    return longest
 
 
 def _recorders(device: torch.device) -> Callable[[], Recorder]:

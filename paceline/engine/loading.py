@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
@@ -17,10 +18,10 @@ from transformers.utils.hub import cached_file
 from paceline.core.errors import InvalidArgumentError, first_line
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
-from paceline.engine.attention import IMPLEMENTATION, LayerLayout, inspect_attention
-from paceline.engine.batch import SequenceInput
+from paceline.engine.attention import IMPLEMENTATION, inspect_attention
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
-from paceline.engine.captured import PATIENCE, Recorder, room_for_logits
+from paceline.engine.captured import Recorder, room_for_logits
+from paceline.engine.comparison import error_on_paged_cache, logits_of_transformers, tokens_to_compare
 from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
 from paceline.engine.rounding import round_products
@@ -33,16 +34,6 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-_TOLERANCE = {2: 0.2, 4: 1e-3, 8: 1e-3}
-"""Relative error of the logits, by bytes per element: far above rounding, far below a wrong position."""
-
-_COMPARED: Final = {"cpu": 8, "cuda": 80}
-"""Tokens that a runner is compared on. A GPU chooses its kernels by the shape, so there a prompt's chunk of
-its own is among them, whose keys (65) are one more than a whole number of a kernel's tiles. A CPU would take
-long over so many."""
-_SHORT: Final = 15
-"""Those behind such a chunk, fed in two parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +63,8 @@ def load_model(
     `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
     few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
     last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
-    safetensors only, and as they are: a quantised checkpoint is refused. Raises InvalidArgumentError naming
-    `model` or `dtype`.
+    safetensors only, and as they are: a quantised checkpoint is refused, and one that lacks some. Raises
+    InvalidArgumentError naming `model` or `dtype`, and what a device without room raises.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
@@ -81,27 +72,33 @@ def load_model(
     device = torch.device(device)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of whatever kind: transformers and its configs have many
         raise InvalidArgumentError(
-            "model", f"{name} has no configuration that can be loaded: {first_line(error)}"
+            "model", f"{name} has no configuration that can be loaded: {_reason(error)}"
         ) from error
     _refuse_unsupported(config)
     _refuse_quantised(name, config)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
-            dtype="auto" if dtype is None else _DTYPES[dtype],
+            dtype=_dtype_to_load(config, device) if dtype is None else _DTYPES[dtype],
             trust_remote_code=trust_remote_code,
             # Weights in any other format are a pickle.
             use_safetensors=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
         raise InvalidArgumentError(
-            "model", f"{name} cannot be loaded as a decoder with a tokenizer: {first_line(error)}"
+            "model", f"{name} cannot be loaded as a decoder with a tokenizer: {_reason(error)}"
         ) from error
+    model, found = loaded
+    _refuse_incomplete(name, found)
     if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
+        # Its config did not say so.
         model = model.float()
     model = prepare(model.to(device))
     vocabulary = _vocabulary(name, tokenizer)
@@ -120,6 +117,11 @@ def load_model(
 def prepare(model: Any) -> Any:
     """Put `model` into evaluation mode and on Paceline's attention, or refuse it."""
     _refuse_unsupported(model.config)
+    if getattr(model, "_is_stateful", False):
+        # That is not in the cache, and what it has of the rows before may be another sequence's.
+        raise InvalidArgumentError(
+            "model", f"{type(model).__name__} keeps other state than keys and values: that cannot be served"
+        )
     model.eval().requires_grad_(False)
     model.set_attn_implementation(IMPLEMENTATION)
     if model.config._attn_implementation != IMPLEMENTATION:
@@ -177,24 +179,24 @@ def make_runner(
     covered = lean and covers(model)
     if quantization != "none":
         _round(model, quantization, served=covered and compiles(model, layers, any_threads=deterministic))
-    expected = _logits_of_transformers(model)
+    expected = logits_of_transformers(model)
     if covered:
         # What it is compared on may be longer than what it serves.
-        positions = max(longest, len(_tokens_to_compare(model)))
+        positions = max(longest, len(tokens_to_compare(model)))
         short = compiled_forward(model, layers, positions, any_threads=deterministic)
         short = short or LeanForward(model, positions)
-        error = _error_on_paged_cache(model, layers, short, expected)
+        error = error_on_paged_cache(model, layers, short, expected)
         if error is None:
             short.pack()
         else:
             log.warning("%s goes through its modules: its short pass %s", type(model).__name__, error)
             short = None
-    error = _error_on_paged_cache(model, layers, short, expected)
+    error = error_on_paged_cache(model, layers, short, expected)
     if error is not None:
         raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
     recorder = None
     if new_recorder is not None:
-        error = _error_on_paged_cache(model, layers, short, expected, new_recorder(), room)
+        error = error_on_paged_cache(model, layers, short, expected, new_recorder(), room)
         if error is None:
             recorder = new_recorder()
         else:
@@ -229,60 +231,6 @@ def _round(model: Any, quantization: str, *, served: bool) -> None:
         )
 
 
-def _tokens_to_compare(model: Any) -> list[int]:
-    count = min(_COMPARED.get(model.device.type, _COMPARED["cuda"]), max_length_of(model.config))
-    return [1 + i % max(1, output_width(model) - 1) for i in range(count)]
-
-
-@torch.inference_mode()
-def _logits_of_transformers(model: Any) -> torch.Tensor:
-    """A few tokens fed at once through transformers' eager attention: float32 [tokens, vocabulary]."""
-    model.set_attn_implementation("eager")
-    try:
-        ids = torch.tensor([_tokens_to_compare(model)], device=model.device)
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
-        return logits.float()
-    finally:
-        model.set_attn_implementation(IMPLEMENTATION)
-
-
-@torch.inference_mode()
-def _error_on_paged_cache(
-    model: Any,
-    layers: tuple[LayerLayout, ...],
-    short: LeanForward | CompiledForward | None,
-    expected: torch.Tensor,
-    recorder: Recorder | None = None,
-    room: torch.Tensor | None = None,
-) -> str | None:
-    """What is wrong with the logits of the same tokens fed in chunks through a small cache."""
-    tokens = _tokens_to_compare(model)
-    cache = PagedCache(layers, num_blocks=len(tokens), block_size=1, dtype=model.dtype, device=model.device)
-    runner = ModelRunner(model, cache, model.device, short=short, recorder=recorder, room=room)
-    table = runner.new_table()
-    ours = torch.empty(0)
-    # What comes again is recorded, here with other tokens: a replay that did nothing would tell their logits.
-    recorded = [] if recorder is None else [[0] * len(tokens)] * (1 + PATIENCE)
-    for fed in (*recorded, tokens):
-        table.truncate_to(0)
-        chunks = [chunk for chunk in (fed[:-_SHORT], fed[-_SHORT:-3], fed[-3:]) if chunk]
-        ours = torch.cat([runner.forward([SequenceInput(table, chunk, len(chunk))]) for chunk in chunks])
-    # Taken off the runner, which it knows: what was recorded goes with this call, and not with a cycle that
-    # is found some time later, maybe while another pass is recorded.
-    captured, runner.captured = runner.captured, None
-    if captured is not None and not captured.usable:
-        return "cannot be made"
-    # The chunk and the rest each by itself: among its many rows a few wrong ones would pass for rounding.
-    for part in (slice(-_SHORT), slice(-_SHORT, None)):
-        error = float((ours[part] - expected[part]).norm() / expected[part].norm().clamp_min(1e-20))
-        if not error < _TOLERANCE[model.dtype.itemsize]:
-            return (
-                "gives other logits on the paged cache than in transformers "
-                f"(relative difference {error:.1e})"
-            )
-    return None
-
-
 def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """A model of `config`'s shape with random weights, on its own copy of the config; for tests."""
     config = copy.deepcopy(config)
@@ -307,6 +255,34 @@ def eos_token_ids(model: Any) -> frozenset[int]:
 def _refuse_unsupported(config: Any) -> None:
     if config.is_encoder_decoder:
         raise InvalidArgumentError("model", f"{config.model_type} is an encoder-decoder, not a decoder")
+
+
+def _dtype_to_load(config: Any, device: torch.device) -> torch.dtype | str:
+    """Made in 16 bits and widened afterwards, a model keeps what it computed on the way in 16 bits."""
+    named = (getattr(each, "dtype", None) for each in (config, config.get_text_config(decoder=True)))
+    dtype = next((each for each in named if each is not None), None)
+    if device.type == "cpu" and isinstance(dtype, torch.dtype) and dtype.itemsize < 4:
+        return torch.float32
+    return "auto"
+
+
+def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
+    """transformers makes up the weights that its files lack. `found` is what it says of loading them."""
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+        raise InvalidArgumentError("model", f"the files of {name} lack {missing[0]}{others}")
+    if mismatched := sorted(str(key[0]) for key in found.get("mismatched_keys", ())):
+        raise InvalidArgumentError("model", f"{mismatched[0]} has another shape in the files of {name}")
+
+
+def _reason(error: Exception) -> str:
+    """One line. Of an error that means little without it, its kind is told as well."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        # What it says itself begins with a heading.
+        return first_line(error.__cause__)
+    line = first_line(error)
+    told = isinstance(error, OSError | ValueError | ImportError)
+    return line if told else f"{type(error).__name__}: {line}"
 
 
 def _refuse_quantised(name: str, config: Any) -> None:

@@ -63,6 +63,7 @@ class ModelRunner:
         self._cache = cache
         self._device = torch.device(device)
         self._keeps_logits = "logits_to_keep" in accepted
+        self._keeps_by_index = bool(getattr(config, "num_kv_shared_layers", 0))
         width = output_width(model)
         self._num_embeddings = int(config.vocab_size)
         self._vocab_size = width if vocab_size is None else vocab_size
@@ -320,7 +321,12 @@ class ModelRunner:
         return self._through_modules(batch) if self._lean is None else self._lean(batch)
 
     def _through_modules(self, batch: RaggedBatch) -> Tensor:
-        limit = {"logits_to_keep": batch.logits_to_keep} if self._keeps_logits else {}
+        keep = batch.logits_to_keep
+        if self._keeps_by_index and isinstance(keep, int) and keep:
+            # For a count such a model drops the other rows before the layers that share keys and values.
+            rows = batch.input_ids.shape[1]
+            keep = torch.arange(rows - keep, rows, device=self._device)
+        limit = {"logits_to_keep": keep} if self._keeps_logits else {}
         with running(batch):
             logits: Tensor = self._model(
                 input_ids=batch.input_ids,
@@ -331,7 +337,6 @@ class ModelRunner:
                 **limit,
             ).logits[0]
         if not self._keeps_logits:
-            keep = batch.logits_to_keep
             logits = logits[-keep:] if isinstance(keep, int) else logits.index_select(0, keep)
         return logits
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
+from paceline import assets
 from paceline.core.config import DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.build import _bytes_read, build, choose_device
@@ -38,6 +40,38 @@ def test_weight_bytes_are_what_a_step_reads(cls: type[WorkerConfig], threads: in
     of_layer = attention + 2 * model.hidden_size + 2 * model.intermediate_size
     scales = 4 * (model.num_hidden_layers * of_layer + model.vocab_size) if bits == 8 else 0
     assert built.weight_bytes == bits // 8 * (built.num_parameters - norms) + scales
+
+
+def longest(role: str) -> int:
+    config: Any = AutoConfig.from_pretrained(assets.resolve(f"embedded:{role}"))
+    return int(config.max_position_embeddings)
+
+
+def test_more_than_the_models_length_is_refused() -> None:
+    """Once: it was lowered, and nobody was told."""
+    own = longest("target")
+    with pytest.raises(InvalidArgumentError, match=rf"at most {own}, .* got {own + 1}$") as refused:
+        build(TargetConfig(model="embedded:target", threads=1, num_blocks=8, max_model_len=own + 1))
+    assert refused.value.field == "max_model_len"
+    built = build(TargetConfig(model="embedded:target", threads=1, num_blocks=own // 16, max_model_len=own))
+    assert built.max_model_len == own
+
+
+def test_a_draft_may_be_shorter_than_what_is_asked_of_both(caplog: pytest.LogCaptureFixture) -> None:
+    own = longest("draft")
+    with caplog.at_level(logging.WARNING):
+        built = build(
+            DraftConfig(model="embedded:draft", threads=1, num_blocks=own // 16, max_model_len=2 * own)
+        )
+    assert built.max_model_len == own
+    assert f"embedded:draft drafts for sequences of up to {own} tokens only, not {2 * own}" in caplog.messages
+
+
+def test_a_cache_that_makes_sequences_shorter_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        built = build(DraftConfig(model="embedded:draft", threads=1, num_blocks=8))
+    assert built.max_model_len == 8 * 16
+    assert "sequences of embedded:draft are up to 128 tokens long: its cache holds no more" in caplog.messages
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -335,7 +335,7 @@ def test_recordings_are_compared_before_they_serve(
     return what was there when they were recorded."""
 
     def spoilt(step: Step) -> Step:
-        return lambda: step() + 0.5
+        return lambda: step() * 1.5
 
     def stuck(step: Step) -> Step:
         recorded = step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,21 +11,35 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedTokenizerFast, T5Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedTokenizerFast,
+    T5Config,
+    ZayaConfig,
+)
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
-from paceline.engine import loading
 from paceline.engine.attention import IMPLEMENTATION
-from paceline.engine.batch import AttentionGroup, SequenceInput
-from paceline.engine.cache import PagedCache
+from paceline.engine.batch import SequenceInput
 from paceline.engine.loading import _refuse_changing_positions, load_model, make_runner, random_model
 
 WORDS = ["<unk>", "a", "b", "c", "é", "<eos>", "<pad>"]
 
 
-def save(path: Path, *, dtype: torch.dtype = torch.float32, generation_eos: list[int] | None = None) -> None:
+def save(
+    path: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    generation_eos: list[int] | None = None,
+    tied: bool = False,
+) -> None:
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.add_special_tokens(["<eos>", "<extra>"])
@@ -37,6 +52,7 @@ def save(path: Path, *, dtype: torch.dtype = torch.float32, generation_eos: list
         num_attention_heads=2,
         max_position_embeddings=32,
         eos_token_id=5,
+        tie_word_embeddings=tied,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if generation_eos is not None:
@@ -101,6 +117,37 @@ def test_a_16_bit_checkpoint_becomes_float32_on_a_cpu_unless_asked(
     assert all(p.dtype == expected for p in loaded.model.parameters())
 
 
+def test_what_a_model_computes_of_its_config_has_the_bits_of_float32(tmp_path: Path) -> None:
+    """Once: Gemma's factor of the embedding was rounded to bfloat16 on the way, and every logit with it."""
+    save(tmp_path)
+    config = Gemma3TextConfig(
+        vocab_size=16,
+        hidden_size=24,  # whose root is no bfloat16 number
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=32,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    ids = [1, 2, 3, 4]
+    logits = []
+    for dtype in (None, "float32"):
+        loaded = load_model(tmp_path, dtype=dtype)
+        assert loaded.model.dtype == torch.float32
+        runner = make_runner(loaded, num_blocks=8)
+        logits.append(runner.forward([SequenceInput(runner.new_table(), ids, len(ids))]))
+    assert torch.equal(*logits)
+
+
+def test_a_checkpoint_whose_config_names_no_dtype_becomes_float32_as_well(tmp_path: Path) -> None:
+    save(tmp_path, dtype=torch.bfloat16)
+    change(tmp_path, dtype=None, torch_dtype=None)
+    assert AutoConfig.from_pretrained(tmp_path).dtype is None
+    assert load_model(tmp_path).model.dtype == torch.float32
+
+
 def test_two_models_do_not_share_a_config() -> None:
     config = LlamaConfig(
         vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
@@ -109,6 +156,105 @@ def test_two_models_do_not_share_a_config() -> None:
     assert len({id(config), id(first.config), id(second.config)}) == 3
     assert config._attn_implementation != IMPLEMENTATION
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Fields of the config that is saved there."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def of_the_base_model(path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(path).model.save_pretrained(path)
+    change(path, architectures=["LlamaForCausalLM"])
+
+
+@pytest.mark.parametrize(
+    ("lessen", "named"),
+    [
+        (of_the_base_model, r"lack lm_head\.weight$"),
+        (lambda path: change(path, num_hidden_layers=2), r"lack model\.layers\.1\.\S+ and 8 more weights$"),
+    ],
+)
+def test_a_checkpoint_that_lacks_weights_is_refused(
+    lessen: Callable[[Path], None], named: str, tmp_path: Path
+) -> None:
+    """Once: transformers drew them at random, and they were served."""
+    save(tmp_path)
+    lessen(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=named) as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
+
+
+def test_a_head_that_is_the_embedding_is_not_lacking(tmp_path: Path) -> None:
+    save(tmp_path, tied=True)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - it is no mapping
+    model = load_model(tmp_path).model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def cut_short(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (cut_short, "SafetensorError: .*incomplete"),
+        (lambda path: (path / "model.safetensors").write_bytes(b""), "SafetensorError: .*header"),
+        (lambda path: change(path, intermediate_size=32), "RuntimeError: .*"),
+        (lambda path: change(path, rms_norm_eps="1e-5"), "'rms_norm_eps' expected float, got str"),
+        (lambda path: change(path, num_attention_heads=3), "hidden size .* number of attention heads"),
+        (lambda path: change(path, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}), "'factor'"),
+        (lambda path: change(path, hidden_act="none_such"), "KeyError: 'none_such'"),
+        (lambda path: change(path, model_type="timm_wrapper"), "requires the timm library"),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), "KeyError: "),
+    ],
+)
+def test_a_broken_checkpoint_is_refused_in_one_line(
+    damage: Callable[[Path], Any], why: str, tmp_path: Path
+) -> None:
+    """Once: some ended in a traceback."""
+    save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=why) as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
+    assert len(caught.value.message.splitlines()) == 1
+
+
+def test_a_device_without_room_is_no_fault_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    save(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_model(tmp_path)
+
+
+def test_a_model_of_another_state_is_refused() -> None:
+    """Once: in 16 bits one was served, and a request's text changed the logits of its neighbour in a pass."""
+    config = ZayaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        layer_types=["hybrid"] * 2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        moe_intermediate_size=16,
+        num_experts=4,
+        router_hidden_size=16,
+    )
+    with pytest.raises(InvalidArgumentError, match="other state than keys and values") as caught:
+        random_model(config, dtype=torch.bfloat16)
+    assert caught.value.field == "model"
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
@@ -164,63 +310,6 @@ def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(
     with pytest.raises(InvalidArgumentError, match=f"quantised by {method}") as caught:
         load_model(tmp_path)
     assert caught.value.field == "model"
-
-
-def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any:
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-        initializer_range=0.3,
-    )
-    return random_model(config, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("device", "positions", "fed"),
-    [("cpu", 128, [5, 3]), ("cuda", 128, [65, 12, 3]), ("cuda", 20, [5, 12, 3]), ("cuda", 2, [2])],
-)
-def test_what_is_compared_at_start_are_the_shapes_that_are_served(
-    device: str, positions: int, fed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once: of a prompt's chunk by itself, which a GPU has kernels of its own for, nothing was compared."""
-    monkeypatch.setitem(loading._COMPARED, "cpu", loading._COMPARED[device])
-    seen: list[int] = []
-    entries = AttentionGroup.entries
-
-    def noting(group: AttentionGroup, cache: PagedCache, layer: int) -> Any:
-        if layer == 0:
-            seen.append(group.num_rows)
-        return entries(group, cache, layer)
-
-    monkeypatch.setattr(AttentionGroup, "entries", noting)
-    make_runner(small_model(positions=positions), num_blocks=8)
-    assert seen == fed
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bug", ["causality", "nan"])
-def test_the_comparison_sees_a_prompts_chunk_that_is_attended_wrongly(
-    dtype: torch.dtype, bug: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU; here the same tokens are compared on a CPU."""
-    plan = AttentionGroup.plan
-
-    def wrong(group: AttentionGroup, window: int | None, repeat: int, dtype: torch.dtype) -> Any:
-        if repeat > 1 or group.num_rows == 1:
-            return plan(group, window, repeat, dtype)
-        nan = torch.full((1, 1, group.num_rows, group.num_keys), torch.nan, dtype=dtype)
-        return 0, None if bug == "causality" else nan
-
-    monkeypatch.setattr(AttentionGroup, "plan", wrong)
-    make_runner(small_model(dtype), num_blocks=8)
-    monkeypatch.setitem(loading._COMPARED, "cpu", loading._COMPARED["cuda"])
-    with pytest.raises(InvalidArgumentError, match="gives other logits"):
-        make_runner(small_model(dtype), num_blocks=8)
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0]}

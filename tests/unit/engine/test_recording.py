@@ -154,7 +154,8 @@ def test_what_is_compared_at_start_is_recorded_apart_and_gone_at_once(
     finally:
         gc.enable()
     assert runner.captured is not None
-    assert [recorder.recordings for recorder in made] == [2, 2]
+    # Compared are chunks of two shapes and two sequences in a pass.
+    assert [recorder.recordings for recorder in made] == [3, 2]
     assert alive == [0]
     assert all(ref() is not None for ref in made[1].left)
 

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Gemma2Config,
+    Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -71,6 +72,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         first_k_dense_replace=2,
     ),
     "gpt_neox": lambda: GPTNeoXConfig(**COMMON),
+    # Some layers have the keys and values of others, and rows that are wanted by their number alone.
+    "gemma4": lambda: Gemma4TextConfig(
+        **(COMMON | {"num_hidden_layers": 4}),
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB,
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCAB,
         n_embd=32,
@@ -139,6 +151,10 @@ def test_prefill_chunks_decode_and_verification_equal_transformers(
     runner = make_runner(models(name), num_blocks=512 // block_size, block_size=block_size)
     tokens = tokens_of(60)
     expected = reference(name, tokens)
+
+    prompt = runner.new_table()
+    assert_close(feed(runner, prompt, tokens[:20], want=1), expected[19:20])
+    prompt.free()
 
     whole = runner.new_table()
     assert_close(feed(runner, whole, tokens), expected)

@@ -82,7 +82,7 @@ def test_code_of_a_model_is_trusted_only_when_asked() -> None:
     assert inspect.signature(loading.load_model).parameters["trust_remote_code"].default is False
 
 
-class SeenError(Exception):
+class SeenError(BaseException):
     """Ends the loading once all is known."""
 
 

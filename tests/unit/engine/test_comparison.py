@@ -1,0 +1,244 @@
+"""What the comparison at start sees, and what it lets pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3MoeConfig, ZayaConfig
+from transformers.models.zaya.modeling_zaya import ZayaForCausalLM
+
+from paceline import assets
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine import comparison, loading
+from paceline.engine.attention import inspect_attention
+from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.loading import load_model, make_runner, random_model
+from paceline.engine.runner import ModelRunner
+from tests.unit.engine.test_runner import COMMON, CONFIGS
+
+DEVICES = ["cpu", "cuda"]
+"""Whose tokens are compared: on a CPU, both times."""
+
+
+def compared_as_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED[device])
+
+
+def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any:
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        initializer_range=0.3,
+    )
+    return random_model(config, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("device", "positions", "fed"),
+    [("cpu", 128, [5, 3]), ("cuda", 128, [65, 12, 3]), ("cuda", 20, [5, 12, 3]), ("cuda", 2, [2])],
+)
+def test_what_is_compared_at_start_are_the_shapes_that_are_served(
+    device: str, positions: int, fed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: a prompt's chunk by itself was not, which a GPU has kernels of its own for, nor two sequences
+    in a pass. Those have an attention call each where one is long."""
+    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED[device])
+    seen: list[tuple[int, int]] = []
+    entries = AttentionGroup.entries
+
+    def noting(group: AttentionGroup, cache: PagedCache, layer: int) -> Any:
+        if layer == 0:
+            seen.append((group.num_sequences, group.num_rows))
+        return entries(group, cache, layer)
+
+    monkeypatch.setattr(AttentionGroup, "entries", noting)
+    make_runner(small_model(positions=positions), num_blocks=8)
+    last = fed[-1]
+    beside = [(1, last)] * 2 if sum(fed) == 80 else [(2, last)]
+    assert seen == [*((1, rows) for rows in fed), (1, last), *beside]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bug", ["causality", "nan"])
+def test_the_comparison_sees_a_prompts_chunk_that_is_attended_wrongly(
+    dtype: torch.dtype, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU; here the same tokens are compared on a CPU."""
+    plan = AttentionGroup.plan
+
+    def wrong(group: AttentionGroup, window: int | None, repeat: int, dtype: torch.dtype) -> Any:
+        if repeat > 1 or group.num_rows == 1:
+            return plan(group, window, repeat, dtype)
+        nan = torch.full((1, 1, group.num_rows, group.num_keys), torch.nan, dtype=dtype)
+        return 0, None if bug == "causality" else nan
+
+    monkeypatch.setattr(AttentionGroup, "plan", wrong)
+    make_runner(small_model(dtype), num_blocks=8)
+    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED["cuda"])
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(small_model(dtype), num_blocks=8)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return load_model(assets.resolve("embedded:target"), dtype="bfloat16").model
+
+
+def one_too_high(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
+    behind = [bool(item.table.length) for item in inputs for _ in item.token_ids]
+    return positions + torch.tensor(behind)
+
+
+def from_zero(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
+    return positions - torch.tensor([item.table.length for item in inputs for _ in item.token_ids])
+
+
+def from_zero_beside_others(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
+    return positions if len(inputs) == 1 else from_zero(inputs, positions)
+
+
+def all_zero(_inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
+    return positions * 0
+
+
+def planted(
+    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = RaggedBatch.build
+
+    def wrong(inputs: Sequence[SequenceInput], cache: PagedCache) -> RaggedBatch:
+        batch = build(inputs, cache)
+        batch.position_ids = fault(inputs, batch.position_ids)
+        return batch
+
+    monkeypatch.setattr(RaggedBatch, "build", wrong)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
+def test_wrong_positions_are_seen_in_16_bits(
+    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor],
+    device: str,
+    target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: all of them passed for rounding."""
+    compared_as_on(device, monkeypatch)
+    make_runner(target, num_blocks=8)
+    planted(fault, monkeypatch)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(target, num_blocks=8)
+
+
+def test_what_is_wrong_from_the_first_row_on_is_not_taken_for_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(assets.resolve("embedded:draft"), dtype="bfloat16").model
+    planted(all_zero, monkeypatch)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(model, num_blocks=8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_wrong_window_is_seen_in_16_bits(device: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared_as_on(device, monkeypatch)
+    narrow = tuple(dataclasses.replace(layer, window=4) for layer in inspect_attention(target))
+    monkeypatch.setattr(loading, "inspect_attention", lambda _: narrow)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(target, num_blocks=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_row_in_the_place_of_the_wanted_one_is_seen(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a prompt's pass wants one; all rows of a pass are in order by themselves."""
+    build = RaggedBatch.build
+
+    def wrong(inputs: Sequence[SequenceInput], cache: PagedCache) -> RaggedBatch:
+        batch = build(inputs, cache)
+        if len(inputs) == 1 and inputs[0].num_logits < len(inputs[0].token_ids):
+            batch.logits_to_keep = torch.tensor([0])
+        return batch
+
+    monkeypatch.setattr(RaggedBatch, "build", wrong)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(small_model(dtype), num_blocks=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_single_row_of_nan_is_seen(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = ModelRunner.forward
+
+    def wrong(runner: ModelRunner, inputs: Sequence[SequenceInput]) -> Tensor:
+        logits = forward(runner, inputs)
+        if len(inputs) > 1:
+            logits[-1] = torch.nan
+        return logits
+
+    monkeypatch.setattr(ModelRunner, "forward", wrong)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(small_model(dtype), num_blocks=8)
+
+
+def test_rows_that_take_their_neighbours_for_their_own_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that does not say that it does. In chunks of one sequence it is nearly right."""
+    shape = {key: COMMON[key] for key in COMMON if key != "intermediate_size"} | {"num_hidden_layers": 4}
+    config = ZayaConfig(
+        **shape,
+        num_key_value_heads=2,
+        head_dim=8,
+        moe_intermediate_size=16,
+        num_experts=4,
+        router_hidden_size=16,
+        layer_types=["hybrid"] * 4,
+    )
+    monkeypatch.setattr(ZayaForCausalLM, "_is_stateful", False)
+    compared_as_on("cuda", monkeypatch)
+    model = random_model(config, seed=2, dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(model, num_blocks=8)
+
+
+ROUNDED: dict[str, Callable[[], Any]] = {
+    **CONFIGS,
+    # Rounding sends rows to other experts.
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **COMMON, num_key_value_heads=2, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=24
+    ),
+    # Rounding adds up.
+    "many layers": lambda: LlamaConfig(
+        **(COMMON | {"num_hidden_layers": 128, "initializer_range": 0.15}),
+        num_key_value_heads=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_to_16_bits_is_not_taken_for_a_fault(
+    name: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared_as_on(device, monkeypatch)
+    for seed in [1] if name == "many layers" else range(4):
+        make_runner(random_model(ROUNDED[name](), seed=seed, dtype=dtype), num_blocks=8)
+
+
+def test_what_all_logits_of_a_row_share_hides_no_error() -> None:
+    """Softmax does not see it."""
+    right = torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours, shared = right.roll(1, 1), torch.tensor([[1e3], [-2e4], [0.0]], dtype=torch.float64)
+    for dim in (None, 1):
+        plain = comparison._error(ours, right, dim)
+        torch.testing.assert_close(comparison._error(ours + shared, right + 3 * shared, dim), plain)
+        assert (plain > 1).all()
