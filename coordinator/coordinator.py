@@ -360,7 +360,9 @@ class Coordinator:
     async def wait_for_target(self) -> None:
         """Until one was there, for as long as one that is lost is waited for. Raises UnavailableError."""
         try:
-            await asyncio.wait_for(self._target_found.wait(), self.config.recovery_timeout)
+            # `wait_for` would go on where a client leaves in the turn in which the target is found.
+            async with asyncio.timeout(self.config.recovery_timeout):
+                await self._target_found.wait()
         except TimeoutError:
             raise UnavailableError("no target worker is there") from None
 

@@ -70,13 +70,15 @@ async def _serve(config: CoordinatorConfig) -> None:
         if http is not None:
             await http.start()
         announcing = asyncio.create_task(_announce(coordinator, server, http))
-        await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
-        announcing.cancel()
+        try:
+            await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
+        finally:
+            announcing.cancel()
+            if server.abandoned and http is not None:
+                await http.stop(0)
         if server.abandoned:
             # Without its links a coordinator can only be restarted: the exit code says that it failed.
             log.error("the links to the workers died", exc_info=work.exception())
-            if http is not None:
-                await http.stop(0)
             raise InternalError("the links to the workers died")
     finally:
         work.cancel()

@@ -47,8 +47,9 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose request heads are bounded in size and time, and whose idleness is in time, as is the
-    time in which a client takes nothing of an answer that is made.
+    """A connection whose request heads are bounded in size and time, as in size is all else that is no body
+    (trailers, the lines between chunks), and whose idleness is in time, as is the time in which a client
+    takes nothing of an answer that is made.
 
     At any time it waits for a head, for its next request, or for an answer that is being made.
     """
@@ -59,9 +60,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._taking: Taking | None = None
         self.parser: RequestParser = RequestParser(self)
         self._in_head = True
-        self._head_bytes = 0
-        self._head_alone = True
-        """What is being parsed is of one unfinished head and nothing else."""
+        self._unfinished_bytes = 0
+        """What came of a head, of trailers or of a line between chunks that has no end yet."""
+        self._nothing_ended = True
+        """All that is being parsed is of that one."""
         self._certificate_names: list[str] = []
         self._head_timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
@@ -92,11 +94,31 @@ class BoundedProtocol(HttpToolsProtocol):
             ABORT: self.transport.abort,
             WATCH: self._taking.watch,
         }
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._unfinished_bytes = True, 0
         self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # No answer depends on trailers, and uvicorn would take them for headers.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._something_ended()
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """Its line ends here; only trailers follow that of the last chunk."""
+        self._something_ended()
+
+    def on_chunk_complete(self) -> None:
+        """Another line follows."""
+        self._something_ended()
+
+    def _something_ended(self) -> None:
+        self._nothing_ended, self._unfinished_bytes = False, 0
+
     def on_headers_complete(self) -> None:
-        self._head_alone = False
+        self._something_ended()
         if self.parser.offers_upgrade:
             return
         self._in_head = False
@@ -119,21 +141,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._taking.watch()
 
     def on_message_complete(self) -> None:
-        self._head_alone = False
+        self._something_ended()
         if not self.parser.offers_upgrade:
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        self._head_alone = True
+        self._nothing_ended = True
         super().data_received(data)
         if self.transport.is_closing():
             return
         # The parser has seen `data`: a head that it completed is no longer counted, and of one that begins
         # behind something else it is not known how much of `data` is its own.
-        if self._in_head and self._head_alone:
-            self._head_bytes += len(data)
-            if self._head_bytes > limits.MAX_HTTP_HEAD_BYTES:
-                self.transport.write(STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n")
+        if self._nothing_ended:
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > limits.MAX_HTTP_HEAD_BYTES:
+                if self._in_head:  # else an answer may be on its way already
+                    refusal = STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+                    self.transport.write(refusal)
                 self.transport.close()
                 return
         self._await_request()
@@ -208,6 +232,7 @@ class HttpServer:
         `unread_timeout` seconds. Raises InvalidArgumentError naming the TLS file that cannot be used."""
         if tls is not None:
             check_files(tls)
+        self._tls = tls
         self._host = host_in_address(host)
         self._port = port
         self._serving: asyncio.Task[None] | None = None
@@ -234,7 +259,8 @@ class HttpServer:
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Bind and serve. Raises UnavailableError when the port is taken."""
+        """Bind and serve. Raises UnavailableError when the port is taken, InvalidArgumentError naming a TLS
+        file that cannot be used any more."""
         host = self._host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -244,8 +270,19 @@ class HttpServer:
         except OSError as error:
             raise UnavailableError(f"cannot listen on {self.address} for HTTP") from error
         self._port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._uvicorn.serve([listener]))
-        await self._uvicorn.listening.wait()
+        serving = self._serving = asyncio.create_task(self._uvicorn.serve([listener]))
+        listening = asyncio.create_task(self._uvicorn.listening.wait())
+        try:
+            await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if serving.done():
+            self._serving = None
+            listener.close()
+            failure = serving.exception()
+            if self._tls is not None:
+                check_files(self._tls)
+            raise UnavailableError(f"cannot serve HTTP on {self.address}") from failure
 
     async def stop(self, seconds: float) -> None:
         """Refuse connections, and let answers that are being sent end; after `seconds` they are cut."""

@@ -12,6 +12,7 @@ import grpc
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
+from paceline.rpc.certificate_keys import unusable_kind
 
 Options = Sequence[tuple[str, Any]]
 
@@ -22,9 +23,11 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
     gRPC itself would say nothing, and let every handshake fail.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for name in ("certificate", "key", "ca"):
-        if file := getattr(tls, name):
-            _read(file, f"{prefix}_{name}")
+    contents = {
+        name: _read(file, f"{prefix}_{name}")
+        for name in ("certificate", "key", "ca")
+        if (file := getattr(tls, name))
+    }
     if tls.certificate:
         try:
             # A password is never asked for: an encrypted key is one that cannot be used.
@@ -35,6 +38,9 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
         except OSError as error:  # one of them is gone since it was read
             files = f"{tls.certificate} or {tls.key}"
             raise _unreadable(files, f"{prefix}_certificate", error) from None
+        if (kind := unusable_kind(contents["certificate"])) is not None:
+            message = f"has a key ({kind}) that gRPC cannot use; it takes RSA, P-256 and P-384"
+            raise InvalidArgumentError(f"{prefix}_certificate", message)
     if tls.ca:
         try:
             context.load_verify_locations(tls.ca)

@@ -17,10 +17,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.core import limits
-from paceline.core.errors import UnavailableError
+from paceline.core.errors import InternalError, UnavailableError
 from paceline.core.tls import Tls
+from paceline.rpc.accepting import make_server, takes_calls
 from paceline.rpc.auth import role_check
 from paceline.rpc.credentials import server_credentials
+from paceline.rpc.health import Health
 from paceline.rpc.parent import stop_with_parent
 from paceline.rpc.shield import ShieldInterceptor
 
@@ -31,6 +33,9 @@ DRAIN_SECONDS = 10.0
 
 FAREWELL_SECONDS = 1.0
 """How long calls that the end of the draining ended may take to tell their clients."""
+
+HEARING_SECONDS = 1.0
+"""How often it is looked at whether gRPC still takes calls."""
 
 KEEPALIVE_MS = 20_000
 
@@ -102,10 +107,8 @@ class Server:
         self.abandoned = False
         self._heeds_signals = False
         check = role_check(role) if tls is not None and tls.ca else None
-        self.grpc = grpc.aio.server(
-            interceptors=[*interceptors, ShieldInterceptor(check)], options=SERVER_OPTIONS
-        )
-        self._health = health.aio.HealthServicer()
+        self.grpc = make_server([*interceptors, ShieldInterceptor(check)], SERVER_OPTIONS)
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
     @property
@@ -124,8 +127,6 @@ class Server:
                 self._port = self.grpc.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {self.address}") from error
-        # The health servicer begins as SERVING, which is not true yet.
-        await self.set_serving(False)
         await self.grpc.start()
 
     async def set_serving(self, serving: bool, services: Sequence[str] = ()) -> None:
@@ -134,7 +135,7 @@ class Server:
             health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         )
         for service in ("", *services):
-            await self._health.set(service, status)
+            self._health.set(service, status)
 
     def reflect(self, service: str) -> None:
         """Describe a service, health and reflection itself to whoever asks; before `start`."""
@@ -181,11 +182,17 @@ class Server:
 
         `drain(seconds)` refuses new calls, and returns when those that run have ended, which it sees to
         within that time. Without it gRPC drains: it tells nobody why a call is refused or cut.
+
+        Raises InternalError, with `abandoned` true, when gRPC itself has stopped taking calls.
         """
         self.heed_signals(exit_with_parent=exit_with_parent)
-        await self._stop.wait()
+        hears = await self._hears_until_stopped()
         log.info("stopping")
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()
+        if not hears:
+            self.abandon()
+            await self._end_calls()
+            raise InternalError("gRPC takes no calls any more")
         if self.abandoned:
             await self.grpc.stop(None)
             return
@@ -194,3 +201,18 @@ class Server:
         else:
             await drain(DRAIN_SECONDS)
             await self.grpc.stop(FAREWELL_SECONDS)
+
+    async def _hears_until_stopped(self) -> bool:
+        """Whether gRPC took calls until the shutdown was asked for. When it stops it tells nobody."""
+        while not self._stop.is_set():
+            if not takes_calls(self.grpc):
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARING_SECONDS):
+                    await self._stop.wait()
+        return True
+
+    async def _end_calls(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.grpc.stop(None)

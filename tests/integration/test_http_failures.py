@@ -36,7 +36,7 @@ def test_a_model_without_a_template_refuses_chats(http: Http) -> None:
     ("values", "param", "code"),
     [
         ({"temperature": -1}, "temperature", "invalid_value"),
-        ({"max_tokens": 10**6}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 10**6}, "max_tokens", "context_length_exceeded"),
         ({"max_tokens": "many"}, "max_tokens", "invalid_type"),
         ({"n": 1000}, "n", "invalid_value"),
         ({"suffix": "end"}, "suffix", "unsupported_parameter"),

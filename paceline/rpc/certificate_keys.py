@@ -1,0 +1,53 @@
+"""Which certificates gRPC can use: its TLS takes fewer kinds of keys than OpenSSL, which reads the files.
+
+gRPC itself says nothing, or only that it cannot listen, and every handshake fails.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+_EC: Final = "2a8648ce3d0201"
+USABLE: Final = frozenset({"2a864886f70d010101", f"{_EC}/2a8648ce3d030107", f"{_EC}/2b81040022"})
+"""RSA, P-256 and P-384, by the bytes of their object identifiers (RFC 3279, RFC 5480), in hexadecimal."""
+_NAMES: Final[Mapping[str, str]] = {"2b6570": "Ed25519", "2b6571": "Ed448", f"{_EC}/2b81040023": "P-521"}
+
+_FIRST: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_OBJECT_IDENTIFIER, _VERSION = 0x06, 0xA0
+
+
+def unusable_kind(pem: bytes) -> str | None:
+    """What kind of key the first certificate of a file has, if gRPC cannot use it. None where it can, and
+    where the file cannot be read so far: what it is then is for OpenSSL to say."""
+    found = _FIRST.search(pem)
+    if found is None:
+        return None
+    try:
+        kind = _kind(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
+    except (ValueError, IndexError):
+        return None
+    return None if kind in USABLE else _NAMES.get(kind, "of another kind")
+
+
+def _kind(certificate: bytes) -> str:
+    """Algorithm and, of an elliptic curve, which one (RFC 5280, 4.1). Raises ValueError, IndexError."""
+    ((_, whole),) = _values(certificate)
+    (_, signed), *_ = _values(whole)
+    fields = [value for tag, value in _values(signed) if tag != _VERSION]
+    # serial number, signature, issuer, validity, subject, and then the key
+    (_, algorithm), *_ = _values(fields[5])
+    return "/".join(value.hex() for tag, value in _values(algorithm) if tag == _OBJECT_IDENTIFIER)
+
+
+def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each value in the content of another one."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length >= 0x80:  # then it is how many bytes the length itself has
+            at, length = at + length - 0x80, int.from_bytes(der[at : at + length - 0x80], "big")
+        yield tag, der[at : at + length]
+        at += length

@@ -1,0 +1,79 @@
+"""Health, as `grpc.health.v1` says it, told to each watcher at its own pace.
+
+The servicer that comes with gRPC holds a lock while it writes: one watcher that reads nothing would keep
+everybody from being told, and whoever has something to tell waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.core.errors import InvalidArgumentError, NotFoundError
+
+MAX_SERVICE_CHARACTERS = 256
+"""A name that somebody asks for."""
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """What is served, by name; the name of the whole process is empty."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, int] = {"": NOT_SERVING}
+        self._stopping = False
+        self._changed = asyncio.Event()
+        """Set at the next change, and then replaced."""
+
+    def set(self, service: str, state: int) -> None:
+        """Keep one of `ServingStatus`, and tell who watches; nothing after `stop`."""
+        if not self._stopping:
+            self._states[service] = state
+            self._tell()
+
+    def stop(self) -> None:
+        """For good all that was ever set is NOT_SERVING."""
+        self._stopping = True
+        self._states = dict.fromkeys(self._states, NOT_SERVING)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(  # noqa: N802 - the service's name for it
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Raises NotFoundError for a name that nobody has set."""
+        state = self._states.get(_name(request))
+        if state is None:
+            raise NotFoundError("no such service")
+        return health_pb2.HealthCheckResponse(status=state)
+
+    async def Watch(  # noqa: N802 - the service's name for it
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """The state, and then each other one; what changes while a watcher does not read it is left out."""
+        name, told = _name(request), None
+        while True:
+            # Taken before the state is looked at, which may change while the watcher is told.
+            changed = self._changed
+            state = self._states.get(name, SERVICE_UNKNOWN)
+            if state != told:
+                yield health_pb2.HealthCheckResponse(status=state)
+                told = state
+            await changed.wait()
+
+
+def _name(request: health_pb2.HealthCheckRequest) -> str:
+    if len(request.service) > MAX_SERVICE_CHARACTERS:
+        raise InvalidArgumentError("service", f"at most {MAX_SERVICE_CHARACTERS} characters")
+    return request.service

@@ -1,0 +1,32 @@
+"""A wait for a target that its client's leaving ends, also in the turn in which the target is found."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.coordinator import Coordinator
+from paceline.core.errors import UnavailableError
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_who_leaves_as_the_target_is_found_waits_no_more(turns: int, coordinator: Coordinator) -> None:
+    """Once: the cancellation was lost there, and an answer was generated for nobody."""
+    waiting = asyncio.create_task(coordinator.wait_for_target())
+    await asyncio.sleep(0)
+    coordinator._target_found.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    over = waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert over or waiting.cancelled()
+
+
+async def test_a_target_that_does_not_come_is_waited_for_no_longer_than_one_that_is_lost(
+    coordinator: Coordinator,
+) -> None:
+    object.__setattr__(coordinator.config, "recovery_timeout", 0.0)
+    with pytest.raises(UnavailableError, match="no target worker is there"):
+        await coordinator.wait_for_target()

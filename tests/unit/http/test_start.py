@@ -1,0 +1,43 @@
+"""A port that cannot be served says so; it does not wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from coordinator.http.server import HttpServer
+from paceline.core.errors import InvalidArgumentError, UnavailableError
+from tests.unit.rpc.test_certificate_keys import GOOD, files
+
+HANG = 20.0
+
+
+async def test_a_failure_of_the_server_s_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer(None, "127.0.0.1", 0)  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr(server._uvicorn.config, "load", fail)
+    async with asyncio.timeout(HANG):
+        with pytest.raises(UnavailableError, match=r"cannot serve HTTP on 127\.0\.0\.1:") as caught:
+            await server.start()
+        await server.stop(1)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_a_certificate_that_is_being_replaced_is_named(tmp_path: Path) -> None:
+    """The new key is there, its certificate is not yet."""
+    (old := tmp_path / "old").mkdir()
+    (new := tmp_path / "new").mkdir()
+    tls, renewed = files(old, GOOD["P-256"]()), files(new, GOOD["P-256"]())
+    server = HttpServer(None, "127.0.0.1", 0, tls)  # type: ignore[arg-type]
+    shutil.copy(renewed.key, tls.key)
+    async with asyncio.timeout(HANG):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await server.start()
+        await server.stop(1)
+    assert caught.value.field == "tls_key"

@@ -1,0 +1,123 @@
+"""What is neither head nor body of a request has a bound too: trailers, and the lines between chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from coordinator.http.server import BoundedProtocol, HttpServer
+from paceline.core import limits
+
+HANG = 20.0
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+MUCH = 16 * limits.MAX_HTTP_HEAD_BYTES
+
+
+class App:
+    """Answers each request; with what its body was, or, as one without a key is, at once."""
+
+    def __init__(self) -> None:
+        self.at_once = False
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        content, more = b"", not self.at_once
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            content, more = content + message["body"], message["more_body"]
+        self.headers.append(scope["headers"])
+        content = b"%d" % len(content)
+        length = (b"content-length", b"%d" % len(content))
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": content})
+
+
+@contextlib.asynccontextmanager
+async def connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]]:
+    """Both ends of a connection; the server's last."""
+    server = HttpServer(app, "127.0.0.1", 0)
+    await server.start()
+    host, _, port = server.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(HANG):
+            while not (connections := server._uvicorn.server_state.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            (protocol,) = connections
+            assert isinstance(protocol, BoundedProtocol)
+            yield reader, writer, protocol
+    finally:
+        writer.close()
+        await server.stop(0)
+
+
+TRAILERS = pytest.mark.parametrize(
+    ("begun", "piece"),
+    [
+        (b"0\r\n", b"a: b\r\n"),
+        (b"0\r\na: ", b"b"),
+        (b"0\r\n", b"b"),
+        (b"1;a=", b"b"),
+        (b"5\r\nhello\r\n1;a=", b"b"),
+    ],
+    ids=["many", "a long value", "a long name", "a line between chunks", "behind a chunk"],
+)
+
+
+@TRAILERS
+@pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
+async def test_who_sends_them_without_end_is_let_go(begun: bytes, piece: bytes, at_once: bool) -> None:
+    """Once: they were all kept, of whoever reached the port."""
+    app = App()
+    app.at_once = at_once
+    async with connected(app) as (reader, writer, protocol):
+        writer.write(HEAD + begun)
+        if at_once:
+            await reader.readuntil(b"\r\n\r\n0")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(MUCH // 4096):
+                writer.write(piece * (4096 // len(piece)))
+                await writer.drain()
+            await reader.read()
+        assert protocol.transport.is_closing()
+        assert len(protocol.headers) == 2, "of the head"
+
+
+async def test_trailers_are_read_and_dropped() -> None:
+    app = App()
+    chunk = b"10000\r\n" + b"#" * 65536 + b"\r\n"
+    small = b"0\r\n" + b"x-a: b\r\nhost: y\r\n" * 100 + b"\r\n"
+    async with connected(app) as (reader, writer, _):
+        for _ in range(3):
+            writer.write(HEAD + chunk * 3 + small)
+            answer = await reader.readuntil(b"%d" % (3 * 65536))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+    assert [len(headers) for headers in app.headers] == [2] * 3
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["answered", "awaited"])
+async def test_a_body_in_any_pieces_is_no_trailer(at_once: bool) -> None:
+    """Also one whose answer was sent without it, and one between whose chunks there are long lines."""
+    app = App()
+    app.at_once = at_once
+    long_lines = (b"1;a=" + b"b" * 40_000 + b"\r\n#\r\n") * 5
+    async with connected(app) as (reader, _, protocol):
+        for chunks, size in ((b"100000\r\n" + b"#" * 0x100000 + b"\r\n", 0x100000), (long_lines, 5)):
+            # By hand: how much comes in one read is the system's to say.
+            protocol.data_received(HEAD)
+            answer = b"%d" % (0 if at_once else size)
+            if at_once:
+                assert (await reader.readuntil(b"\r\n\r\n" + answer)).startswith(b"HTTP/1.1 200 ")
+            for at in range(0, len(chunks), 10_000):
+                protocol.data_received(chunks[at : at + 10_000])
+            protocol.data_received(b"0\r\n\r\n")
+            if not at_once:
+                assert (await reader.readuntil(b"\r\n\r\n" + answer)).startswith(b"HTTP/1.1 200 ")
+            assert not protocol.transport.is_closing()
+    assert len(app.headers) == 2

@@ -1,0 +1,118 @@
+"""The loop that takes calls: no name of a method ends it, and a process whose loop has ended ends too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.core.errors import InternalError
+from paceline.rpc import server as module
+from paceline.rpc.accepting import KNOWN_VERSIONS, UNKNOWN_METHOD, takes_calls
+from paceline.rpc.server import Server
+from tests.unit.rpc.raw_http2 import calling, read_until
+
+HANG = 20.0
+NO_TEXT = b"/paceline.v1.GenerationService/\xff\xfe"
+UNIMPLEMENTED = b"grpc-status\x0212"
+
+
+class Watched(grpc.aio.ServerInterceptor):
+    """Keeps the names that it is told."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        self.methods.append(handler_call_details.method)
+        return await continuation(handler_call_details)
+
+
+async def is_answered(address: str) -> bool:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=HANG
+        )
+    return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+@pytest.mark.parametrize("path", [NO_TEXT, b"/\x80", b"\xc3\x28/x", b"/grpc.health.v1.Health/\xff", b"/a/b"])
+async def test_a_name_that_is_no_text_is_that_of_an_unknown_method(path: bytes) -> None:
+    """Once: nobody was answered any more after it, and the process lived on."""
+    watched = Watched()
+    server = Server("target", "127.0.0.1", 0, interceptors=[watched])
+    await server.start()
+    try:
+        async with asyncio.timeout(HANG):
+            for _ in range(3):
+                async with calling(server.address, path) as reader:
+                    assert UNIMPLEMENTED in await read_until(reader, UNIMPLEMENTED)
+            assert watched.methods == [UNKNOWN_METHOD] * 3
+            assert takes_calls(server.grpc)
+            assert await is_answered(server.address)
+    finally:
+        await server.grpc.stop(None)
+    assert not takes_calls(server.grpc)
+
+
+def test_the_version_that_is_tested_is_one_that_is_known() -> None:
+    assert grpc.__version__.startswith(KNOWN_VERSIONS), "look at accepting.py with this version's sources"
+
+
+async def test_with_another_version_the_server_is_grpc_s_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grpc, "__version__", "1.86.0")
+    server = Server("target", "127.0.0.1", 0)
+    assert type(server.grpc._server) is cygrpc.AioServer  # type: ignore[attr-defined]
+    assert "grpcio 1.86.0 may stop taking calls" in caplog.text
+    await server.start()
+    assert await is_answered(server.address)
+    await server.grpc.stop(None)
+
+
+async def test_a_call_that_runs_outlasts_such_a_name() -> None:
+    server = Server("target", "127.0.0.1", 0)
+    await server.start()
+    async with asyncio.timeout(HANG), grpc.aio.insecure_channel(server.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        async with calling(server.address, NO_TEXT) as reader:
+            assert UNIMPLEMENTED in await read_until(reader, UNIMPLEMENTED)
+        await server.set_serving(True)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+    await server.grpc.stop(None)
+
+
+async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ended it: here what does end gRPC's own."""
+    monkeypatch.setattr(module, "HEARING_SECONDS", 0.01)
+    monkeypatch.setattr(
+        module,
+        "make_server",
+        lambda interceptors, options: grpc.aio.server(None, None, interceptors, options),
+    )
+    server = Server("target", "127.0.0.1", 0)
+    await server.start()
+    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False))
+    async with asyncio.timeout(HANG):
+        async with calling(server.address, NO_TEXT):
+            with pytest.raises(InternalError, match="gRPC takes no calls any more"):
+                await serving
+    assert server.abandoned
+
+
+async def test_who_is_asked_to_stop_has_not_gone_deaf() -> None:
+    server = Server("target", "127.0.0.1", 0)
+    await server.start()
+    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False))
+    server.request_stop()
+    async with asyncio.timeout(HANG):
+        await serving
+    assert not server.abandoned
