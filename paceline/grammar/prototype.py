@@ -14,8 +14,8 @@ class Prototype:
 
     Copies share the library's lexer. What it meets in any of their texts counts against its limits for as
     long as it lives, and once these are met it takes nothing more, of nobody. Then it is dropped: copies that
-    are made from then on have another one, and who sees that `renewals` changed begins again with such a
-    copy.
+    are made from then on share another one. Who sees that `renewals` changed begins again with one for
+    itself: all of them together would soon have used up the next one too.
     """
 
     def __init__(self, compile_: Callable[[], LLMatcher]) -> None:
@@ -30,6 +30,10 @@ class Prototype:
         if self._matcher is None:
             self._matcher = self._compile()
         return self._matcher.deep_copy()
+
+    def another(self) -> Prototype:
+        """Of the same structure, with a lexer of its own."""
+        return Prototype(self._compile)
 
     @property
     def is_sound(self) -> bool:

@@ -29,8 +29,9 @@ Mask = npt.NDArray[np.bool_]
 """[rows, V]: True where a token may come."""
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 """What the library says where neither a token nor the end may come."""
-_PART = 256
-"""Tokens of a long text between two looks at the clock."""
+_PART = 32
+"""Tokens of a long text between two masks, and two looks at the clock. What the library may use up for a
+token adds up until a mask is taken: a text that was followed token by token could not be followed at once."""
 _STUCK = "leaves no token that may come next"
 _USED_UP = "met the limits of what may be followed"
 
@@ -57,7 +58,7 @@ class GrammarState:
     _path: list[int] = field(init=False)
     """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
     _base: LLMatcher = field(init=False)
-    """Behind the first tokens of the path: where it was left last. No mask is taken of it."""
+    """Behind the first tokens of the path: where it was left last."""
     _base_length: int = 0
     _renewals: int = field(init=False)
     """Of the prototype, when the matchers were made."""
@@ -81,16 +82,20 @@ class GrammarState:
         """The answer, if need be of a lexer that has met this text alone: what it gives up then depends on no
         other text."""
         if self._renewals != self.prototype.renewals:
-            self._start_over()
+            self._part_with_others()
         try:
             return ask()
         except _UsedUpError:
-            self._start_over()
+            self._part_with_others()
         self._alone = True
         try:
             return ask()
         finally:
             self._alone = False
+
+    def _part_with_others(self) -> None:
+        self.prototype = self.prototype.another()
+        self._start_over()
 
     def masks(
         self,
@@ -172,7 +177,7 @@ class GrammarState:
                 self._make_sure_of_refusal()
                 return False
             if count % _PART == 0:
-                self._refuse_after(until)
+                self._rest(until)
         return True
 
     def _make_sure_of_refusal(self) -> None:
@@ -197,10 +202,13 @@ class GrammarState:
                 self._make_sure_of_refusal()
                 raise InternalError("the sequence's tokens do not keep to its structured_outputs")
             if count % _PART == 0:
-                self._refuse_after(until)
+                self._rest(until)
         return True
 
-    def _refuse_after(self, until: float) -> None:
+    def _rest(self, until: float) -> None:
+        """Between parts of a long text."""
+        self._matcher.compute_bitmask()
+        self._refuse_if_broken()
         if self.clock() > until:
             raise InvalidArgumentError(self.field_name, "takes too long to follow")
 
@@ -215,10 +223,13 @@ class GrammarState:
         """Stand behind the first `length` tokens of the path, by a copy of one that went there directly."""
         if length < self._base_length:
             self._base, self._base_length = self.prototype.copy(), 0
-        between = self._path[self._base_length : length]
-        if self._base.try_consume_tokens(between) < len(between):
-            self._give_up(_USED_UP)
-        self._base_length = length
+        while self._base_length < length:
+            part = self._path[self._base_length : min(self._base_length + _PART, length)]
+            if self._base.try_consume_tokens(part) < len(part):
+                self._give_up(_USED_UP)
+            self._base_length += len(part)
+            if len(part) == _PART:
+                self._base.compute_bitmask()
         self._matcher = self._base.deep_copy()
         del self._path[length:]
 
