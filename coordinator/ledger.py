@@ -155,6 +155,8 @@ class Ledger:
             self._refuse_if_ended()
             self.token_ids.append(token_id)
             self._take(token_id)
+        if self.finish is not None and self.finish.stop_string is None:
+            self._flush()  # the client has the text, but what it ends on is found in it
         if token_ids:
             self._prompt_logprobs_due = 0
 

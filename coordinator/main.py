@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from coordinator.coordinator import Coordinator
 from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
@@ -48,7 +49,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
     server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)
     work = asyncio.create_task(coordinator.run())
-    work.add_done_callback(lambda ended: None if ended.cancelled() else server.abandon())
+    _abandon_with(work, server)
     http = _http_face(coordinator, config) if config.http else None
     service = GenerationService(coordinator, server, http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
@@ -70,6 +71,7 @@ async def _serve(config: CoordinatorConfig) -> None:
         if http is not None:
             await http.start()
         announcing = asyncio.create_task(_announce(coordinator, server, http))
+        _abandon_with(announcing, server)
         try:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
         finally:
@@ -77,13 +79,28 @@ async def _serve(config: CoordinatorConfig) -> None:
             if server.abandoned and http is not None:
                 await http.stop(0)
         if server.abandoned:
-            # Without its links a coordinator can only be restarted: the exit code says that it failed.
-            log.error("the links to the workers died", exc_info=work.exception())
-            raise InternalError("the links to the workers died")
+            # Such a coordinator can only be restarted: the exit code says that it failed.
+            raise _failure({"the links to the workers died": work, "readiness could not be told": announcing})
     finally:
         work.cancel()
         if spans is not None:
             await asyncio.to_thread(spans.close)
+
+
+def _abandon_with(task: asyncio.Task[Any], server: Server) -> None:
+    """When the task ends, but for being cancelled, the server stops."""
+    task.add_done_callback(lambda ended: None if ended.cancelled() else server.abandon())
+
+
+def _failure(tasks: Mapping[str, asyncio.Task[Any]]) -> InternalError:
+    """What to end with for the first task that ended by itself, by what its end means; it is logged."""
+    for told, task in tasks.items():
+        if task.done() and not task.cancelled():
+            error = task.exception()
+            log.error(told, exc_info=error)
+            # The system's word, of standard output for example, says what an operator is to mend.
+            return InternalError(f"{told}: {error}" if isinstance(error, OSError) else told)
+    raise AssertionError("a server is abandoned when one of them ends")
 
 
 def tell_of_client_certificates(config: CoordinatorConfig) -> None:

@@ -20,12 +20,16 @@ class Record:
     origins: list[TokenOrigin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_logprobs: int = 0
+    """Log-probabilities that it keeps, those of the likeliest tokens included."""
 
     def add(self, commit: Commit) -> None:
         """Keep what is emitted."""
         self.origins.extend(commit.origins)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
+        for each in (*commit.logprobs, *commit.prompt_logprobs):
+            self.num_logprobs += 1 + len(each.top_logprobs)
 
     def covers(self, resume_from: int, ledger: Ledger) -> bool:
         """True where all that follows `resume_from` tokens is here."""

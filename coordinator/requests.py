@@ -2,11 +2,12 @@
 
     read ── its client's connection is lost, or all was sent ──> held ── the client resumes ──> read
       │                                                          │
-      └── failed, cancelled                                      └── time is over, cancelled, too many
+      └── failed, cancelled                                      └── time is over, cancelled, too many or much
 
-What was sent may still be lost on its way, so a request that has ended is held as well: only its ledger is.
-A request that was resumed has another reader: the one before it is told so and ends. Only a request that
-says that it may be resumed is held: to gRPC a cancelled call and a lost connection look the same.
+What was sent may still be lost on its way, so a request that has ended is held as well: its tokens, and
+what was reported of them. A request that was resumed has another reader: the one before it is told so and
+ends. Only a request that says that it may be resumed is held: to gRPC a cancelled call and a lost connection
+look the same.
 
 Once its sequences have ended nothing but its reader keeps a request here. A call whose client takes nothing
 of what is left is ended.
@@ -71,6 +72,11 @@ class Request:
     def settled(self) -> bool:
         """True when nothing more will come for any of them."""
         return all(running.ended or running.machine.ledger.ended for running in self.choices)
+
+    @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that are kept for its client, of all choices."""
+        return sum(running.record.num_logprobs for running in self.choices if running.record is not None)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -243,8 +249,28 @@ class Requests:
             for running in request.choices:
                 running.read = False
             self._settle(request)
-            for oldest in self.held[: -limits.MAX_HELD_REQUESTS]:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End held requests that are too many, and those that run no more and keep too much.
+
+        What is ended so may still be resumed: it is opened again from what its client has.
+        """
+        held = self.held
+        for oldest in held[: -limits.MAX_HELD_REQUESTS]:
+            self.end(oldest)
+        keeping = [
+            (request, request.num_logprobs)
+            for request in held[-limits.MAX_HELD_REQUESTS :]
+            if request.settled
+        ]
+        total = sum(kept for _, kept in keeping)
+        for oldest, kept in keeping:
+            if total <= limits.MAX_HELD_LOGPROBS:
+                return
+            if kept:
                 self.end(oldest)
+                total -= kept
 
     def cancel(self, principal: str, request_id: str) -> None:
         """End a request for its client, whether anybody reads it or not. Raises NotFoundError."""
@@ -292,6 +318,7 @@ class Requests:
         for request in self.held:
             if now >= request.held_until:
                 self.end(request)
+        self._make_room()  # of those held some may have ended meanwhile
         self._end_unread(now)
 
     def _end_unread(self, now: float) -> None:

@@ -90,6 +90,15 @@ class Resuming:
     def _left(self) -> float:
         return math.inf if self._deadline is None else self._deadline - self._clock()
 
+    @property
+    def may_go_on(self) -> bool:
+        """True while it can be asked for again: it has begun, is not complete, and resumes are wanted."""
+        return bool(self._backoff.most) and self._begun
+
+    @property
+    def _begun(self) -> bool:
+        return self.assembler.request_id is not None and self.assembler.result is None
+
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk a message brings. Raises what the assembler raises."""
         chunk = self.assembler.feed(message)
@@ -103,8 +112,7 @@ class Resuming:
         No longer than to the deadline, at which `next_request` says so.
         """
         broke = isinstance(error, UnavailableError) and not isinstance(error, ClientClosedError)
-        begun = self.assembler.request_id is not None and self.assembler.result is None
-        if not (broke and begun and self._pauses < self._backoff.most):
+        if not (broke and self._begun and self._pauses < self._backoff.most):
             # A refused name may be that of another request.
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)

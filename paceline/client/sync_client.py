@@ -35,6 +35,8 @@ _Response = TypeVar("_Response")
 
 CLOSE_SECONDS = 5.0
 """How long gRPC may take to close a channel, which takes it milliseconds."""
+INTERRUPTED = "an exception struck while the stream was read, and it cannot be asked for again"
+"""Why a stream ends that is read on after a Ctrl-C, or after what else a signal handler raised."""
 
 
 class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
@@ -44,7 +46,8 @@ class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
 class GenerationStream:
     """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
 
-    A stream that breaks is resumed: the next chunk is the one that would have come.
+    A stream that breaks is resumed: the next chunk is the one that would have come. So it is for
+    whoever reads on after a Ctrl-C, which strikes while they wait for one.
     """
 
     def __init__(self, client: Client, resuming: Resuming) -> None:
@@ -52,6 +55,10 @@ class GenerationStream:
         self._resuming = resuming
         self._assembler = resuming.assembler
         self._over = False
+        self._interrupted = False
+        """An exception struck while its call was read: gRPC waits on for a message that nobody would get."""
+        self._torn = False
+        """It struck while a message was taken in: what the assembler has may be half of it."""
         self._closed = threading.Event()
         self._call = client._generate(resuming.request, resuming.timeout)
 
@@ -76,13 +83,20 @@ class GenerationStream:
     def __next__(self) -> GenerationChunk:
         """Wait for the next chunk. Raises PacelineError."""
         while not self._over:
+            taking = False
             try:
+                if self._interrupted:
+                    self._leave_interrupted_call()
                 with translated():
                     message = next(self._call, None)
+                taking = True
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
                 self._go_on_after(error)
                 continue
+            except BaseException:
+                self._interrupted, self._torn = True, self._torn or taking
+                raise
             self._over = message is None
             if chunk is not None:
                 return chunk
@@ -101,6 +115,12 @@ class GenerationStream:
         self.close()
         self._assembler.fail(error)
 
+    def _leave_interrupted_call(self) -> None:
+        """Ask for the rest at once: the server did nothing wrong. Raises PacelineError."""
+        if self._torn or not self._resuming.may_go_on:
+            raise CancelledError(INTERRUPTED)
+        self._call_again(0.0)
+
     def _call_again(self, pause: float) -> None:
         """Ask for the rest after a pause. Raises PacelineError."""
         if self._closed.wait(pause):
@@ -110,6 +130,7 @@ class GenerationStream:
             self._call = self._client._generate(self._resuming.next_request(), self._resuming.timeout)
         except ClientClosedError:
             raise CancelledError(CLOSED) from None
+        self._interrupted = False
         if self._closed.is_set():
             # While the call was made: what the server heard last may be that somebody is back.
             self._call.cancel()

@@ -88,6 +88,8 @@ MAX_UNREAD_TOKENS: Final = 1024
 
 MAX_HELD_REQUESTS: Final = 256
 """Requests held for clients whose connection is lost; one more ends the one that was left first."""
+MAX_HELD_LOGPROBS: Final = 2**21
+"""Log-probabilities that ended ones among them keep, all together: 75 to 160 bytes each."""
 
 MAX_COMMANDS_PER_FRAME: Final = 4096
 

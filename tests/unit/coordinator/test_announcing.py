@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
 from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import InternalError
 from paceline.rpc.server import Server
 
 HANG = 30.0
@@ -96,3 +98,25 @@ async def test_a_draft_that_is_on_its_way_is_waited_for(
         draft.settled.set()
         await about.wait_for(SERVING)
         assert json.loads(capsys.readouterr().out)["event"] == "ready"
+
+
+async def test_a_coordinator_that_cannot_say_that_it_is_ready_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: it served on, with a health that never changed again."""
+
+    async def ready(_coordinator: Coordinator, _seconds: float) -> None:
+        return
+
+    def fail(_server: Server, **_: str) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Coordinator, "wait_until_ready", ready)
+    monkeypatch.setattr(Server, "announce", fail)
+    monkeypatch.setattr(main, "tune_interpreter", lambda: None)
+    config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="embedded:target", port=0, http_port=0)
+    async with asyncio.timeout(HANG):
+        with pytest.raises(InternalError, match=r"readiness could not be told: .*no space left"):
+            await main._serve(config)
+    assert "OSError" in caplog.text
+    assert "the links to the workers died" not in caplog.text

@@ -266,6 +266,9 @@ def test_a_stop_string_in_what_was_held_back_ends_the_sequence(
     part = commit(it, letters)
     assert (part.text, part.finish) == (text, Finish(FinishReason.STOP, stop_string="\ufffd"))
     assert it.finish == part.finish
+    replayed = it.fresh(TwoPartDetokenizer())
+    replayed.replay(it.token_ids[len(PROMPT) :])
+    assert replayed.finish == part.finish, "once: a client that resumed elsewhere was told the other end"
 
 
 def test_an_incomplete_character_behind_a_stop_string_is_not_shown() -> None:

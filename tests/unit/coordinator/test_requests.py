@@ -29,7 +29,14 @@ from paceline.core.errors import (
     StaleEpochError,
     UnavailableError,
 )
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams, TokenOrigin
+from paceline.core.types import (
+    AcceptanceMode,
+    SamplingParams,
+    SequenceParams,
+    SpeculationParams,
+    TokenLogprobs,
+    TokenOrigin,
+)
 from paceline.rpc.codec import GenerateCall, Resumption
 from tests.sim.reference import LetterDetokenizer
 
@@ -105,12 +112,17 @@ class Service:
         return self.it.resume(principal, call)
 
 
-def commit(running: Running, *tokens: int) -> None:
-    """As a verdict would."""
-    made = running.machine.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens])
+def commit(running: Running, *tokens: int, logprobs: int | None = None) -> None:
+    """As a verdict would, with so many of the likeliest tokens of each."""
+    told = () if logprobs is None else [reported(token, logprobs) for token in tokens]
+    made = running.machine.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens], told)
     assert running.record is not None
     running.record.add(made)
     running.parts.put_nowait(made)
+
+
+def reported(token: int, likeliest: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.0, 1, tuple(range(likeliest)), (-1.0,) * likeliest)
 
 
 def ended(request: Request) -> bool:
@@ -331,6 +343,52 @@ def test_too_many_end_the_one_that_was_left_first(monkeypatch: pytest.MonkeyPatc
         service.lose(request)
         service.clock.advance(1.0)
     assert [ended(request) for request in requests] == [True, True, False, False]
+
+
+def names(requests: list[Request]) -> list[str]:
+    return [request.call.request_id for request in requests]
+
+
+def test_what_has_ended_keeps_only_so_many_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: of 256 requests all that they had reported was kept, in gigabytes."""
+    monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 3 * 20 * 5)
+    service = Service()
+    runs, plain = service.begin("runs"), service.begin("plain")
+    commit(runs.choices[0], *range(19), logprobs=20)
+    commit(plain.choices[0], *range(20))
+    service.lose(runs)
+    service.done(plain)
+    for i in range(6):
+        request = service.begin(f"r{i}")
+        commit(request.choices[0], *range(20), logprobs=4)
+        service.clock.advance(1.0)
+        service.done(request)
+    assert names(service.it.held) == ["plain", "r3", "r4", "r5", "runs"]
+    assert service.resume(request, tuple(range(20))) is request
+    # Once it has ended it is the oldest of those, and too large whether or not there are others.
+    commit(runs.choices[0], 19, logprobs=20)
+    service.it.expire()
+    assert names(service.it.held) == ["plain", "r3", "r4"]
+
+
+def test_log_probabilities_of_all_choices_and_of_the_prompt_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what has failed; what keeps none makes no room."""
+    monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 2 * 20 + 3)
+    service = Service()
+    failed, whole = service.begin("failed"), service.begin("whole", n=2)
+    record = failed.choices[0].record
+    assert record is not None
+    record.add(Commit(0, (), (), "", prompt_logprobs=(reported(2, 2),)))
+    service.dispatcher.abort(failed.choices[0], InternalError("for example"))
+    service.lose(failed)
+    for running in whole.choices:
+        commit(running, *range(20), logprobs=0)
+    service.done(whole)
+    assert (failed.num_logprobs, whole.num_logprobs) == (3, 40)
+    assert names(service.it.held) == ["whole", "failed"]
+    monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 2 * 20 + 2)
+    service.it.expire()
+    assert names(service.it.held) == ["failed"]
 
 
 def test_a_name_in_use_is_refused() -> None:
