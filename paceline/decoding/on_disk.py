@@ -30,13 +30,16 @@ _COMPILED: Final = re.compile(rf"^from (?:numba|llvmlite|{re.escape(__name__)})\
 _DIGITS: Final = 16
 _not_kept: Final[list[str]] = []
 """What numba said of each function that it found no folder for."""
+_told: Final[set[str]] = set()
+"""What could not be done with the files, once per process."""
 
 
 def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Like `numba.njit` with these options; the code is kept on disk, by the text of its sources.
 
     What was kept of other versions of the sources is removed. `sources_of` says which files count. Where no
-    folder can be written nothing is kept: every process compiles anew what it calls.
+    folder can be written nothing is kept, and so it is of a function whose files cannot be read or written:
+    every process compiles anew what it calls.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
@@ -47,6 +50,7 @@ def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         except RuntimeError as error:
             _not_kept.append(str(error))
             return njit(**options)(function)
+        _spare_callers(dispatcher)
         _remove_others(Path(dispatcher.stats.cache_path), function, name)
         return dispatcher
 
@@ -72,6 +76,41 @@ def prepare_to_load() -> None:
     numba then lists all that it could compile. Nothing that is kept is loaded.
     """
     njit(lambda x: x)(0)
+
+
+def _spare_callers(dispatcher: Any) -> None:
+    """Let a call go on where numba would raise out of it: a full disk, a file that was cut short."""
+    # All of it is numba's own; where it has other names, its errors are the callers' again.
+    with contextlib.suppress(AttributeError):
+        cache = dispatcher._cache
+        flush, save = cache.flush, cache.save_overload
+
+        def save_in_a_new_index(*args: Any) -> None:
+            try:
+                save(*args)
+            except OSError:
+                raise
+            except Exception:  # an index that cannot be read would be in the way for good
+                flush()
+                save(*args)
+
+        cache.load_overload = _spared(cache.load_overload, "read")
+        cache.save_overload = _spared(save_in_a_new_index, "written")
+
+
+def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
+    """The same, but None where it raises; `done` is what then cannot be done with the files."""
+
+    def spared(*args: Any) -> Any:
+        try:
+            return work(*args)
+        except Exception as error:  # a damaged pickle may raise anything
+            if done not in _told:
+                _told.add(done)
+                log.warning("compiled code on disk cannot be %s, so it is compiled anew: %r", done, error)
+            return None
+
+    return spared
 
 
 @functools.cache

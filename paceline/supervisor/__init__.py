@@ -13,8 +13,8 @@ from paceline.supervisor.children import (
     Supervisor,
     discard,
     log_to_stderr,
-    sigterm_as_interrupt,
 )
+from paceline.supervisor.interrupting import sigterm_as_interrupt
 from paceline.supervisor.processes import ForkServer
 from paceline.supervisor.stack import Stack, serve_stack
 from paceline.supervisor.stack_config import StackConfig

@@ -20,13 +20,13 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from paceline.core.clock import Clock, monotonic
-from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError
+from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, PacelineError, UnavailableError
 from paceline.supervisor.announcement import (
     Announced,
     announced_addresses,
@@ -34,6 +34,7 @@ from paceline.supervisor.announcement import (
     shell_code,
     split_address,
 )
+from paceline.supervisor.folders import make_private, working_folder
 from paceline.supervisor.processes import Process, Start, start_process
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,10 @@ class ChildSpec:
     port: int = 0
     environment: Mapping[str, str] | None = None
     """None inherits ours."""
+    folder: str | None = field(default_factory=working_folder)
+    """Its working folder, also after a restart; ours of now unless given."""
+    private: Path | None = None
+    """A folder for this user alone, in one that is there; made again if something has tidied it away."""
     start: Start = start_process
 
 
@@ -113,28 +118,6 @@ def discard(line: str) -> None:
     """The sink that drops children's logs; an error message still quotes their last lines."""
 
 
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """While inside, the first SIGTERM does what Ctrl-C does: KeyboardInterrupt, or what asyncio makes of it.
-
-    Further ones change nothing: `timeout`, for one, sends it to the process and then to its group.
-    """
-
-    def interrupt(_number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        on_ctrl_c = signal.getsignal(signal.SIGINT)
-        if callable(on_ctrl_c):
-            on_ctrl_c(signal.SIGINT, frame)
-        else:  # a background job of a shell ignores SIGINT
-            raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 class _Child(threading.Thread):
     """One child and its successors; the thread spawns, waits, backs off, spawns again."""
 
@@ -143,7 +126,6 @@ class _Child(threading.Thread):
         spec: ChildSpec,
         *,
         changed: threading.Condition,
-        stopping: threading.Event,
         backoff: Backoff,
         sink: Sink,
         clock: Clock,
@@ -151,7 +133,8 @@ class _Child(threading.Thread):
         super().__init__(name=f"keeper of {spec.role}", daemon=True)
         self.spec = spec
         self._changed = changed
-        self._stopping = stopping
+        self.stopping = threading.Event()
+        """It shall end and have no successor."""
         self._backoff = backoff
         self._sink = sink
         self._clock = clock
@@ -196,7 +179,7 @@ class _Child(threading.Thread):
                 self._abandon()
                 exit_code, last_words, ready_seconds = 1, f"cannot be kept: {error!r}", 0.0
             with self._changed:
-                if self._stopping.is_set():
+                if self.stopping.is_set():
                     return
                 if not self._announced.address:
                     self.failure = ChildFailedError(self.spec.role, last_words, exit_code)
@@ -205,15 +188,18 @@ class _Child(threading.Thread):
             failures = self._backoff.count(failures, ready_seconds)
             delay = self._backoff.delay(failures)
             logger.warning("%s %s; restarting in %.1f s", self.spec.role, last_words, delay)
-            if self._stopping.wait(delay):
+            if self.stopping.wait(delay):
                 return
 
     def _run_once(self) -> tuple[int, str, float]:
         """From start to end of one process: exit code, last words, seconds it was ready."""
         with self._changed:  # held while spawning, so that a stop sees either no process or this one
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 return 0, "", 0.0
-            process = self.spec.start([*self.spec.command, *self._ports()], self.spec.environment)
+            spec = self.spec
+            if spec.private is not None:
+                make_private(spec.private)
+            process = spec.start([*spec.command, *self._ports()], spec.environment, spec.folder)
             self._process = process
             self._starts += 1
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -305,12 +291,14 @@ class Supervisor:
         self.stop()
 
     def start(self, specs: Sequence[ChildSpec], timeout: float) -> list[ChildStatus]:
-        """Start all at once and wait until each is ready. Raises ChildFailedError."""
+        """Start all at once and wait until each is ready. Raises ChildFailedError, also after `stop`.
+
+        Whatever it raises, nothing is left of them.
+        """
         group = [
             _Child(
                 spec,
                 changed=self._changed,
-                stopping=self._stopping,
                 backoff=self._backoff,
                 sink=self._sink,
                 clock=self._clock,
@@ -318,16 +306,32 @@ class Supervisor:
             for spec in specs
         ]
         self._groups.append(group)
-        for child in group:
-            child.start()
+        try:
+            if self._stopping.is_set():  # else `stop` sees the group, and its children see a stop
+                for child in group:
+                    child.stopping.set()
+            for child in group:
+                child.start()
+            return self._when_ready(group, timeout)
+        except BaseException:
+            self._end([group])
+            self._groups.remove(group)
+            raise
+
+    def _when_ready(self, group: Sequence[_Child], timeout: float) -> list[ChildStatus]:
         with self._changed:
             self._changed.wait_for(
-                lambda: any(c.failure for c in group) or all(c.status.ready for c in group), timeout
+                lambda: (
+                    any(c.failure or c.stopping.is_set() for c in group) or all(c.status.ready for c in group)
+                ),
+                timeout,
             )
             for child in group:
                 if child.failure:
                     raise child.failure
             for child in group:
+                if child.stopping.is_set():
+                    raise ChildFailedError(child.spec.role, "was stopped before all were ready", 1)
                 if not child.status.ready:
                     raise ChildFailedError(child.spec.role, f"was not ready within {timeout:g} seconds", 1)
             return [child.status for child in group]
@@ -348,12 +352,19 @@ class Supervisor:
             return pid
 
     def wait_until(self, role: str, condition: Callable[[ChildStatus], bool], timeout: float) -> ChildStatus:
-        """Wait for a child to satisfy `condition`. Raises DeadlineExceededError."""
+        """Wait for a child to satisfy `condition`.
+
+        Raises DeadlineExceededError, and UnavailableError if the child does not and is being stopped.
+        """
         with self._changed:
             child = self._child(role)
-            if not self._changed.wait_for(lambda: condition(child.status), timeout):
-                raise DeadlineExceededError(f"after {timeout:g} seconds still not as wanted: {child.status}")
-            return child.status
+            self._changed.wait_for(lambda: condition(child.status) or child.stopping.is_set(), timeout)
+            status = child.status
+            if condition(status):
+                return status
+            if child.stopping.is_set():
+                raise UnavailableError(f"stopped, and not as wanted: {status}")
+            raise DeadlineExceededError(f"after {timeout:g} seconds still not as wanted: {status}")
 
     def wait(self) -> None:
         """Block until `stop`, or until a signal raises in the main thread."""
@@ -365,15 +376,23 @@ class Supervisor:
         A KeyboardInterrupt meanwhile (a second Ctrl-C) cuts the waiting short, not the killing.
         """
         self._stopping.set()
+        self._end([*self._groups])
+
+    def _end(self, groups: Sequence[Sequence[_Child]]) -> None:
+        """Later groups first."""
+        children = [child for group in groups for child in group]
+        for child in children:
+            child.stopping.set()
         try:
-            for group in reversed(self._groups):
+            with self._changed:
+                self._changed.notify_all()
+            for group in reversed(groups):
                 for child in group:
                     child.signal(*_NICE_STOP)
                 deadline = self._clock() + self._stop_timeout
                 for child in group:
                     child.await_end(max(0.0, deadline - self._clock()))
         finally:
-            children = [child for group in self._groups for child in group]
             for child in children:
                 child.signal(signal.SIGKILL)
             for child in children:

@@ -7,6 +7,7 @@ a restart keeps requests waiting (docs/decisions/0056-workers-are-forked.md). fo
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -20,8 +21,10 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import IO, Any, Protocol
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
 
+from paceline.supervisor.folders import working_folder
 from paceline.supervisor.forking import PACKET
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,24 @@ _UNKNOWN = 1
 """Exit code of a child whose fork server ended before it: nobody can say."""
 _PATIENCE = 15.0
 """Seconds that a fork server, which has nothing else to do, may take to fork."""
+_held: Final[weakref.WeakSet[io.RawIOBase | socket.socket]] = weakref.WeakSet()
+"""Our ends of what tells children, and fork servers, by closing that we are gone."""
+
+
+def _let_go() -> None:
+    """Close them in a process forked from ours, as by `multiprocessing`: it may outlive us, and with them so
+    would all children. Only descriptors: another thread may have held the lock of a buffer over one."""
+    for end in list(_held):
+        with contextlib.suppress(OSError):
+            end.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _hold(stdin: IO[str] | None) -> None:
+    assert isinstance(stdin, io.TextIOWrapper)
+    _held.add(stdin.buffer.raw)
 
 
 class Process(Protocol):
@@ -59,22 +80,28 @@ class Process(Protocol):
         """Nothing happens if it has ended."""
 
 
-Start = Callable[[Sequence[str], Mapping[str, str] | None], Process]
-"""Starts a command in a process group of its own; environment None is ours. Raises OSError."""
+Start = Callable[[Sequence[str], Mapping[str, str] | None, str | None], Process]
+"""Starts a command in a process group of its own; environment and working folder None are ours. A folder that
+is gone is ours too. Raises OSError."""
 
 
-def start_process(command: Sequence[str], environment: Mapping[str, str] | None) -> Process:
+def start_process(
+    command: Sequence[str], environment: Mapping[str, str] | None, folder: str | None = None
+) -> Process:
     """By executing the program."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
+        cwd=folder if folder is not None and Path(folder).is_dir() else None,
         text=True,
         errors="replace",
         process_group=0,
     )
+    _hold(process.stdin)
+    return process
 
 
 class _Forked:
@@ -107,7 +134,8 @@ class ForkServer:
     """A process that is forked instead of starting `program` again; while the `with` block lasts.
 
     What it cannot do is started as usual: other programs, other environments than it was started with, which
-    libraries may have looked at when they were loaded, and everything once it has ended.
+    libraries may have looked at when they were loaded, other working folders than ours was then, and
+    everything once it has ended.
     """
 
     def __init__(
@@ -116,12 +144,14 @@ class ForkServer:
         """The fork server is `program` with `server_arguments` and the number of its socket."""
         self._program = tuple(program)
         self._environment = dict(environment)
+        self._folder = working_folder()
         self._asking = threading.Lock()
         self._replies: queue.SimpleQueue[tuple[dict[str, Any], list[int]] | None] = queue.SimpleQueue()
         """None is the end."""
         self._ended: dict[int, Future[int]] = {}
         """Exit codes to come, by process id; the reader's alone."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _held.add(self._control)
         with theirs:
             self._process = subprocess.Popen(
                 [*self._program, *server_arguments, str(theirs.fileno())],
@@ -163,36 +193,39 @@ class ForkServer:
         self._reader.join()
         self._control.close()
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Process:
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str] | None, folder: str | None = None
+    ) -> Process:
         """Fork where that is the same as executing. Raises OSError."""
         size = len(self._program)
-        if tuple(command[:size]) == self._program and environment == self._environment:
+        there = (working_folder() if folder is None else folder) == self._folder
+        if there and tuple(command[:size]) == self._program and environment == self._environment:
             with self._asking:
                 forked = self._fork(command[size:])
             if forked is not None:
                 return forked
-        return start_process(command, environment)
+        return start_process(command, environment, folder)
 
     def _fork(self, arguments: Sequence[str]) -> Process | None:
         """None if that is not possible. Raises OSError where there is no room for its pipes."""
-        ours: list[int] = []
+        ours: list[IO[str]] = []
         with contextlib.ExitStack() as unused:
             with contextlib.ExitStack() as passed_on:
                 theirs: list[int] = []
-                for its_end in (0, 1, 1):  # it reads from the first pipe, and writes to the others
+                for its_end, mode in ((0, "w"), (1, "r"), (1, "r")):  # its input, output and error
                     pipe = os.pipe()
                     theirs.append(pipe[its_end])
                     passed_on.callback(os.close, pipe[its_end])
-                    ours.append(pipe[1 - its_end])
-                    unused.callback(os.close, pipe[1 - its_end])
+                    stream = os.fdopen(pipe[1 - its_end], mode, errors="replace")
+                    ours.append(unused.enter_context(stream))
+                _hold(ours[0])
                 reply = self._ask(arguments, theirs)
             if isinstance(reply, str):
                 logger.warning("cannot fork: %s", reply)
                 return None
             unused.pop_all()
         message, ending = reply
-        streams = [os.fdopen(fd, mode, errors="replace") for fd, mode in zip(ours, "wrr", strict=True)]
-        return _Forked(message["pid"], ending, message["ended"], streams)
+        return _Forked(message["pid"], ending, message["ended"], ours)
 
     def _ask(self, arguments: Sequence[str], streams: Sequence[int]) -> tuple[dict[str, Any], int] | str:
         """What it says of a new child, and the child's pidfd; or why there is none."""

@@ -29,6 +29,7 @@ from paceline.supervisor.children import (
     Supervisor,
     log_to_stderr,
 )
+from paceline.supervisor.folders import working_folder
 from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
 
@@ -78,14 +79,16 @@ class Stack:
         supervisor: Supervisor,
         sockets: Path | None,
         environment: Mapping[str, str],
+        folder: str | None,
         fork_server: ForkServer | None = None,
     ) -> None:
         """`sockets` is the folder for the workers' local sockets, if they have any; all processes have this
-        `environment`, whatever becomes of ours."""
+        `environment` and working `folder`, whatever becomes of ours."""
         self.config = config
         self.supervisor = supervisor
         self._sockets = sockets
         self._environment = environment
+        self._folder = folder
         self._fork_server = fork_server
         self._workers = 0
 
@@ -115,7 +118,8 @@ class Stack:
         return self.config.coordinator_config(("127.0.0.1:1",), ()).tls
 
     def pid(self, role: str) -> int:
-        """The present process. Raises DeadlineExceededError if none comes up within half a minute."""
+        """The present process. Raises DeadlineExceededError if none comes up within half a minute, and
+        UnavailableError if none is to, since the stack is being stopped."""
         pid = self.supervisor.wait_until(role, lambda s: s.pid is not None, 30.0).pid
         assert pid is not None
         return pid
@@ -127,7 +131,7 @@ class Stack:
     def wait_for_restart(self, role: str, after: int | None = None, timeout: float = 120.0) -> ChildStatus:
         """Wait until a process other than `after` is ready; None stands for the role's first process.
 
-        Raises DeadlineExceededError.
+        Raises DeadlineExceededError, and UnavailableError if the stack is being stopped.
         """
         if after is None:
             return self.supervisor.wait_until(role, lambda s: s.ready and s.starts > 1, timeout)
@@ -137,7 +141,7 @@ class Stack:
         """Start one more process and wait until it is ready; it is stopped before those there already.
 
         `role` names it and must be new, `command` is its `paceline` command. `timeout` None is the
-        `start_timeout` of the stack. Raises ChildFailedError.
+        `start_timeout` of the stack. Raises ChildFailedError, and then the process is gone.
         """
         (status,) = self.start((role, command, config), timeout=timeout)
         return status
@@ -156,8 +160,14 @@ class Stack:
             command=(*PROGRAM, command, *arguments(replace(config, port=0))),
             port=config.port,
             environment=self._environment,
+            folder=self._folder,
+            private=self._sockets if self._is_in_ours(config) else None,
             start=start,
         )
+
+    def _is_in_ours(self, config: Config) -> bool:
+        """Whether its socket is in the folder that we made."""
+        return isinstance(config, WorkerConfig) and Path(config.local_socket).parent == self._sockets
 
     def _reached(self, config: Config) -> Config:
         """With a socket of its own, if it is a worker's and names none."""
@@ -196,13 +206,14 @@ def serve_stack(
         check_tokenizers(config.target_model, config.draft_model)
     # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.
     environment = child_environment(config.environment)
+    folder = working_folder()  # paths may be relative, and a restart must find what the first start found
     own = _own_fork_server(config, environment, remaining)
     with (
         _folder_of_sockets(config) as sockets,
         own if fork_server is None else contextlib.nullcontext(fork_server) as forker,
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
-        stack = Stack(config, supervisor, sockets, environment, forker)
+        stack = Stack(config, supervisor, sockets, environment, folder, forker)
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),
             timeout=remaining(),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from harness.ending import ended
+from harness.ending import ended, has_ended, watch_end
 from harness.forking import ENVIRONMENT as SAME_IN_EVERY_TEST
 from harness.log import Log
 
@@ -155,6 +155,21 @@ def test_what_would_not_be_the_same_is_executed(
         assert parent_of(process) == os.getpid()
 
 
+def test_a_child_that_works_elsewhere_is_executed(
+    server: ForkServer, program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = spec(server, program, "a")
+    monkeypatch.chdir(tmp_path)
+    log = Log()
+    with started(server, [*program, "serve"]) as process:
+        assert parent_of(process) == os.getpid()
+        assert Path(f"/proc/{process.pid}/cwd").readlink() == tmp_path
+    with Supervisor(sink=log) as supervisor:
+        (child,) = supervisor.start([there], HANG)
+        assert Path(f"/proc/{child.pid}/cwd").readlink() == Path(f"/proc/{server.pid}/cwd").readlink()
+        assert log.wait_for("[a] parent") == [f"[a] parent {server.pid}"], "where the server works"
+
+
 def test_a_child_outlives_its_fork_server(server: ForkServer, program: tuple[str, ...]) -> None:
     log = Log()
     with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
@@ -193,6 +208,36 @@ def test_the_server_ends_with_whoever_started_it(program: tuple[str, ...]) -> No
     command = [sys.executable, "-c", code, *program]
     started = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
     assert ended(int(started.stdout), HANG)
+
+
+FORKED = """
+import os, signal, sys
+from paceline.supervisor import ForkServer
+server = ForkServer(sys.argv[1:], ("server",), os.environ)
+server.wait_until_loaded(30)
+child = server.start([*sys.argv[1:], "serve", "0"], os.environ)
+sleeper = os.fork()
+if sleeper == 0:
+    signal.pause()
+print(server.pid, child.pid, sleeper, flush=True)
+signal.pause()
+"""
+
+
+def test_what_was_forked_of_us_keeps_neither_the_server_nor_its_children_alive(
+    program: tuple[str, ...],
+) -> None:
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-c", FORKED, *program]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+        stack.callback(process.kill)
+        assert process.stdout
+        *ours, sleeper = (int(word) for word in process.stdout.readline().split())
+        stack.callback(os.kill, sleeper, signal.SIGKILL)
+        ends = [stack.enter_context(watch_end(pid)) for pid in (*ours, sleeper)]
+        process.kill()
+        assert all(has_ended(end, HANG) for end in ends[:-1])
+        assert not has_ended(ends[-1], 0.0)
 
 
 def test_closing_ends_the_server_alone(program: tuple[str, ...]) -> None:

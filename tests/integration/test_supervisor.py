@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.ending import has_ended, watch_end
@@ -17,13 +21,9 @@ from harness.log import Log
 
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
 from paceline.supervisor.announcement import announced_addresses, split_address
-from paceline.supervisor.children import (
-    Backoff,
-    ChildFailedError,
-    ChildSpec,
-    Supervisor,
-    sigterm_as_interrupt,
-)
+from paceline.supervisor.children import Backoff, ChildFailedError, ChildSpec, Supervisor
+from paceline.supervisor.interrupting import sigterm_as_interrupt
+from paceline.supervisor.processes import Process, start_process
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 
@@ -36,6 +36,7 @@ parser.add_argument("--exit", type=int)
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--slow", action="store_true")
 parser.add_argument("--once", default="")
+parser.add_argument("--socket", default="")
 args = parser.parse_args()
 
 def stop(number, frame):
@@ -53,6 +54,8 @@ if args.once:
     if 1 < os.path.getsize(args.once) < 4:
         print("error: not yet", file=sys.stderr, flush=True)
         sys.exit(1)
+if args.socket:
+    socket.socket(socket.AF_UNIX).bind(args.socket)
 if not args.slow:
     listener = socket.create_server(("127.0.0.1", args.port))
     address = "127.0.0.1:%d" % listener.getsockname()[1]
@@ -154,13 +157,69 @@ def test_a_port_in_use_is_a_failed_start(script: Path) -> None:
             supervisor.start([child], HANG)
 
 
-def test_a_silent_child_fails_after_the_timeout_and_is_ended(script: Path) -> None:
+def test_a_silent_child_fails_after_the_timeout_and_is_ended(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and another may take its role."""
+    processes, has_started, start = list[Process](), threading.Event(), threading.Thread.start
+
+    def noted(*args: Any) -> Process:
+        processes.append(start_process(*args))
+        has_started.set()
+        return processes[-1]
+
+    def until_it_has_a_process(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("keeper"):
+            assert has_started.wait(HANG)
+
     with Supervisor(sink=Log()) as supervisor:
-        with pytest.raises(ChildFailedError, match=r"a: was not ready within 0\.01 seconds"):
-            supervisor.start([spec(script, "a", "--slow")], 0.01)
-        pid = supervisor.wait_until("a", lambda s: s.pid is not None, HANG).pid
-    assert pid is not None
-    assert not is_alive(pid)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", until_it_has_a_process)
+            with pytest.raises(ChildFailedError, match=r"a: was not ready within 0\.01 seconds"):
+                supervisor.start([replace(spec(script, "a", "--slow"), start=noted)], 0.01)
+        (silent,) = processes
+        assert not is_alive(silent.pid)
+        (status,) = supervisor.start([spec(script, "a")], HANG)
+        assert supervisor.status("a") == status
+
+
+def test_a_child_comes_back_though_we_work_elsewhere(
+    script: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths on its command line may be relative; once they were so to wherever we were by then."""
+    monkeypatch.chdir(script.parent)
+    relative = spec(Path(script.name), "a")
+    log = Log()
+    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+        supervisor.start([relative], HANG)
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        supervisor.signal("a", signal.SIGKILL)
+        supervisor.wait_until("a", lambda s: s.starts == 2, HANG)
+        supervisor.wait_until("a", lambda s: s.ready or s.starts > 2, HANG)
+    assert not log.find("No such file")
+
+
+def test_a_child_whose_folder_is_gone_works_in_ours(script: Path, tmp_path: Path) -> None:
+    with Supervisor(sink=Log()) as supervisor:
+        supervisor.start([replace(spec(script, "a"), folder=str(tmp_path / "gone"))], HANG)
+
+
+def test_a_folder_that_was_tidied_away_is_made_again(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket of the child's is to be in it."""
+    folder, uid = tmp_path / "sockets", os.getuid()
+    owned = replace(spec(script, "a", "--socket", str(folder / "1.sock")), private=folder)
+    with Supervisor(sink=Log(), backoff=Backoff(initial=0.01)) as supervisor:
+        (before,) = supervisor.start([owned], HANG)
+        shutil.rmtree(folder)
+        supervisor.signal("a", signal.SIGKILL)
+        assert supervisor.wait_until("a", lambda s: s.ready and s.pid != before.pid, HANG)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        with pytest.raises(ChildFailedError, match="is somebody else's"):
+            supervisor.start([replace(owned, role="b")], HANG)
 
 
 def test_later_children_stop_before_earlier_ones(script: Path) -> None:
@@ -205,7 +264,7 @@ def test_waiting_ends_with_a_clear_error(script: Path) -> None:
 
 SUPERVISING = """
 import sys
-from paceline.supervisor.children import ChildSpec, Supervisor, sigterm_as_interrupt
+from paceline.supervisor import ChildSpec, Supervisor, sigterm_as_interrupt
 try:
     with sigterm_as_interrupt(), Supervisor() as supervisor:
         for role in ("worker", "coordinator"):
@@ -236,6 +295,34 @@ def test_no_orphan_is_left_when_the_supervisor_ends(script: Path, number: signal
         assert all(has_ended(end, HANG) for end in ends)
     assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     assert out == (b"" if number is signal.SIGKILL else b"interrupted\n")
+
+
+FORKED = """
+import os, signal, sys
+from paceline.supervisor import ChildSpec, Supervisor
+supervisor = Supervisor()
+(status,) = supervisor.start([ChildSpec(role="worker", command=(sys.executable, "-S", sys.argv[1]))], 30)
+sleeper = os.fork()
+if sleeper == 0:
+    signal.pause()
+print(status.pid, sleeper, flush=True)
+signal.pause()
+"""
+
+
+def test_what_was_forked_of_the_supervisor_keeps_no_child_alive(script: Path) -> None:
+    """Once: it held the ends of their pipes, as a pool of `multiprocessing` does, and all lived on."""
+    command = [sys.executable, "-c", FORKED, str(script)]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+        stack.callback(process.kill)
+        assert process.stdout
+        child, sleeper = (int(word) for word in process.stdout.readline().split())
+        stack.callback(os.kill, sleeper, signal.SIGKILL)
+        child_end, sleeper_end = (stack.enter_context(watch_end(pid)) for pid in (child, sleeper))
+        process.kill()
+        assert has_ended(child_end, HANG)
+        assert not has_ended(sleeper_end, 0.0)
 
 
 def test_backoff_grows_to_its_bound_and_forgets() -> None:

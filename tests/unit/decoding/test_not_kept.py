@@ -1,15 +1,106 @@
-"""Where no folder can be written, compiled functions are called all the same."""
+"""Where no folder can be written, or a file cannot be used, compiled functions are called all the same."""
 
 from __future__ import annotations
 
+import errno
+import importlib
 import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from numba.core.caching import CacheImpl
+from numba.core.caching import CacheImpl, IndexDataCacheFile
 
 from paceline.decoding import on_disk
 from paceline.decoding.on_disk import kept_on_disk, warn_of_what_is_not_kept
 from paceline.engine.compiled import first_call
+
+MODULE = """
+from paceline.decoding.on_disk import kept_on_disk
+
+@kept_on_disk(nogil=True)
+def doubled(x):
+    return 2 * x
+
+@kept_on_disk(nogil=True)
+def tripled(x):
+    return 3 * x
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
+    """The functions of a package of its own, as a process has them that has just imported it."""
+    package = tmp_path / "kept_by_a_test"
+    package.mkdir()
+    for name, text in {"__init__": "", "functions": MODULE}.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(on_disk, "_told", set())
+
+    def loaded() -> list[Any]:
+        for name in ("kept_by_a_test", "kept_by_a_test.functions"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        module = importlib.import_module("kept_by_a_test.functions")
+        return [module.doubled, module.tripled]
+
+    return loaded
+
+
+def files(function: Any, ending: str) -> list[Path]:
+    name = function.py_func.__qualname__
+    return [*Path(function.stats.cache_path).glob(f"*.{name}-*{ending}")]
+
+
+def hits(function: Any) -> int:
+    return sum(function.stats.cache_hits.values())
+
+
+def test_a_full_disk_keeps_nothing_and_nobody(
+    load: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: what could not be written was raised out of the call, and no worker could be started."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexDataCacheFile, "_save_data", full)
+        assert [function(7) for function in load()] == [14, 21]
+    (record,) = caplog.records
+    assert "cannot be written" in record.getMessage()
+    assert "No space left on device" in record.getMessage()
+    assert [function(7) for function in load()] == [14, 21]
+    again = load()
+    assert [function(7) for function in again] == [14, 21]
+    assert [hits(function) for function in again] == [1, 1], "what was begun is not in the way"
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_file_that_was_cut_short_is_written_anew(
+    load: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture, ending: str, left: int
+) -> None:
+    """Once: it kept every worker from starting until somebody removed it."""
+    functions = load()
+    assert [function(7) for function in functions] == [14, 21]
+    for function in functions:
+        (file,) = files(function, ending)
+        file.write_bytes(file.read_bytes()[:left])
+    damaged = load()
+    assert [function(7) for function in damaged] == [14, 21]
+    assert not any(hits(function) for function in damaged)
+    (record,) = caplog.records
+    assert "cannot be read" in record.getMessage()
+    again = load()
+    assert [function(7) for function in again] == [14, 21]
+    assert [hits(function) for function in again] == [1, 1]
+
+
+def test_a_numba_that_keeps_its_files_elsewhere_is_left_as_it_is() -> None:
+    on_disk._spare_callers(object())
 
 
 def test_a_function_that_cannot_be_kept_is_compiled_anew(

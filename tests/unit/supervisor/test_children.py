@@ -6,11 +6,12 @@ import io
 import queue
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, Supervisor
+from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ChildStatus, Supervisor
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 READY = '{"event": "ready", "address": "127.0.0.1:5000"}\n'
@@ -47,10 +48,14 @@ class Program:
         self.says = says
         self.children: list[Child] = []
         self.commands: list[list[str]] = []
+        self.started = threading.Event()
 
-    def __call__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> Child:
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None, folder: str | None
+    ) -> Child:
         self.commands.append([*command])
         self.children.append(Child(len(self.children), self.says))
+        self.started.set()
         return self.children[-1]
 
 
@@ -104,3 +109,99 @@ def test_a_child_that_cannot_be_read_from_is_told_at_once(monkeypatch: pytest.Mo
     with supervising() as supervisor, pytest.raises(ChildFailedError, match="can't start new thread"):
         supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
     assert program.children[0].signals == [signal.SIGKILL]
+
+
+def raised_by(call: Callable[[], object], before: Callable[[], object]) -> PacelineError:
+    """By a call in another thread, once `before` has returned here."""
+    raised: list[PacelineError] = []
+
+    def caller() -> None:
+        try:
+            call()
+        except PacelineError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=caller, daemon=True)
+    thread.start()
+    before()
+    thread.join(HANG)
+    assert raised, "it waits"
+    return raised[0]
+
+
+def test_a_start_ends_with_the_supervisor() -> None:
+    """Once: it waited for children that were never to be ready, for all of its timeout."""
+    silent = Program(says="")
+    with supervising() as supervisor:
+
+        def stop() -> None:
+            assert silent.started.wait(HANG)
+            supervisor.stop()
+
+        spec = ChildSpec(role="a", command=("a",), start=silent)
+        error = raised_by(lambda: supervisor.start([spec], 10 * HANG), stop)
+        assert isinstance(error, ChildFailedError)
+        assert error.message == "a: was stopped before all were ready"
+        with pytest.raises(ChildFailedError, match="b: was stopped"):
+            supervisor.start([ChildSpec(role="b", command=("b",), start=silent)], 10 * HANG)
+    assert len(silent.children) == 1
+
+
+def test_who_waits_for_a_child_is_told_that_it_is_stopped() -> None:
+    """Also of one whose successor was not to come soon."""
+    program, waits = Program(), threading.Event()
+    backoff = Backoff(initial=10 * HANG, maximum=10 * HANG)
+    with Supervisor(sink=lambda line: None, backoff=backoff) as supervisor:
+        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        program.children[0].end(1)
+        supervisor.wait_until("a", lambda s: s.pid is None, HANG)
+
+        def second(status: ChildStatus) -> bool:
+            waits.set()
+            return status.starts == 2
+
+        def stop() -> None:
+            assert waits.wait(HANG)
+            supervisor.stop()
+
+        error = raised_by(lambda: supervisor.wait_until("a", second, 10 * HANG), stop)
+        assert isinstance(error, UnavailableError)
+        assert supervisor.wait_until("a", lambda s: s.starts == 1, HANG).pid is None, "as wanted"
+
+
+def test_of_a_failed_start_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: its process ran on, and `status` told of it instead of its successor's."""
+    silent, start = Program(says=""), threading.Thread.start
+
+    def until_it_has_a_process(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("keeper"):
+            assert silent.started.wait(HANG)
+
+    with supervising() as supervisor:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", until_it_has_a_process)
+            with pytest.raises(ChildFailedError, match="was not ready within"):
+                supervisor.start([ChildSpec(role="a", command=("a",), start=silent)], 0.01)
+        assert silent.children[0].signals[0] == signal.SIGTERM
+        assert len(silent.children) == 1, "it has no successor"
+        with pytest.raises(InvalidArgumentError, match="no such child"):
+            supervisor.status("a")
+        (second,) = supervisor.start([ChildSpec(role="a", command=("a",), start=Program())], HANG)
+        assert supervisor.status("a") == second
+
+
+def test_those_that_were_ready_end_with_the_one_that_was_not() -> None:
+    program = Program()
+
+    def missing(*_: object) -> Child:
+        raise FileNotFoundError(2, "No such file")
+
+    with supervising() as supervisor:
+        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        specs = [ChildSpec(role=role, command=(role,), start=program) for role in "bc"]
+        with pytest.raises(ChildFailedError, match="d: cannot be started: No such file"):
+            supervisor.start([*specs, ChildSpec(role="d", command=("d",), start=missing)], HANG)
+        assert all(child.signals for child in program.children[1:])
+        assert supervisor.status("a").ready
+        assert not program.children[0].signals

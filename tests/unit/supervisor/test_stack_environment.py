@@ -1,15 +1,18 @@
-"""All processes of a stack have the same environment, whatever becomes of ours."""
+"""All processes of a stack have the same environment and working folder, whatever becomes of ours."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.supervisor import StackConfig, serve_stack
 from paceline.supervisor import stack as stack_module
+from paceline.supervisor.folders import make_private
 
 
 class Started(Exception):  # noqa: N818 - no error, an end
@@ -70,3 +73,43 @@ def test_workers_are_forked_though_our_environment_changed_meanwhile(monkeypatch
     assert server.environment["PACELINE_TEST_MORE"] == "2"
     assert [spec.environment for spec in specs] == [server.environment] * 2
     assert all(spec.start == server.start for spec in specs)
+
+
+def specs_of(config: StackConfig) -> list[Any]:
+    with pytest.raises(Started) as started, serve_stack(config):
+        pass
+    (specs,) = started.value.args
+    return list(specs)
+
+
+def test_a_stack_s_processes_work_where_it_was_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class Moving(FakeForkServer):
+        def wait_until_loaded(self, timeout: float) -> None:
+            os.chdir(elsewhere)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stack_module, "ForkServer", Moving)
+    monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
+    monkeypatch.setattr(StackConfig, "forks", lambda *_: True)
+    specs = specs_of(StackConfig())
+    assert Path.cwd() == elsewhere
+    assert [spec.folder for spec in specs] == [str(tmp_path)] * 2
+
+
+def test_the_folder_of_the_sockets_is_looked_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once: what tidies up /tmp took it away, and no worker could be started again."""
+    monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
+    own = str(tmp_path / "own.sock")
+    target, draft = specs_of(StackConfig(fork_workers=False, local_sockets=True, draft={"local_socket": own}))
+    socket = Path(target.command[target.command.index("--local-socket") + 1])
+    assert target.private == socket.parent
+    assert draft.private is None, "not ours to make"
+    folder = tmp_path / "folder"
+    for _ in range(2):
+        make_private(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
