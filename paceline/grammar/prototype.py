@@ -14,8 +14,8 @@ class Prototype:
 
     Copies share the library's lexer. What it meets in any of their texts counts against its limits for as
     long as it lives, and once these are met it takes nothing more, of nobody. Then it is dropped: copies that
-    are made from then on share another one. Who sees that `renewals` changed begins again with one for
-    itself: all of them together would soon have used up the next one too.
+    are made from then on share another one. Who sees that `renewals` changed begins again with that, and the
+    next time with one for itself, as who used it up does at once: together they would use up each in turn.
     """
 
     def __init__(self, compile_: Callable[[], LLMatcher]) -> None:

@@ -32,6 +32,8 @@ _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 _PART = 32
 """Tokens of a long text between two masks, and two looks at the clock. What the library may use up for a
 token adds up until a mask is taken: a text that was followed token by token could not be followed at once."""
+_LAG = 32
+"""Tokens by which the base stays behind: branches of a text go back to different places near its end."""
 _STUCK = "leaves no token that may come next"
 _USED_UP = "met the limits of what may be followed"
 
@@ -58,10 +60,12 @@ class GrammarState:
     _path: list[int] = field(init=False)
     """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
     _base: LLMatcher = field(init=False)
-    """Behind the first tokens of the path: where it was left last."""
+    """Behind the first tokens of the path; where the path goes back, it begins there."""
     _base_length: int = 0
     _renewals: int = field(init=False)
     """Of the prototype, when the matchers were made."""
+    _moved: bool = False
+    """It has begun again once because others used up what they shared."""
     _alone: bool = False
     """The prototype's lexer has met nothing but what is asked now."""
     _bits: npt.NDArray[np.int32] = field(init=False)
@@ -82,7 +86,10 @@ class GrammarState:
         """The answer, if need be of a lexer that has met this text alone: what it gives up then depends on no
         other text."""
         if self._renewals != self.prototype.renewals:
-            self._part_with_others()
+            if self._moved:
+                self._part_with_others()
+            self._moved = True
+            self._start_over()
         try:
             return ask()
         except _UsedUpError:
@@ -198,6 +205,9 @@ class GrammarState:
         for count, token_id in enumerate(tokens[agreed:]):
             if token_id in self.ends:
                 return False
+            if count and len(tokens) - len(self._path) == _LAG:
+                # Of a text that is followed anew: the way back need not be followed again.
+                self._base, self._base_length = self._matcher.deep_copy(), len(self._path)
             if not self._take(token_id):
                 self._make_sure_of_refusal()
                 raise InternalError("the sequence's tokens do not keep to its structured_outputs")
@@ -223,14 +233,17 @@ class GrammarState:
         """Stand behind the first `length` tokens of the path, by a copy of one that went there directly."""
         if length < self._base_length:
             self._base, self._base_length = self.prototype.copy(), 0
-        while self._base_length < length:
-            part = self._path[self._base_length : min(self._base_length + _PART, length)]
+        while self._base_length < length - _LAG:
+            part = self._path[self._base_length : min(self._base_length + _PART, length - _LAG)]
             if self._base.try_consume_tokens(part) < len(part):
                 self._give_up(_USED_UP)
             self._base_length += len(part)
             if len(part) == _PART:
                 self._base.compute_bitmask()
         self._matcher = self._base.deep_copy()
+        rest = self._path[self._base_length : length]
+        if self._matcher.try_consume_tokens(rest) < len(rest):
+            self._give_up(_USED_UP)
         del self._path[length:]
 
     def _take(self, token_id: int) -> bool:
