@@ -284,8 +284,9 @@ class Drafter:
                 r.job.feed_next([token.token_id], rows=1)
         return events
 
-    def _settle(self, r: Round) -> list[DraftEvent]:
-        """Answer the round if that is wanted, and begin to look ahead of its verdict."""
+    def _settle(self, r: Round, error: str = "") -> list[DraftEvent]:
+        """Answer the round if that is wanted, and begin to look ahead of its verdict. `error` is the code of
+        what broke it off."""
         command, held, drafting = r.command, r.job.held, r.drafting
         del self._rounds[command.sequence_id]
         distributions = tuple(d.distribution for d in drafting.drawn if d.distribution is not None)
@@ -300,7 +301,7 @@ class Drafter:
         )
         held.session.finish(answer)
         if held.session.params.traceparent:
-            self._trace(r)
+            self._trace(r, error)
         if drafting.complete:
             self.lookahead.begin(command, held, drafting)
         return [] if command.proposal_known else [answer]
@@ -321,11 +322,12 @@ class Drafter:
         have other distributions than the target is told.
         """
         r = self._rounds[job.sequence_id]
-        if r.drafting.params.chooses or not r.drafting.drawn:
+        by_room = isinstance(error, ResourceExhaustedError)  # which depends on no token
+        if r.drafting.params.chooses or not r.drafting.drawn or by_room:
             return [self._fail(job, error)]
         held = r.job.held
         held.cut_to(min(held.table.length, r.command.base_length + len(r.drafting.drawn) - 1))
-        return self._settle(r)
+        return self._settle(r, code_name(error))
 
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""

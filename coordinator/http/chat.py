@@ -58,8 +58,9 @@ class Conversations:
             add_generation_prompt=add_generation_prompt is not False,
             variables=variables,
         )
-        # Other streams go on while a long conversation is rendered.
-        text = await asyncio.to_thread(render) if size > LONG_TEXT else render()
+        # Other streams go on while a long conversation is rendered, or one with names several times.
+        long = size > LONG_TEXT or any("name" in message for message in shown)
+        text = await asyncio.to_thread(render) if long else render()
         return await self._coordinator.tokenize(text, add_special_tokens=add_special_tokens)
 
 

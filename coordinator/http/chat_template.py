@@ -129,9 +129,8 @@ class ChatTemplate:
         for role, first in named.items():
             nameless = [_without_name(m) if m["role"] == role else m for m in shown]
             if self._renders_to(text, nameless, add_generation_prompt, variables or {}):
-                raise InvalidArgumentError(
-                    f"messages[{first}].name", f"the model's chat template shows no name with the role {role}"
-                )
+                says = f"the model's chat template shows no name with the role {messages[first]['role']}"
+                raise InvalidArgumentError(f"messages[{first}].name", says)
         return text
 
     def _renders_to(self, text: str, *conversation: Any) -> bool:

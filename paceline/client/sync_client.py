@@ -110,6 +110,9 @@ class GenerationStream:
                 self._call_again(pause)
             except PacelineError as end:
                 error = end
+            except BaseException:
+                self._interrupted = True
+                raise
             else:
                 return
         self.close()

@@ -61,7 +61,8 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802 - the service's name for it
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The state, and then each other one; what changes while a watcher does not read it is left out."""
+        """The state, and then each other one, up to `stop`; what changes while a watcher does not read it is
+        left out."""
         name, told = _name(request), None
         while True:
             # Taken before the state is looked at, which may change while the watcher is told.
@@ -70,6 +71,8 @@ class Health(health_pb2_grpc.HealthServicer):
             if state != told:
                 yield health_pb2.HealthCheckResponse(status=state)
                 told = state
+            if self._stopping and changed is self._changed:
+                return
             await changed.wait()
 
 

@@ -231,6 +231,30 @@ def test_closing_in_the_pause_ends_it_at_once(server: Any, messages: Any, closed
     client.close()
 
 
+def test_whoever_is_struck_in_the_pause_reads_on_at_once(
+    server: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the broken call was read again, which took one more of the resumes, or ended the stream."""
+    Cutting(server, messages.good, 1)
+    client = with_backoff(Client(server.address, max_resumes=1), in_an_hour(lambda: None))
+    stream = client.stream("x")
+    chunks = [next(stream)]
+
+    class Struck(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream, "_closed", Struck())
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    chunks += stream
+    assert "".join(chunk.text for chunk in chunks) == "Hello!"
+    assert stream.num_resumes == 1
+    assert [tuple(request.resume_from) for request in server.requests] == [(), (1,)]
+    client.close()
+
+
 @pytest.mark.parametrize("closed", ["stream", "client"])
 async def test_closing_an_async_one_in_the_pause_ends_it_at_once(
     server: Any, messages: Any, closed: str

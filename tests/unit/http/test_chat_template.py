@@ -139,6 +139,8 @@ def test_a_name_is_refused_also_where_another_role_s_is_shown() -> None:
         ChatTemplate(of_users).render(messages)
     assert caught.value.field == "messages[2].name"
     assert "assistant Bob: z" in ChatTemplate(NAMED).render(messages)
+    with pytest.raises(InvalidArgumentError, match="no name with the role developer"):
+        ChatTemplate(of_users).render([turn("x", "developer", name="Cy")])
 
 
 def test_a_name_that_a_template_asks_for_is_not_refused() -> None:

@@ -117,4 +117,5 @@ async def test_what_has_stopped_serves_nothing_again(served: Served) -> None:
     assert [await served.check(name) for name in ("", MINE)] == [STATUS.NOT_SERVING] * 2
     with pytest.raises(grpc.aio.AioRpcError):
         await served.check("test.Other")
-    watch.cancel()
+    assert await watch.read() is grpc.aio.EOF, "nobody is kept waiting for what cannot come"
+    assert [answer.status async for answer in served.watch(MINE)] == [STATUS.NOT_SERVING]

@@ -40,6 +40,7 @@ def mid_stream(
             stream.wait_for_tokens(tokens)
         stopped = stack.stack.kill("target", signal.SIGSTOP)
         try:
+            _settle(stack)
             if not any(stream.over for stream in streams):
                 yield streams
                 return
@@ -49,6 +50,14 @@ def mid_stream(
                 os.kill(stopped, signal.SIGCONT)
         for stream in streams:
             stream.result()
+
+
+def _settle(stack: RunningStack) -> None:
+    """Nothing more comes of the target: wait for what it had sent before to reach the coordinator."""
+    (http,) = [*connect(stack.stack.http_address)]
+    before = -1.0
+    while (now := http.total("paceline:generation_tokens_total")) != before:
+        before = now
 
 
 def failovers(stack: RunningStack, role: str) -> float:
