@@ -95,6 +95,10 @@ def judge(
 ) -> list[tuple[int, int] | None]:
     """Judge every round whose logits are a distribution, also of what the request permits; None for others.
 
+    Where tokens are drawn by ratios, a chain may be accepted up to a token behind which the model finds all
+    impossible that is permitted. Then that is the verdict's next token, and what is to come behind it is the
+    next round's question, as in plain decoding: without a verdict it would never come.
+
     What is told of a device comes from there in one copy. On a CPU, where looking costs nothing, rows that
     are no distribution are left out before anything is made of them, or, of few, by what chooses.
 
@@ -110,19 +114,28 @@ def judge(
         sound = _sound(cases, [not broken for broken in broken_rows(logits)])
         kept = [case for case, fine in zip(cases, sound, strict=True) if fine]
         if len(kept) == len(cases):
-            return _possible(decide(cases, allowed, eos_token_ids))
+            return _possible(cases, decide(cases, allowed, eos_token_ids))
         starts = [start for start, fine in zip(_starts(cases), sound, strict=True) if fine]
-        verdicts = iter(_possible(decide(kept, allowed[_rows(kept, starts)], eos_token_ids)) if kept else ())
+        rows = allowed[_rows(kept, starts)]
+        verdicts = iter(_possible(kept, decide(kept, rows, eos_token_ids)) if kept else ())
         return [next(verdicts) if fine else None for fine in sound]
     reading = _deliberate(cases, allowed, eos_token_ids)
     usable, numbers = _to_host([usable_rows(logits).long(), reading.numbers])
     sound = _sound(cases, usable)
-    return [v if fine else None for v, fine in zip(_possible(reading.of(numbers)), sound, strict=True)]
+    told = _possible(cases, reading.of(numbers))
+    return [v if fine else None for v, fine in zip(told, sound, strict=True)]
 
 
-def _possible(verdicts: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+def _possible(cases: Sequence[Case], verdicts: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
     """None where no token is left: a model may find impossible all that a request permits."""
-    return [verdict if verdict[1] >= 0 else None for verdict in verdicts]
+    return [v if v[1] >= 0 else _shorter(case, v[0]) for case, v in zip(cases, verdicts, strict=True)]
+
+
+def _shorter(case: Case, accepted: int) -> tuple[int, int] | None:
+    """The verdict that ends with its last accepted token; None without one, and where the target chooses."""
+    if case.chooses or not accepted:
+        return None
+    return accepted - 1, case.proposal.token_ids[accepted - 1]
 
 
 def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:

@@ -41,24 +41,27 @@ def in_progress(result: PassResult, rounds: Mapping[str, Round]) -> tuple[list[R
     return kept, result.logits if len(kept_rows) == row else result.logits[kept_rows]
 
 
-def with_first_rows(rounds: Sequence[Round], logits: Tensor) -> Tensor:
-    """The rows of all rounds, from those that the pass computed for them and those that were known before.
+def with_known_rows(rounds: list[Round], logits: Tensor) -> tuple[list[Round], Tensor]:
+    """The rounds that can be judged, with rows that the pass computed for them and those known before.
 
     Args:
+        rounds: those whose jobs are finished.
         logits: float32 [sum of the jobs' rows, V].
 
     Returns:
-        float32 [sum of the rounds' rows, V], each one's in order.
+        The rounds but for those that are taken apart and have rows to come; float32 [sum of their rows, V],
+        each one's in order.
     """
-    if all(r.first_row is None for r in rounds):
-        return logits
-    parts: list[Tensor] = []
-    row = 0
-    for r in rounds:
-        parts += [] if r.first_row is None else [r.first_row.logits]
-        parts.append(logits[row : row + r.job.rows])
-        row += r.job.rows
-    return torch.cat(parts)
+    if all(r.first_row is None and r.apart is None for r in rounds):
+        return rounds, logits
+    whole: list[Round] = []
+    parts = [logits[:0]]
+    for r, own in zip(rounds, torch.split(logits, [r.job.rows for r in rounds]), strict=True):
+        rows = own if r.apart is None else r.with_next(own)
+        if rows is not None:
+            whole.append(r)
+            parts += [rows] if r.first_row is None else [r.first_row.logits, rows]
+    return whole, torch.cat(parts)
 
 
 def judgements(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Proposal, SequenceParams, Verdict
-from paceline.engine.passes import Job
+from paceline.engine.passes import Job, broken_rows
 from paceline.engine.session import Session
 from paceline.engine.structured import Restriction
 
@@ -42,11 +44,49 @@ class Round:
     """What its rows may be; None where that is anything."""
     first_row: FirstRow | None = None
     """Where it was known before (preverify.py): the job's rows are those after it."""
+    apart: list[Tensor] | None = None
+    """Where its rows could not be judged together: those computed one by one so far, each float32 [1, V]."""
 
     @property
     def rows(self) -> int:
         """That are judged."""
         return self.command.proposal.num_draft_tokens + 1
+
+    def take_apart(self) -> bool:
+        """Compute its rows again, one a pass; False where that tells nothing new, or tokens are not drawn.
+
+        One that is no numbers says nothing of the others: it may have spoilt those before it, for attention
+        multiplies by 0 what a row must not see. By itself each is what plain decoding would have.
+        """
+        session = self.job.held.session
+        if self.apart is not None or self.rows == 1 or session.params.chooses:
+            return False
+        self.apart, self.first_row = [], None
+        # What the prompt's rows say has been told.
+        self.job.reused, self.job.scored = 0, False
+        self.job.feed_next(session.tokens[self.job.held.table.length :], 1)
+        return True
+
+    def with_next(self, row: Tensor) -> Tensor | None:
+        """All its rows, float32 [K + 1, V], with the next one that was computed apart; None before the last.
+
+        Behind a draft token whose row is no numbers nothing may come, and no row is computed: the chain ends
+        with that token, as it does where a request permits nothing behind it.
+        """
+        assert self.apart is not None
+        drafts, known, broken = self.command.proposal.token_ids, len(self.apart), broken_rows(row)[0]
+        self.apart.append(row.clone())
+        if not broken and known < len(drafts):
+            self.job.feed_next([drafts[known]], 1)
+            return None
+        if not broken or known == 0:
+            return torch.cat([*self.apart, row.expand(len(drafts) - known, -1)])
+        allowed = np.ones((self.rows, row.shape[1]), dtype=np.bool_)
+        r = self.restriction or Restriction(allowed, self.job.held.session.params)
+        allowed &= r.allowed
+        allowed[known:] = False
+        self.restriction = replace(r, allowed=allowed)
+        return torch.cat([*self.apart[:known], torch.zeros_like(row).expand(self.rows - known, -1)])
 
     def settled(self, outcome: tuple[int, int]) -> tuple[int, int]:
         """A verdict, (accepted, next token), as far as a grammar was followed.

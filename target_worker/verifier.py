@@ -51,7 +51,7 @@ from target_worker.results import (
     prompt_logprobs,
     reads,
     reported,
-    with_first_rows,
+    with_known_rows,
 )
 from target_worker.rounds import NOTHING, FirstRow, Round, after, following_late, is_scored, place
 from target_worker.runner import Runner
@@ -313,12 +313,12 @@ class Verifier:
 
     def _judge(self, result: PassResult) -> list[TargetEvent]:
         begun = self._clock()
-        rounds, logits = in_progress(result, self._rounds)
+        rounds, logits = with_known_rows(*in_progress(result, self._rounds))
         if not rounds:
             return []
         judged = together_or_alone(
             rounds,
-            with_first_rows(rounds, logits),
+            logits,
             [r.rows for r in rounds],
             lambda some, rows: judgements(some, rows, self._eos_token_ids),
             JUDGING,
@@ -337,6 +337,8 @@ class Verifier:
             r.job.compute += spent
             if judgement is None:
                 r.job.held.found_broken()
+                if r.take_apart():
+                    continue
                 if r.job.reused:
                     # Others' entries, which nobody may have looked at yet: is it this one that is broken?
                     r.job.compute_again(r.command.proposal.token_ids)

@@ -34,15 +34,16 @@ BROKEN = -1
 class BreakingRunner(ToyRunner):
     """Attends as matrices do: of a pass with the token, no row and no entry of its sequence is numbers."""
 
-    def __init__(self) -> None:
-        super().__init__(MODEL, 50, BLOCK)
+    def __init__(self, model: ToyModel = MODEL, num_blocks: int = 50, poison: int = POISON) -> None:
+        super().__init__(model, num_blocks, BLOCK)
         self.spoil = lambda prefix: BROKEN in prefix
+        self.poison = poison
 
     def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         begun = [item.table.length for item in inputs]
         logits, row = super().forward(inputs), 0
         for item, start in zip(inputs, begun, strict=True):
-            if POISON in item.token_ids:
+            if self.poison in item.token_ids:
                 logits[row : row + item.num_logits] = torch.nan
                 self.memory |= dict.fromkeys(item.table.slots(start, item.table.length), BROKEN)
             row += item.num_logits
