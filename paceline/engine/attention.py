@@ -31,6 +31,10 @@ BATCH_KEYWORD: Final = "paceline_batch"
 
 _FOLD_ROWS: Final = 64
 """Query rows per key-value head up to which folding the group of query heads into rows is faster."""
+_COPIED_BYTES: Final = 128 << 20
+"""Room for copies of the keys and values that several query heads share, while a prompt's chunk is attended:
+the cache leaves little, and a long prompt has many keys. With less, each call has fewer heads to fill a
+device with."""
 
 _HARMLESS: Final = frozenset(
     {"position_ids", "position_embeddings", "past_key_values", "cache_position", "output_attentions"}
@@ -160,13 +164,27 @@ def _attend(
         q = q.reshape(sequences, kv_heads, per_kv * rows, -1)
         out = _sdpa(q, keys, values, mask, scaling, softcap).view(sequences, kv_heads, per_kv, rows, -1)
         return out.permute(0, 3, 1, 2, 4).reshape(sequences * rows, heads, -1)
+    q, at_once = q[0], per_kv
+    if keys.device.type != "cpu":
+        copied = (keys.shape[3] + values.shape[3]) * keys.shape[2] * kv_heads * keys.element_size()
+        at_once = min(per_kv, max(1, _COPIED_BYTES // copied))
+    parts = [
+        _attend_heads(part, keys[0], values[0], mask, scaling, softcap) for part in torch.split(q, at_once, 1)
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).flatten(0, 1).transpose(0, 1)
+
+
+def _attend_heads(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Query heads [kv_heads, n, rows, D], n of each key-value head, over keys and values [kv_heads, K, D]."""
     # Key-value heads as the batch, their query heads as heads: keys are expanded, not copied.
-    keys, values = (part[0].unsqueeze(1).expand(-1, per_kv, -1, -1) for part in (keys, values))
-    if per_kv > 1 and keys.device.type != "cpu":
+    keys, values = (part.unsqueeze(1).expand(-1, q.shape[1], -1, -1) for part in (keys, values))
+    if q.shape[1] > 1 and keys.device.type != "cpu":
         # CUDA's memory-efficient kernel, which is the one that takes a mask, was seen to go wrong on such
         # layouts (pytorch#191937), and says nothing when it does. A prompt's chunk is worth a copy.
         keys, values = keys.contiguous(), values.contiguous()
-    return _sdpa(q[0], keys, values, mask, scaling, softcap).flatten(0, 1).transpose(0, 1)
+    return _sdpa(q, keys, values, mask, scaling, softcap)
 
 
 def _sdpa(

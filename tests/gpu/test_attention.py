@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.engine import attention
 from paceline.engine.attention import LayerLayout, attend
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.cache import PagedCache
@@ -69,3 +70,12 @@ def test_a_sequence_by_itself(
             wanted = expected(cache, slots, query, length - rows)
             error = (out - wanted).norm(dim=-1) / wanted.norm(dim=-1)
             assert float(error.max()) < 0.05, (length, rows, error.amax(-1).topk(1))
+
+
+@pytest.mark.parametrize("room", [1, 3 << 20])
+def test_a_prompts_chunk_whose_copies_have_little_room(
+    cuda: torch.device, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Query heads in parts of one, which is given no copy, and of several: the bits may differ."""
+    monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+    test_a_sequence_by_itself(cuda, torch.bfloat16, 4, 128, scattered=False)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.engine import attention
 from paceline.engine.attention import LayerLayout, attend
-from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
 from paceline.engine.cache import PagedCache
 from paceline.kv import BlockTable
 
@@ -51,3 +52,75 @@ def test_keys_are_not_copied_where_that_is_of_no_use(
     """On a CPU, and where no query heads share them."""
     for part in given(monkeypatch, device, kv_heads, heads=8, rows=65):
         assert part.untyped_storage().nbytes() == 8 * 16 * kv_heads * 2 * HEAD_DIM * 4, "the cache's own"
+
+
+ONE_HEAD_EACH = 65 * 2 * 2 * HEAD_DIM * 4
+"""Bytes of 65 float32 keys and values of two key-value heads."""
+
+
+@pytest.mark.parametrize(
+    ("room", "at_once"),
+    [
+        (4 * ONE_HEAD_EACH, [4]),
+        (4 * ONE_HEAD_EACH - 1, [3, 1]),
+        (2 * ONE_HEAD_EACH, [2, 2]),
+        (2 * ONE_HEAD_EACH - 1, [1] * 4),
+        (1, [1] * 4),
+    ],
+)
+def test_what_a_gpu_copies_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, room: int, at_once: list[int]
+) -> None:
+    """Once: a long prompt's keys were copied whole, for every query head that shares them."""
+    monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+    parts = given(monkeypatch, "meta", kv_heads=2, heads=8, rows=65)
+    assert [part.shape for part in parts[::2]] == [(2, n, 65, HEAD_DIM) for n in at_once]
+    for part in parts:
+        copied = part.untyped_storage().nbytes() != 8 * 16 * 2 * 2 * HEAD_DIM * 4
+        assert copied == (part.shape[1] > 1), "one query head needs no copy"
+
+
+class NoCpu(Tensor):
+    """Says that it is not on a CPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("meta")
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("start", [0, 30])
+def test_query_heads_in_parts_have_the_results_of_all_together(
+    monkeypatch: pytest.MonkeyPatch, start: int, window: int | None, softcap: float | None
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    cache = PagedCache((LayerLayout(2, HEAD_DIM, 12, window),), num_blocks=100, block_size=1)
+    cache.entries[0].normal_(generator=generator)
+    table = BlockTable(cache.pool)
+    table.reserve(start)
+    table.commit(start)
+    table.reserve(65)
+    query = torch.randn(65, 8, HEAD_DIM, generator=generator)
+    batch = RaggedBatch.build([SequenceInput(table, [1] * 65, 1)], cache)
+    whole = attend(batch, 0, query, None, softcap)
+    entries, calls = AttentionGroup.entries, list[int]()
+    sdpa = attention._sdpa
+
+    def spy(q: Tensor, *rest: Any) -> Tensor:
+        calls.append(q.shape[1])
+        return sdpa(q, *rest)
+
+    def elsewhere(*which: Any) -> Any:
+        return tuple(part.as_subclass(NoCpu) for part in entries(*which))
+
+    monkeypatch.setattr(attention, "_sdpa", spy)
+    monkeypatch.setattr(AttentionGroup, "entries", elsewhere)
+    for at_once in (4, 3, 2, 1):
+        room = at_once * (start + 65) * 2 * (HEAD_DIM + 12) * 4
+        monkeypatch.setattr(attention, "_COPIED_BYTES", room)
+        calls.clear()
+        parts = attend(batch, 0, query, None, softcap).as_subclass(Tensor)
+        assert calls[0] == at_once
+        assert sum(calls) == 4
+        torch.testing.assert_close(parts, whole)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3MoeConfig, ZayaConfig
+from transformers import LlamaConfig, MixtralConfig, Qwen3MoeConfig, ZayaConfig
 from transformers.models.zaya.modeling_zaya import ZayaForCausalLM
 
 from paceline import assets
@@ -232,6 +232,126 @@ def test_rounding_to_16_bits_is_not_taken_for_a_fault(
     compared_as_on(device, monkeypatch)
     for seed in [1] if name == "many layers" else range(4):
         make_runner(random_model(ROUNDED[name](), seed=seed, dtype=dtype), num_blocks=8)
+
+
+def model_with_experts(dtype: torch.dtype = torch.bfloat16, *, seed: int = 0, **changed: Any) -> Any:
+    shape = COMMON | {"num_hidden_layers": 4} | changed
+    config = MixtralConfig(**shape, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2)
+    return random_model(config, seed=seed, dtype=dtype)
+
+
+def sensitive_model(dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Whose logits depend on the rows before, and which rounding does not make another model."""
+    return model_with_experts(dtype, num_hidden_layers=2, initializer_range=0.2)
+
+
+@pytest.mark.parametrize(("hidden", "inner", "vocab", "seed"), [(64, 128, 512, 1), (128, 256, 1000, 12)])
+def test_a_row_of_the_first_chunk_that_goes_to_another_expert_is_no_fault(
+    hidden: int, inner: int, vocab: int, seed: int
+) -> None:
+    """Once: what it left in the cache moved all rows behind it, and the model was refused."""
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "vocab_size": vocab, "num_hidden_layers": 8}
+    heads = {"num_attention_heads": hidden // 16, "initializer_range": 0.06}
+    make_runner(model_with_experts(seed=seed, **shape, **heads), num_blocks=8)
+
+
+def fed_to(monkeypatch: pytest.MonkeyPatch, change: Callable[[PagedCache, Tensor, int], None]) -> list[int]:
+    """The first tokens of what is fed to empty caches. `change` gets the cache, the logits and that token,
+    after each pass of one sequence."""
+    forward, begun = ModelRunner.forward, list[int]()
+
+    def changing(runner: ModelRunner, inputs: Sequence[SequenceInput]) -> Tensor:
+        if len(inputs) == 1 and not inputs[0].table.length:
+            begun.append(inputs[0].token_ids[0])
+        logits = forward(runner, inputs)
+        if len(inputs) == 1:
+            change(runner.cache, logits, begun[-1])
+        return logits
+
+    monkeypatch.setattr(ModelRunner, "forward", changing)
+    return begun
+
+
+def changed_keys(of_tokens: range) -> Callable[[PagedCache, Tensor, int], None]:
+    """As another expert changes them."""
+
+    def change(cache: PagedCache, logits: Tensor, first: int) -> None:
+        if first in of_tokens:
+            for entries in cache.entries:
+                entries[0] = -entries[0]
+
+    return change
+
+
+@pytest.mark.parametrize(("wrong", "fed"), [(range(0), [1]), (range(18), [1, 10, 19])])
+def test_further_tokens_are_fed_where_the_first_ones_failed(
+    wrong: range, fed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = fed_to(monkeypatch, changed_keys(wrong))
+    make_runner(sensitive_model(), num_blocks=8)
+    assert begun == fed
+
+
+@pytest.mark.parametrize(
+    ("model", "sets"),
+    [
+        (sensitive_model, 3),
+        (lambda: sensitive_model(torch.float32), 1),
+        (lambda: small_model(torch.bfloat16), 1),
+    ],
+    ids=["16 bits", "32 bits", "no experts"],
+)
+def test_only_rounding_that_chooses_experts_has_another_try(
+    model: Callable[[], Any], sets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = fed_to(monkeypatch, changed_keys(range(1000)))
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(model(), num_blocks=8)
+    assert len(begun) == sets
+
+
+def test_nan_has_no_other_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(cache: PagedCache, logits: Tensor, first: int) -> None:
+        if first == 1:
+            logits[-1] = torch.nan
+
+    begun = fed_to(monkeypatch, spoil)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(sensitive_model(), num_blocks=8)
+    assert begun == [1]
+
+
+def test_sets_of_tokens_differ() -> None:
+    large, small = model_with_experts(), model_with_experts(vocab_size=9)
+    sets = [comparison.tokens_to_compare(large, each) for each in range(3)]
+    assert len({token for tokens in sets for token in tokens}) == 24
+    assert len({tuple(comparison.tokens_to_compare(small, each)) for each in range(3)}) == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
+def test_wrong_positions_are_seen_with_each_set(
+    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared_as_on(device, monkeypatch)
+    model = sensitive_model()
+    make_runner(model, num_blocks=8)
+    planted(fault, monkeypatch)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(model, num_blocks=8)
+
+
+@pytest.mark.parametrize(
+    ("layers", "spread", "seed", "fault"), [(8, 0.1, 8, one_too_high), (4, 0.12, 1, all_zero)]
+)
+def test_a_further_set_whose_nearest_rows_are_near_by_chance_excuses_nothing(
+    layers: int, spread: float, seed: int, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_with_experts(seed=seed, num_hidden_layers=layers, initializer_range=spread)
+    make_runner(model, num_blocks=8)
+    planted(fault, monkeypatch)
+    with pytest.raises(InvalidArgumentError, match="gives other logits"):
+        make_runner(model, num_blocks=8)
 
 
 def test_what_all_logits_of_a_row_share_hides_no_error() -> None:
