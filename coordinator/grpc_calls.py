@@ -16,7 +16,8 @@ from paceline.core.clock import Clock, monotonic
 from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."
-"""Health checks and reflection are no calls of clients."""
+"""Health checks and reflection are no calls of clients. Methods that nobody registered, whatever they are
+called, have a name that begins so (accepting.py)."""
 METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
     for service in generation_pb2.DESCRIPTOR.services_by_name.values()

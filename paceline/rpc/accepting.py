@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 KNOWN_VERSIONS: Final = ("1.85.",)
 """Of grpcio, in which what is used here is not public: as other versions may have it, it could do harm."""
 
-UNKNOWN_METHOD = "/unknown/unknown"
+UNKNOWN_METHOD = "/paceline.unknown/unknown"
 """What interceptors are told of a method that nobody registered, whatever the caller called it."""
 
 
