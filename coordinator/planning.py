@@ -105,9 +105,13 @@ class Planner(Sequence):
         if self._is_drafted:
             self._draft.pause(self.round)
             self._planned = self._source_ahead = None
-            self._foreseen, self._plain_ahead = {}, False
-            self._first_told.clear()
+            self._forget_foreseen()
         self._proposal = NOTHING
+
+    def _forget_foreseen(self) -> None:
+        """What was handed to the target for the round after this one."""
+        self._foreseen, self._plain_ahead = {}, False
+        self._first_told.clear()
 
     def _shortened(self, proposal: Proposal, outcome: tuple[int, int]) -> Proposal | None:
         """A continuation as long as the round after that outcome; None where it is of no use."""

@@ -145,8 +145,7 @@ class RoundMachine(Planner):
         """Count the round, and settle how many draft tokens it has."""
         self.round += 1
         self._source = self._source_ahead = None
-        self._foreseen, self._plain_ahead = {}, False
-        self._first_told.clear()
+        self._forget_foreseen()
         self._record = RoundRecord(self.round, now)
         self._target.attempts = 0
         self._draft.retried = False

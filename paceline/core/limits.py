@@ -75,6 +75,8 @@ MIN_REPETITION_PENALTY: Final = 0.01
 """A penalty below this is refused: logits are divided by it, and overflow."""
 
 MAX_SEED: Final = 2**64 - 1
+MAX_HEALTH_SERVICE_CHARACTERS: Final = 256
+"""Of a service's name that somebody asks the health of."""
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 """What a client may say; a worker takes as much again, for what the coordinator adds."""

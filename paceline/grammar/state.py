@@ -183,8 +183,7 @@ class GrammarState:
             if not self._take(token_id):
                 self._make_sure_of_refusal()
                 return False
-            if count % _PART == 0:
-                self._rest(until)
+            self._rest(count, until)
         return True
 
     def _make_sure_of_refusal(self) -> None:
@@ -211,15 +210,15 @@ class GrammarState:
             if not self._take(token_id):
                 self._make_sure_of_refusal()
                 raise InternalError("the sequence's tokens do not keep to its structured_outputs")
-            if count % _PART == 0:
-                self._rest(until)
+            self._rest(count, until)
         return True
 
-    def _rest(self, until: float) -> None:
-        """Between parts of a long text."""
-        self._matcher.compute_bitmask()
-        self._refuse_if_broken()
-        if self.clock() > until:
+    def _rest(self, count: int, until: float) -> None:
+        """Behind the token of that number: at a part's end a mask, at its beginning a look at the clock."""
+        if count % _PART == _PART - 1:
+            self._matcher.compute_bitmask()
+            self._refuse_if_broken()
+        if count % _PART == 0 and self.clock() > until:
             raise InvalidArgumentError(self.field_name, "takes too long to follow")
 
     def _agreed(self, tokens: Sequence[int]) -> int:

@@ -13,10 +13,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError
-
-MAX_SERVICE_CHARACTERS = 256
-"""A name that somebody asks for."""
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -77,6 +75,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
 
 def _name(request: health_pb2.HealthCheckRequest) -> str:
-    if len(request.service) > MAX_SERVICE_CHARACTERS:
-        raise InvalidArgumentError("service", f"at most {MAX_SERVICE_CHARACTERS} characters")
+    most = limits.MAX_HEALTH_SERVICE_CHARACTERS
+    if len(request.service) > most:
+        raise InvalidArgumentError("service", f"at most {most} characters")
     return request.service

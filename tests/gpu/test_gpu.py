@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -19,36 +20,27 @@ MODES = ("coupled", "rejection", "block")
 NEW_TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def gpu_stack(pair_paths: Pair) -> Iterator[RunningStack]:
+@contextlib.contextmanager
+def on_cuda(pair: Pair, dtype: str) -> Iterator[RunningStack]:
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    with sound_stack(
-        pair_paths,
-        target_device="cuda",
-        draft_device="cuda",
-        target_dtype="float32",
-        draft_dtype="float32",
-    ) as stack:
+    devices = {"target_device": "cuda", "draft_device": "cuda"}
+    with sound_stack(pair, **devices, target_dtype=dtype, draft_dtype=dtype) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def gpu_stack(pair_paths: Pair) -> Iterator[RunningStack]:
+    with on_cuda(pair_paths, "float32") as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
 def stack_of_16_bits(pair_paths: Pair) -> Iterator[RunningStack]:
     """What a GPU serves as a rule: other kernels than those of float32."""
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    with sound_stack(
-        pair_paths,
-        target_device="cuda",
-        draft_device="cuda",
-        target_dtype="bfloat16",
-        draft_dtype="bfloat16",
-    ) as stack:
+    with on_cuda(pair_paths, "bfloat16") as stack:
         yield stack
 
 

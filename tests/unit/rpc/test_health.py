@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.rpc.health import MAX_SERVICE_CHARACTERS
+from paceline.core.limits import MAX_HEALTH_SERVICE_CHARACTERS
 from paceline.rpc.server import Server
 from tests.unit.rpc.raw_http2 import NO_WINDOW, calling, read_until
 
@@ -78,11 +78,11 @@ async def test_a_name_has_a_bound(method: str, served: Served) -> None:
         return await served.stub.Watch(request, timeout=HANG).read()
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await ask(MAX_SERVICE_CHARACTERS + 1)
+        await ask(MAX_HEALTH_SERVICE_CHARACTERS + 1)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == f"service: at most {MAX_SERVICE_CHARACTERS} characters"
+    assert caught.value.details() == f"service: at most {MAX_HEALTH_SERVICE_CHARACTERS} characters"
     if method == "Watch":
-        assert (await ask(MAX_SERVICE_CHARACTERS)).status == STATUS.SERVICE_UNKNOWN
+        assert (await ask(MAX_HEALTH_SERVICE_CHARACTERS)).status == STATUS.SERVICE_UNKNOWN
 
 
 async def test_a_watcher_that_takes_nothing_holds_nobody_up(served: Served) -> None:
