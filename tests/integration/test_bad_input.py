@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -354,10 +355,14 @@ def test_a_target_with_another_tokenizer_than_the_coordinators_is_refused(
         targets=(stack.stack.address_of("target"),), tokenizer=str(folder), exit_with_parent=True
     )
     log = Log()
-    with Supervisor(sink=log) as supervisor:
-        with pytest.raises(ChildFailedError, match="not ready"):
-            supervisor.start([process("coordinator", "coordinator", config)], 1.0)
+    with ThreadPoolExecutor() as pool, Supervisor(sink=log) as supervisor:
+        # In a thread: a start that was given up would have ended its process, maybe before it said why.
+        starting = pool.submit(supervisor.start, [process("coordinator", "coordinator", config)], HANG)
         until(lambda: log.find("tokenizer_fingerprint of the target"), "the refusal in the log")
+        assert not starting.done()
+        supervisor.stop()
+        with pytest.raises(ChildFailedError, match="stopped before all were ready"):
+            starting.result(HANG)
     stack.good_request()
 
 
