@@ -22,7 +22,7 @@ from rich.text import Text
 from paceline.assets.tokenizer import load_tokenizer
 from paceline.client import AsyncClient, GenerationResult
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import SamplingParams, SpeculationParams, TokenOrigin
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
 from paceline.decoding import theory
 from paceline.supervisor import StackConfig, discard, log_to_stderr, serve_stack
 
@@ -117,7 +117,7 @@ def run_demo(config: DemoConfig, console: Console) -> None:
     console.print()
     console.print(round_account(speculative[-1].result, plain[-1].result))
     console.print()
-    for line in conclusions(speculative, plain):
+    for line in conclusions(speculative, plain, config.temperature):
         console.print(line)
 
 
@@ -238,7 +238,7 @@ def round_account(speculative: GenerationResult, plain: GenerationResult) -> Tab
     return table
 
 
-def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]:
+def conclusions(speculative: list[Measured], plain: list[Measured], temperature: float) -> list[str]:
     """Whether the tokens are the same, and what the theory allows with what was measured."""
     with_draft, without = speculative[-1].result, plain[-1].result
     pairs = zip(with_draft.token_ids, without.token_ids, strict=False)
@@ -246,9 +246,7 @@ def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]
     if different is None and len(with_draft.token_ids) == len(without.token_ids):
         same = f"Both ways gave the same {len(without.token_ids)} tokens."
     else:
-        same = (
-            f"The two ways differ from token {different} on: other matrix shapes, other last bits of logits."
-        )
+        same = f"The two ways differ from token {different} on: {_why(with_draft.acceptance, temperature)}."
     counts = with_draft.speculative_decoding
     rejected = with_draft.origins.count(TokenOrigin.CORRECTION)
     alpha = theory.measured_alpha(counts.num_accepted_draft_tokens, rejected)
@@ -263,3 +261,10 @@ def conclusions(speculative: list[Measured], plain: list[Measured]) -> list[str]
         f"c = {c:.2f} (drafting that was waited for) and K = {k}; it knows neither the wire nor the price of "
         "the target's extra rows.",
     ]
+
+
+def _why(mode: AcceptanceMode, temperature: float) -> str:
+    """Why the tokens of one seed may differ."""
+    if mode is AcceptanceMode.COUPLED or temperature == 0:
+        return "other matrix shapes, other last bits of logits"
+    return f"in {mode.value} mode a seed's tokens depend on the rounds, and their distribution does not"

@@ -38,8 +38,8 @@ _REQUEST_PARTS = {
     "inference": ("request_inference_time_seconds", "From admission to the last token."),
 }
 _CACHE_COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens that were looked up in a prefix cache.",
-    "prefix_cache_hits": "Prompt tokens that were found there.",
+    "prefix_cache_queries": "Tokens of sequences that begin, or begin again, looked up in a prefix cache.",
+    "prefix_cache_hits": "Those of them that were found there.",
     "num_preemptions": "Sequences whose blocks were taken from them.",
 }
 """Fields of CacheInfo that count from a worker's start on: also the names of their metrics."""

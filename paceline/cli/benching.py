@@ -73,7 +73,9 @@ def bench(
         float | None,
         _option("length_spread", "Share by which answers of several at a time differ from that, at most."),
     ] = None,
-    repeats: Annotated[int | None, _option("repeats", "Measured runs of everything.")] = None,
+    repeats: Annotated[
+        int | None, _option("repeats", "Measured runs of everything but peers, which run once.")
+    ] = None,
     prompts: Annotated[int | None, _option("prompts", "How many of the prompts.")] = None,
     num_blocks: Annotated[
         int | None, option("num_blocks", "Cache blocks of each worker; enough for all requests if not given.")

@@ -15,8 +15,8 @@ Address = Annotated[str, option("address", "host:port of the coordinator.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """TLS and the API key of one connection. Any TLS setting means TLS."""
+class Transport:
+    """TLS of one connection. Any setting means TLS."""
 
     tls: bool = False
     """Use TLS; without --tls-ca with the system's authorities."""
@@ -28,8 +28,6 @@ class Connection:
     """PEM file with that certificate's private key."""
     tls_server_name: str = ""
     """Name that the server's certificate must have; the address's host if not given."""
-    api_key: str | None = None
-    """The API key. Other users of this machine see arguments: prefer the variable."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the option."""
@@ -46,3 +44,11 @@ class Connection:
             key=self.tls_key,
             server_name=self.tls_server_name,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection(Transport):
+    """TLS and the API key of one connection to a coordinator."""
+
+    api_key: str | None = None
+    """The API key. Other users of this machine see arguments: prefer the variable."""

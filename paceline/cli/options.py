@@ -1,8 +1,9 @@
 """Command-line options from frozen dataclasses, so that a field and its option cannot drift apart.
 
 `@options_from_fields` replaces every parameter that is annotated with a dataclass by one option a field,
-each also settable by its environment variable, and hands the command the built, validated object. A
-field's docstring is its help. Fields of mapping types, and of dataclasses, have no option.
+each also settable by its environment variable, and hands the command the built, validated object. An
+option's help is what stands here for its name, else its field's docstring, which may speak of Python. Fields
+of mapping types, and of dataclasses, have no option.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from paceline.supervisor.arguments import flag, negative_flag, variable
 
 _HELP = {
     "host": "Address to listen on.",
-    "port": "Port to listen on; 0 takes a free one.",
+    "port": "Port to listen on; 0 takes a free one, which standard output names.",
     "target_model": "A directory, a hub id, or `embedded:target`.",
+    "draft_model": "A directory, a hub id, or `embedded:draft`; with `none` only what a text repeats is "
+    "proposed.",
     "target_port": "Port of the target worker; 0 takes a free one.",
     "draft_port": "Port of the draft worker; 0 takes a free one.",
     "device": "auto, cpu, cuda or cuda:N.",
@@ -36,7 +39,8 @@ _HELP = {
     "draft_threads": "The same for the draft.",
     "block_size": "Positions per cache block.",
     "num_blocks": "Blocks of the cache; derived from free memory if not given.",
-    "max_model_len": "The longest sequence; the model's own length if not given.",
+    "max_model_len": "The longest sequence; the model's own length if not given. A target refuses a greater "
+    "one, a draft takes its own.",
     "max_sequences": "The most sequences at a time.",
     "max_running": "The most sequences (each of n) that generate at a time.",
     "max_waiting": "The most sequences that wait for one of those places.",
@@ -45,7 +49,7 @@ _HELP = {
     "acceptance": "How the target decides on draft tokens; none changes its distribution.",
     "prompt_lookup": "Copy draft tokens from the text so far where that is worth more than asking the draft.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
-    "exit_with_parent": "Stop when standard input closes.",
+    "exit_with_parent": "Stop when standard input closes: a child never outlives its supervisor.",
     "temperature": "0 is greedy.",
     "top_p": "Keep the likeliest tokens that together have this probability; 1 keeps all.",
     "top_k": "Keep this many of the likeliest tokens; 0 keeps all.",
@@ -53,13 +57,16 @@ _HELP = {
     "repetition_penalty": "Above 1 makes tokens that were used less likely.",
     "presence_penalty": "Lowers the logit of every token that was generated.",
     "frequency_penalty": "Lowers it once for each time the token was generated.",
-    "seed": "The same seed gives the same tokens; the server draws one if none is given.",
+    "seed": "The same seed gives the same tokens, in coupled mode and at temperature 0; the server draws one "
+    "if none is given.",
     "max_tokens": "The most tokens to generate.",
     "min_tokens": "The fewest tokens before it may stop.",
     "stop": "Text that ends the generation; may be repeated.",
     "stop_token_ids": "Token that ends the generation; may be repeated.",
     "ignore_eos": "Go on after the end-of-sequence token.",
     "include_stop_str_in_output": "Keep the stop text at the end.",
+    "bad_words": "Text that may not be generated; may be repeated.",
+    "allowed_token_ids": "Token that may be generated, and no other; may be repeated.",
 }
 
 
@@ -126,7 +133,7 @@ def _parameters(cls: type[Any], defaults: Mapping[str, Any]) -> list[inspect.Par
             continue
         both = f.default is True or kind == bool | None
         settings = DRAFT_TOKENS if AUTO in _literals(hints[f.name]) else {}
-        description = docs.get(f.name, _HELP.get(f.name))
+        description = _HELP.get(f.name, docs.get(f.name))
         described = option(f.name, description, negative=both, show_choices=True, **settings)
         result.append(
             inspect.Parameter(

@@ -32,7 +32,9 @@ def plan(
     c: Annotated[float, option("c", "Time of one draft step over the time of one target step.")] = 0.05,
     k: Annotated[int, option("k", "Draft tokens a round.")] = 4,
     max_k: Annotated[int, option("max_k", "The most to consider.")] = 16,
-    overhead: Annotated[float, option("overhead", "Wire time of a round over the target's step.")] = 0.0,
+    overhead: Annotated[
+        float, option("overhead", "Wire and queue time of a round over the target's step.")
+    ] = 0.0,
     row_cost: Annotated[float, option("row_cost", "What one more row adds to the target's step.")] = 0.0,
     as_json: Annotated[bool, option("json", "Print one JSON object.")] = False,
 ) -> None:
@@ -50,7 +52,9 @@ def plan(
 def demo(
     max_tokens: Annotated[int, option("max_tokens", "The most tokens to generate.")] = DEMO.max_tokens,
     temperature: Annotated[float, option("temperature", "0 is greedy.")] = DEMO.temperature,
-    seed: Annotated[int, option("seed", "The same seed gives the same tokens.")] = DEMO.seed,
+    seed: Annotated[
+        int, option("seed", "The same seed gives the same tokens, in coupled mode and at temperature 0.")
+    ] = DEMO.seed,
     prompt: Annotated[str, option("prompt", "What to continue.", show_default=False)] = DEMO.prompt,
     pairs: Annotated[int, option("pairs", "Measured requests with and without speculation.")] = DEMO.pairs,
     target_model: Annotated[str, option("target_model", "The large model.")] = DEMO.stack.target_model,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from paceline.cli.connecting import DEFAULT_PORT, Connection
+from paceline.cli.connecting import DEFAULT_PORT, Transport
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
 from paceline.core.errors import UnavailableError
@@ -141,7 +141,7 @@ def _leave() -> NoReturn:
 
 @options_from_fields
 def health(
-    connection: Connection,
+    transport: Transport,
     address: Annotated[str, typer.Argument(help="host:port of any process")],
     service: Annotated[str, option("service", "A gRPC service's full name; empty asks for the whole.")] = "",
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 5.0,
@@ -150,7 +150,7 @@ def health(
     import grpc
     from grpc_health.v1 import health_pb2
 
-    with open_channel(address, (), connection.settings) as channel:
+    with open_channel(address, (), transport.settings) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

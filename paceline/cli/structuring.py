@@ -16,6 +16,8 @@ class Structure:
 
     json_schema: Path | None = None
     """A file with the JSON schema the text keeps to."""
+    json_object: bool = False
+    """The text is a JSON object, whatever is in it."""
     regex: str | None = None
     """A regular expression the whole text matches."""
     grammar: Path | None = None
@@ -27,6 +29,7 @@ class Structure:
         """The same with this structure. Raises InvalidArgumentError naming the option."""
         values: dict[str, Any] = {
             "json": _content("json_schema", self.json_schema),
+            "json_object": self.json_object or None,
             "regex": self.regex,
             "grammar": _content("grammar", self.grammar),
             "choice": self.choice or None,

@@ -97,7 +97,8 @@ class CompletionOutput:
 
     choice: int = 0
     seed: int
-    """The one that was used: with it the same request with `n` 1 gives the same tokens again."""
+    """The one that was used: in coupled mode and at temperature 0 the same request with it and with `n` 1
+    gives the same tokens again."""
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[TokenOrigin, ...]
@@ -139,6 +140,8 @@ class GenerationResult(CompletionOutput):
     def to_dict(self) -> dict[str, Any]:
         """For JSON. With one completion `outputs` is left out: it would say everything twice."""
         plain: dict[str, Any] = to_plain(self)
+        for output, shown in zip((self, *self.outputs), (plain, *plain["outputs"]), strict=True):
+            shown["cumulative_logprob"] = output.cumulative_logprob
         if len(self.outputs) == 1:
             del plain["outputs"]
         return plain

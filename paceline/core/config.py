@@ -56,13 +56,14 @@ class WorkerConfig:
     cores: tuple[int, ...] = ()
     """Processor core to compute on; may be repeated; any if none is given."""
     message_cores: tuple[int, ...] = ()
-    """The same for all else that the worker does once the model is loaded."""
+    """Processor core for all else of the worker once the model is loaded; may be repeated."""
     block_size: int = 16
     """Positions per cache block."""
     num_blocks: int | None = None
     """Blocks of the cache; None derives it from free memory."""
     max_model_len: int | None = None
-    """At most the model's own length, which None takes."""
+    """The longest sequence; None takes the model's own length. A target refuses a greater one, a draft takes
+    its own."""
     max_batch_tokens: int = 512
     """Rows of one pass, prefill chunks and verification together."""
     max_mixed_prefill_tokens: int = 0
@@ -205,9 +206,9 @@ class CoordinatorConfig:
     """The coordinator: where its workers are and how it speculates by default."""
 
     targets: tuple[str, ...]
-    """host:port of every target worker."""
+    """host:port of a target worker; may be repeated."""
     drafts: tuple[str, ...] = ()
-    """host:port of every draft worker; with none only what a text repeats is proposed."""
+    """host:port of a draft worker; may be repeated. Without one only what a text repeats is proposed."""
     tokenizer: str
     """A directory with tokenizer.json, such a file, a hub id, or `embedded:target`."""
     model_name: str = ""
@@ -229,7 +230,8 @@ class CoordinatorConfig:
     draft_timeout: float = 5.0
     """Seconds after which a round goes on without its proposal."""
     target_timeout: float = 120.0
-    """Seconds a target may take for one round before it counts as lost."""
+    """Seconds after which a target that has not judged a round is asked again, or given up if it answers
+    nobody."""
     recovery_timeout: float = 60.0
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256

@@ -42,7 +42,8 @@ class StackOptions:
     draft_timeout: float = 5.0
     """Seconds after which a round goes on without its proposal."""
     target_timeout: float = 120.0
-    """Seconds a target may take for one round before it counts as lost."""
+    """Seconds after which a target that has not judged a round is asked again, or given up if it answers
+    nobody."""
     recovery_timeout: float = 60.0
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256
@@ -100,12 +101,12 @@ class StackOptions:
     """Frames between the processes go through Unix sockets, with less work than through gRPC. If not given,
     where the system has them and there are no certificates."""
     fork_workers: bool | None = None
-    """Workers that compute on the CPU are forked from a process that has loaded their libraries: they start,
-    and restart, in a third of the time. If not given, where the system can."""
+    """Workers that compute on the CPU are forked from a process that has loaded their libraries: one that
+    died is back in a second instead of six. If not given, where the system can."""
     trust_remote_code: bool = False
     certificates: str = ""
-    """Folder that `deploy/make-certificates` wrote: TLS on every port, of the workers with certificates of
-    both ends."""
+    """Folder that `deploy/make-certificates` wrote: TLS on every port but the workers' `/metrics`, between
+    the processes with certificates of both ends."""
     tls_certificate: str = ""
     """PEM file with the certificate of the ports for clients; empty takes the folder's coordinator.pem."""
     tls_key: str = ""

@@ -189,21 +189,34 @@ def test_the_parts_of_a_round_add_up() -> None:
 
 
 def test_equal_tokens_are_told_and_different_ones_too() -> None:
-    same = conclusions([Measured(result(), 1.0)], [Measured(result(), 1.0)])
+    same = conclusions([Measured(result(), 1.0)], [Measured(result(), 1.0)], 0.7)
     assert same[0] == "Both ways gave the same 6 tokens."
-    other = conclusions([Measured(result(), 1.0)], [Measured(result((1, 2, 9, 4, 5, 6)), 1.0)])
+    other = conclusions([Measured(result(), 1.0)], [Measured(result((1, 2, 9, 4, 5, 6)), 1.0)], 0.7)
     assert other[0].startswith("The two ways differ from token 2 on")
 
 
+@pytest.mark.parametrize("mode", AcceptanceMode)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_reason_for_different_tokens_is_that_of_the_mode(
+    mode: AcceptanceMode, temperature: float
+) -> None:
+    """Numerics where a seed fixes the tokens, the rounds where they have a part in them."""
+    one, other = ([Measured(replace(result(ids), acceptance=mode), 1.0)] for ids in ((1, 2), (1, 3)))
+    told = conclusions(one, other, temperature)[0]
+    by_design = mode is not AcceptanceMode.COUPLED and temperature > 0
+    assert ("last bits of logits" in told) is not by_design
+    assert (f"in {mode.value} mode a seed's tokens depend on the rounds" in told) is by_design
+
+
 def test_without_drafts_there_is_no_theory() -> None:
-    told = conclusions([Measured(result(drafted=0, accepted=0), 1.0)], [Measured(result(), 1.0)])
+    told = conclusions([Measured(result(drafted=0, accepted=0), 1.0)], [Measured(result(), 1.0)], 0.7)
     assert told[1:] == ["Nothing was drafted."]
 
 
 def test_alpha_is_of_the_draft_tokens_that_were_judged() -> None:
     """Of each four two are accepted and one is rejected; the one behind it is not judged."""
     origins = (TokenOrigin.ACCEPTED, TokenOrigin.ACCEPTED, TokenOrigin.CORRECTION) * 2
-    told = conclusions([Measured(replace(result(), origins=origins), 1.0)], [Measured(result(), 1.0)])
+    told = conclusions([Measured(replace(result(), origins=origins), 1.0)], [Measured(result(), 1.0)], 0.7)
     assert "α = 0.67" in told[1]
 
 

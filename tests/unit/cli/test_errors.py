@@ -60,6 +60,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
         (["demo", "--max-tokens", "0"], "max_tokens: must be "),
         (["demo", "--pairs", "0"], "pairs: must be at least 1, got 0"),
         (["--wrong"], "No such option: --wrong"),
+        (["health", "127.0.0.1:1", "--api-key", "pl-x"], "No such option: --api-key"),
         (["sing"], "No such command 'sing'."),
     ],
 )

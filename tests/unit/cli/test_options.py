@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -12,13 +14,17 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli.options import Defaults, field_docs, option, options_from_fields
+from paceline.cli.structuring import Structure
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
-from paceline.core.types import AcceptanceMode
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import AcceptanceMode, SamplingParams, StructuredOutputs
+from paceline.loadtest import LoadConfig
 from paceline.supervisor import StackConfig, arguments, flag
 from paceline.supervisor.arguments import negative_flag
 
 Config = DraftConfig | TargetConfig | CoordinatorConfig
 CLASSES = (DraftConfig, TargetConfig, CoordinatorConfig)
+SETTINGS = Path(__file__).parents[3] / "docs" / "operations.md"
 _WORKER: dict[str, Any] = {
     "model": "a model",
     "host": "::1",
@@ -157,15 +163,61 @@ def test_the_command_line_wins_over_the_environment() -> None:
     assert parse(TargetConfig, ["--model", "a"], {"PACELINE_MODEL": "b"}).model == "a"
 
 
-@pytest.mark.parametrize("cls", [*CLASSES, StackConfig])
-def test_every_option_has_help(cls: type[Any]) -> None:
+def options_of(cls: type[Any]) -> list[Any]:
+    """Those of a command with one parameter of this class."""
+
     def command(config: Any) -> None: ...
 
     command.__annotations__["config"] = cls
     app = typer.Typer()
     app.command()(options_from_fields(command))
-    for parameter in typer.main.get_command(app).params:
-        assert getattr(parameter, "help", None), parameter.name
+    return [parameter for parameter in typer.main.get_command(app).params if parameter.name != "help"]
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, StackConfig, SamplingParams, Structure, LoadConfig])
+def test_every_option_has_help_for_who_types_it(cls: type[Any]) -> None:
+    """It has no word about values of Python's, and tells of every option that may be repeated."""
+    for parameter in options_of(cls):
+        described = getattr(parameter, "help", None)
+        assert described, parameter.name
+        assert not re.search("None|stands for itself", described), parameter.name
+        assert not parameter.multiple or "may be repeated" in described.lower(), parameter.name
+
+
+def test_the_page_of_settings_lists_every_option_of_a_process() -> None:
+    text = SETTINGS.read_text(encoding="utf-8")
+    workers, coordinator = text[text.index("\nWorkers (") :].split("\nCoordinator:\n")
+    for cls, table in ((DraftConfig, workers), (TargetConfig, workers), (CoordinatorConfig, coordinator)):
+        rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `--")]
+        listed = {word for row in rows for word in re.findall("`(--[a-z-]+)`", row)}
+        assert {OFF.get(word, word) for word in listed} >= {flag(f.name) for f in fields(cls)}
+
+
+def test_the_page_of_settings_says_what_serve_gives_its_processes_itself() -> None:
+    """Settings of a process that `serve` has under another name begin with a worker's role there."""
+    text = SETTINGS.read_text(encoding="utf-8")
+    told = text[text.index("`paceline serve` has the settings of all three") :].partition("; its own are")[0]
+    names = {flag(f.name) for cls in CLASSES for f in fields(cls)}
+    served = {word for parameter in options_of(StackConfig) for word in parameter.opts}
+    served |= {word.replace(role, "--", 1) for word in served for role in ("--target-", "--draft-")}
+    assert set(re.findall("`(--[a-z-]+)`", told)) == names - served
+
+
+def test_a_structure_is_what_its_option_says(tmp_path: Path) -> None:
+    schema = tmp_path / "schema"
+    schema.write_text('{"type": "object"}')
+    examples: list[tuple[list[str], dict[str, Any]]] = [
+        (["--json-schema", str(schema)], {"json": '{"type": "object"}'}),
+        (["--json-object"], {"json_object": True}),
+        (["--regex", "a+"], {"regex": "a+"}),
+        (["--choice", "a", "--choice", "b"], {"choice": ("a", "b")}),
+    ]
+    for words, values in examples:
+        wanted = parse(Structure, words).of(SamplingParams()).structured_outputs
+        assert wanted == StructuredOutputs(**values)
+    assert parse(Structure, []).of(SamplingParams()).structured_outputs is None
+    with pytest.raises(InvalidArgumentError, match="exactly one of"):
+        parse(Structure, ["--json-object", "--regex", "a"]).of(SamplingParams())
 
 
 class Colour(enum.Enum):

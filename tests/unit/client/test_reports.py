@@ -102,6 +102,21 @@ def test_log_probabilities_begin_with_the_token_itself(messages: Any) -> None:
     assert [len(c.prompt_logprobs) for c in chunks] == [1, 1, 0, 0]
     plain = json.loads(json.dumps(result.to_dict()))
     assert plain["logprobs"][0]["5"] == {"logprob": -1.5, "rank": 2, "decoded_token": "<5>"}
+    assert plain["cumulative_logprob"] == -2.5
+
+
+def test_the_sum_of_log_probabilities_is_told_for_every_completion(messages: Any) -> None:
+    m = messages
+    stream = [
+        m.started(seeds=[7, 99]),
+        chunk(m, 0, 0, [11], "a", logprobs=[position(11)]),
+        chunk(m, 1, 0, [21, 22], "x", logprobs=[position(21), position(22, logprob=-2.0)]),
+        finished(m, 0, 1),
+        finished(m, 1, 2),
+    ]
+    plain = fold(stream, n=2, logprobs=0)[0].require_result().to_dict()
+    assert plain["cumulative_logprob"] == -0.5
+    assert [output["cumulative_logprob"] for output in plain["outputs"]] == [-0.5, -2.5]
 
 
 def test_nothing_asked_for_nothing_there(messages: Any) -> None:
@@ -109,6 +124,7 @@ def test_nothing_asked_for_nothing_there(messages: Any) -> None:
     result = assembler.require_result()
     assert (result.logprobs, result.prompt_logprobs, result.prompt_token_ids) == (None, None, None)
     assert result.cumulative_logprob is None
+    assert result.to_dict()["cumulative_logprob"] is None
 
 
 def test_streams_that_are_not_what_was_asked_for(messages: Any) -> None:
