@@ -55,7 +55,8 @@ class Chooser:
 def _could_be_drawn(token: Drawn) -> bool:
     """False where the model rules out all that the request permits: then there was nothing to draw from."""
     q = token.distribution
-    return q is None or (len(q) > 0 and _FLOAT.unpack_from(q.probabilities)[0] > 0)
+    # They may be in the order of ids, and the first one's less than float32 can say.
+    return q is None or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))
 
 
 def drawn_by(chain: Chain) -> Iterable[Drawn]:

@@ -150,5 +150,7 @@ class FirstRows:
         cases = [Case(item.session.params, item.session.tokens, NOTHING) for item in held]
         verdicts = judge(cases, logits, logits, self.eos_token_ids)
         for i, (item, verdict) in enumerate(zip(held, verdicts, strict=True)):
-            self._rows[item.session.sequence_id] = FirstRow(logits[i : i + 1], verdict)
+            row = logits[i : i + 1]
+            # A part of the pass's logits would hold all of them for as long as this one waits.
+            self._rows[item.session.sequence_id] = FirstRow(row.clone() if len(held) > 1 else row, verdict)
         return True

@@ -263,14 +263,9 @@ class Verifier:
         begun = self._clock()
         jobs = [r.job for r in self._rounds.values()]
         reading = reads(jobs)
+        passes = self.observer.passes["rounds"]
         result = run_pass(
-            jobs,
-            self._runner,
-            self._budget,
-            self._clock,
-            self.holdings,
-            beside=self._beside,
-            passes=self.observer.passes["rounds"],
+            jobs, self._runner, self._budget, self._clock, self.holdings, beside=self._beside, passes=passes
         )
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
         for part in result.scored:

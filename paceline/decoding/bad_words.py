@@ -22,6 +22,8 @@ _ANY: Final = -1
 """In front of a short prefix: equal to every token."""
 _NOTHING: Final = -2
 """In front of a short context: equal to no token."""
+_SMALL: Final = 1024
+"""Words times tokens of the longest one: 128 words, each with and without a space before it, of 4 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class WordTable:
     @classmethod
     def of(cls, words: Words) -> WordTable | None:
         """None when every word is one token."""
-        return _table(words)
+        cells = len(words) * max(map(len, words), default=0)
+        return _small_table(words) if cells <= _SMALL else _large_table(words)
 
     @property
     def context_length(self) -> int:
@@ -71,7 +74,6 @@ class WordTable:
         return rows, self.last[words]
 
 
-@functools.lru_cache(maxsize=256)
 def _table(words: Words) -> WordTable | None:
     longer = [word for word in words if len(word) > 1]
     if not longer:
@@ -80,6 +82,11 @@ def _table(words: Words) -> WordTable | None:
     for row, word in zip(prefixes, longer, strict=True):
         row[len(row) - len(word) + 1 :] = word[:-1]
     return WordTable(prefixes, np.array([word[-1] for word in longer], dtype=np.int64))
+
+
+# The words are kept as well, and take five times as much: 60 KB with a small table, 3 MB with the largest.
+_small_table = functools.lru_cache(maxsize=256)(_table)
+_large_table = functools.lru_cache(maxsize=16)(_table)
 
 
 def single_tokens(words: Words) -> list[int]:

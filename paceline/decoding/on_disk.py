@@ -115,13 +115,14 @@ def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
 
 @functools.cache
 def _digest_of(module: str) -> str:
-    """Of its sources, and of the processor where numba is told of another one."""
+    """Of its sources, and of the processor where numba is told of another one, or of less than it has."""
     digest = hashlib.sha256()
     for path in sources_of(module):
         digest.update(path.read_bytes())
-    if any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES")):
-        # numba keeps code by the processor that its variables name; how numbers lie in memory may depend on
-        # the one that is there.
+    named = any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
+    if named or not getattr(config, "ENABLE_AVX", True):
+        # numba keeps code by the processor that its variables name, and by what they leave of its features;
+        # how numbers lie in memory may depend on the one that is there, and on all that it has.
         digest.update(get_host_cpu_features().flatten().encode())
     return digest.hexdigest()[:_DIGITS]
 

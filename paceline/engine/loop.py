@@ -129,7 +129,6 @@ class EngineThread(Generic[Command, Event]):
                 if self._engine.has_work:
                     self._send(self._engine.step())
                     self._flush()
-                self._passed_at = self._clock()
         except BaseException:
             log.exception("the engine thread died")
             if self.on_death is not None:
@@ -139,7 +138,8 @@ class EngineThread(Generic[Command, Event]):
     def _drain(self) -> bool:
         """Take up all waiting commands, and those worth waiting for. False to stop."""
         while True:
-            self._expire()
+            now = self._passed_at = self._clock()
+            self._expire(now)
             patience = self._patience()
             self._engine.attend()
             try:
@@ -147,7 +147,6 @@ class EngineThread(Generic[Command, Event]):
             except queue.Empty:
                 if patience == 0:
                     return True
-                self._passed_at = self._clock()
                 continue
             if task is None:
                 return False
@@ -157,9 +156,8 @@ class EngineThread(Generic[Command, Event]):
     def _patience(self) -> float:
         return min(self._engine.patience(), IDLE_SECONDS) if self._engine.has_work else IDLE_SECONDS
 
-    def _expire(self) -> None:
+    def _expire(self, now: float) -> None:
         """Look at the leases now and then, however busy the worker is."""
-        now = self._clock()
         if now - self._expired_at >= IDLE_SECONDS:
             self._engine.expire()
             self._expired_at = now

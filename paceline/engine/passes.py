@@ -149,6 +149,7 @@ class PassResult:
     logits: torch.Tensor | None = None
     """[sum of the finished jobs' rows, vocabulary], in order."""
     scored: list[Scored] = field(default_factory=list)
+    """Of no job that failed."""
     failed: list[tuple[Job, PacelineError]] = field(default_factory=list)
 
 
@@ -238,34 +239,37 @@ def _count_lookup(job: Job, holdings: Holdings[Any]) -> None:
 
 
 def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult) -> torch.Tensor:
-    """The logits of the final chunks' rows; those of scored rows go to `result`."""
+    """The logits of the final chunks' rows; those of scored rows go to `result`, where nothing fails."""
     inputs = []
+    scored: list[Scored] = []
     for job, chunk in chunks:
         token_ids = job.feed[job.offset : job.offset + chunk.count]
         wanted = chunk.count if job.scored else job.rows if chunk.final else 0
         inputs.append(SequenceInput(job.held.table, token_ids, wanted))
     logits = runner.forward(inputs)
     if any(job.scored for job, _ in chunks):
-        logits = _without_scored(chunks, inputs, logits, result)
+        logits, scored = _without_scored(chunks, inputs, logits)
     for (job, chunk), fed in zip(chunks, inputs, strict=True):
         job.offset += chunk.count
         job.held.fed(list(fed.token_ids))
+    result.scored += scored
     return logits
 
 
 def _without_scored(
-    chunks: list[tuple[Job, Chunk]], inputs: list[SequenceInput], logits: torch.Tensor, result: PassResult
-) -> torch.Tensor:
+    chunks: list[tuple[Job, Chunk]], inputs: list[SequenceInput], logits: torch.Tensor
+) -> tuple[torch.Tensor, list[Scored]]:
     kept: list[torch.Tensor] = []
+    scored: list[Scored] = []
     row = 0
     for (job, chunk), item in zip(chunks, inputs, strict=True):
         end = row + item.num_logits
         first = end - (job.rows if chunk.final else 0)
         kept.append(logits[first:end])
         if first > row:
-            result.scored.append(Scored(job, job.offset, logits[row:first]))
+            scored.append(Scored(job, job.offset, logits[row:first]))
         row = end
-    return torch.cat(kept)
+    return torch.cat(kept), scored
 
 
 def _forward_one_by_one(

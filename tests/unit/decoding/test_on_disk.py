@@ -78,6 +78,7 @@ def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
     """numba keeps it by the name alone; weights lie in memory as suits the processor."""
     digest_of = on_disk._digest_of.__wrapped__
     module = "paceline.engine.compiled.chain"
+    monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 1)
     as_it_is = digest_of(module)
     monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": True}))
     assert digest_of(module) == as_it_is, "numba itself tells them apart"
@@ -85,6 +86,21 @@ def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
     wide = digest_of(module)
     monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": False}))
     assert len({as_it_is, wide, digest_of(module)}) == 3
+
+
+def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """numba then leaves them out of what it keeps code by; weights lie in memory as with them."""
+    digest_of = on_disk._digest_of.__wrapped__
+    module = "paceline.engine.compiled.chain"
+    monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 0)
+    digests = set()
+    for wide in (True, False):
+        features = FeatureMap({"avx512f": wide})
+        monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda features=features: features)
+        digests.add(digest_of(module))
+    assert len(digests) == 2
 
 
 def test_a_chain_is_compiled_of_all_that_it_calls() -> None:

@@ -72,14 +72,17 @@ def test_the_draw_inverts_exactly_what_is_sent() -> None:
 
 
 def test_a_token_without_a_share_is_never_drawn() -> None:
-    """float32 rounds a likelihood of 1e-44 / 100 to nothing."""
-    scores = torch.zeros(1, 102)
-    scores[0, [0, 101]] = -101.0
-    for u in (2.0**-53, 1 - 2.0**-53):
+    """float32 rounds half of its least number to nothing, and it is kept: summed in the order of ids, the
+    whole mass is more than what the likely tokens have. A uniform of 1 lifts the point to the total itself.
+    """
+    scores = torch.tensor([[-103.0, -36.6415, -36.4367, -36.2668, 0.0, 0.0, -103.0]])
+    for u in (2.0**-53, 1 - 2.0**-53, 1.0):
         (token,), (sparse,) = draw_sparse(scores, torch.tensor([u], dtype=torch.float64), 1.0, 1024)
         ids, values = parts(sparse)
-        assert values[ids == token] > 0
-        check_sparse([sparse], 102, [token])
+        assert ids.tolist() == [*range(7)]
+        assert values[0] == values[-1] == 0
+        assert values[token] > 0
+        check_sparse([sparse], 7, [token])
 
 
 def test_a_row_that_is_no_distribution_leaves_others_alone() -> None:

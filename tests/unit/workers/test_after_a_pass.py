@@ -126,6 +126,29 @@ def test_a_prompt_that_cannot_be_reported(
     assert isinstance(verdict, RoundVerdict)
 
 
+@pytest.mark.parametrize("alone", ["the model", "the same again"])
+def test_scored_rows_for_which_there_is_no_memory(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: what the pass had scored was taken up after its sequence had failed alone: the thread died."""
+    worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:6]
+    worker.open("bad", prompt, prompt_logprobs=1)
+    worker.ask("bad", len(prompt))
+
+    def full(*_: Any) -> Any:
+        if alone == "the model":
+            worker.runner.crash_on = lambda token_ids: RuntimeError()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "cat", full)
+        (event,) = worker.it.step()
+    assert isinstance(event, SequenceFailed)
+    assert isinstance(event.error, InternalError)
+    worker.runner.crash_on = lambda token_ids: None
+    worker.ask("bad", len(prompt))
+    (verdict,) = test_reports.check_prompt(worker.run(), "bad", prompt, 1)
+    assert isinstance(verdict, RoundVerdict)
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_a_first_row_that_cannot_be_reported(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

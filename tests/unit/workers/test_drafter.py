@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from draft_worker.chaining import warm_up
+from draft_worker.chooser import Chooser
 from draft_worker.drafter import Drafter
+from draft_worker.drafting import Drafting
+from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
@@ -494,3 +498,26 @@ def test_chains_are_compiled_before_the_first_request(
     warm_up(runner)
     assert len(called) == chains
     assert runner.pool.free_blocks == runner.pool.num_blocks
+
+
+def drawn_of(row: list[float], **sampling: Any) -> Drawn | None:
+    """What is drawn from one row of logits, of all that it permits."""
+    params = SequenceParams(SamplingParams(seed=1, **sampling), AcceptanceMode.REJECTION, 3)
+    drafting = Drafting(params, PROMPT, 1, NoiseTape.record(params, 3, 1))
+    chooser = Chooser(draft_config(support_mass=1.0, support_bound=8), ())
+    (drawn,) = chooser.draw([drafting], torch.tensor([row]))
+    return drawn
+
+
+def test_a_row_is_sound_although_its_first_token_has_no_share() -> None:
+    """A support is in the order of ids. Once the row was told to be no numbers."""
+    drawn = drawn_of([-103.0, -36.6415, -36.4367, -36.2668, 0.0, 0.0])
+    assert drawn is not None
+    assert drawn.distribution is not None
+    assert np.frombuffer(drawn.distribution.probabilities, "<f4")[0] == 0
+    assert drawn.token_id > 0
+
+
+def test_a_row_that_leaves_nothing_to_draw_is_not_sound() -> None:
+    assert drawn_of([0.0, torch.nan, 0.0]) is None
+    assert drawn_of([0.0, -torch.inf, 0.0], allowed_token_ids=[1]) is None

@@ -17,6 +17,7 @@ from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
 from paceline.engine import loop
 from paceline.engine.chains import Stop
 from paceline.engine.loop import EngineThread
+from paceline.rpc.worker import MAX_IDLE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,29 @@ def test_progress_is_told_by_the_clock() -> None:
     case = Case()
     case.clock.advance(7)
     assert case.it.seconds_since_progress == 7
+
+
+def test_an_idle_worker_that_is_asked_all_the_time_makes_progress() -> None:
+    """Once: it never got as far as to wait for nothing, and after half a minute it was told to be stuck."""
+    case, seen = Case(), []
+    for _ in range(100):
+        case.it.ask(lambda: seen.append(case.it.seconds_since_progress))
+        case.it.ask(lambda: case.clock.advance(0.9))
+    case.finish()
+    assert max(seen) < MAX_IDLE_SECONDS
+
+
+def test_a_question_that_takes_too_long_is_no_progress() -> None:
+    case, seen = Case(), []
+
+    def hangs() -> None:
+        case.clock.advance(MAX_IDLE_SECONDS)
+        seen.append(case.it.seconds_since_progress)
+
+    case.it.ask(hangs)
+    case.it.ask(lambda: seen.append(case.it.seconds_since_progress))
+    case.finish()
+    assert seen == [MAX_IDLE_SECONDS, 0.0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

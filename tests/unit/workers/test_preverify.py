@@ -278,3 +278,19 @@ def test_sequences_that_share_passes_have_it_alike() -> None:
             lengths[event.sequence_id] += len(event.verdict.token_ids)
     assert all(each["s"] == each["t"] for each in had[1:])
     assert {each["s"] for each in had} == {True, False}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_row_that_waits_holds_no_others(count: int) -> None:
+    """Each waits for as long as its own sequence does."""
+    worker = waiting()
+    for i in range(1, count):
+        worker.open(f"{i}")
+        worker.ask(name=f"{i}")
+    while worker.it._rounds:
+        worker.it.step()
+    worker.runner.passes.clear()
+    worker.run()
+    assert worker.runner.passes == [count]
+    rows = [row.logits for row in worker.it._first_rows._rows.values()]
+    assert [row.untyped_storage().nbytes() for row in rows] == [VOCAB * 4] * count
