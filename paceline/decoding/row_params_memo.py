@@ -15,6 +15,8 @@ from paceline.decoding.row_params import RowParams
 
 MOST_BYTES: Final = 1 << 26
 """Of all that a memo keeps: it lies beside a cache that leaves little of a device's memory."""
+_TOKEN_BYTES: Final = 36
+"""Of one token of a word: an int of Python's, and its place in the word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class _Batch:
 
     params: tuple[weakref.ref[SamplingParams], ...]
     bad_words: tuple[Words, ...]
-    """Held, so that no other object takes their identities. They are no longer than their tables."""
+    """Held, so that no other object takes their identities."""
     row_params: RowParams
     nbytes: int
 
@@ -59,7 +61,7 @@ class RowParamsMemo:
                 return known.row_params
             self._forget(key)
         built = RowParams.build(params, rows, device, eos_token_ids=eos, bad_words=bad_words)
-        nbytes = built.nbytes
+        nbytes = built.nbytes + _TOKEN_BYTES * sum(len(word) for words in bad_words for word in words)
         if nbytes <= self._most_bytes:
             while self._known and (len(self._known) >= self._size or self.nbytes + nbytes > self._most_bytes):
                 self._forget(next(iter(self._known)))

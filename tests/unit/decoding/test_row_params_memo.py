@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 
+import pytest
 import torch
 
 from paceline.core.types import SamplingParams
@@ -56,6 +58,15 @@ def test_a_batch_that_is_too_large_drives_no_other_out() -> None:
     built = memo.build(small, [2], CPU, (), [()])
     assert memo.build(large, [2], CPU, (), [()]).nbytes > 10_000
     assert memo.build(small, [2], CPU, (), [()]) is built
+
+
+def test_words_count_as_what_they_take() -> None:
+    """Their tokens are held as objects of Python's, five times their table."""
+    words = tuple(tuple(range(1000 * i, 1000 * i + 100)) for i in range(8))
+    taken = sys.getsizeof(words) + sum(sys.getsizeof(word) + sum(map(sys.getsizeof, word)) for word in words)
+    memo = RowParamsMemo()
+    built = memo.build([SamplingParams()], [1], CPU, (), [words])
+    assert memo.nbytes - built.nbytes == pytest.approx(taken, rel=0.05)
 
 
 def test_a_list_is_laid_out_once_for_all_rows_of_its_sequence() -> None:
