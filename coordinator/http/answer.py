@@ -25,7 +25,7 @@ from coordinator.generation import Generation
 from coordinator.http import encoding, running
 from coordinator.http.errors import HttpError, from_error
 from coordinator.http.parameters import GenerationRequest
-from coordinator.http.usage import usage
+from coordinator.http.usage import usage, usage_so_far
 from coordinator.ledger import Commit
 from paceline.core.errors import CancelledError, PacelineError
 from paceline.rpc.codec import GenerateCall
@@ -42,6 +42,9 @@ class CutError(Exception):
 
 class Wording(Protocol):
     """How an endpoint puts what was generated into OpenAI's words."""
+
+    def opening(self) -> Sequence[dict[str, Any]]:
+        """The events before those of any commit."""
 
     def chunks(self, choice: int, commit: Commit) -> Sequence[dict[str, Any]]:
         """The events for one commit, in order; none where there is nothing to tell."""
@@ -91,15 +94,14 @@ class Answer:
             raise from_error(error, self.request.names) from None
 
     async def _stream(self, send: Send) -> None:
-        begun = False
-        held: list[bytes] = []
-        # As OpenAI has it: every event says that the usage is still to come.
-        more = {"usage": None} if self.request.include_usage else {}
+        begun, told = False, 0
         try:
             async with self._parts() as (generations, parts):
                 wording = self.wording(generations)
+                held = self._events(wording.opening(), generations, told)
                 async for choice, commit in parts:
-                    held += [encoding.event(chunk | more) for chunk in wording.chunks(choice, commit)]
+                    told += len(commit.token_ids)
+                    held += self._events(wording.chunks(choice, commit), generations, told)
                     if not begun:
                         if not commit.token_ids and commit.finish is None:
                             continue
@@ -128,6 +130,15 @@ class Answer:
             contextlib.aclosing(running.parts(self.coordinator, generations)) as parts,
         ):
             yield generations, parts
+
+    def _events(
+        self, chunks: Sequence[dict[str, Any]], generations: Sequence[Generation], told: int
+    ) -> list[bytes]:
+        """With the usage as OpenAI has it, still to come, or as vLLM has it: `told` tokens so far."""
+        more: dict[str, Any] = {"usage": None} if self.request.include_usage else {}
+        if chunks and self.request.tells_usage_so_far:
+            more["usage"] = usage_so_far(generations, told)
+        return [encoding.event(chunk | more) for chunk in chunks]
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
         wanted = bool(self.request.include_speculative_decoding)

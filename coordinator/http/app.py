@@ -50,6 +50,7 @@ def make_app(
         Route("/tokenize", text.tokenize, methods=["POST"]),
         Route("/detokenize", text.detokenize, methods=["POST"]),
         Route("/health", information.health),
+        Route("/ping", information.health, methods=["GET", "POST"]),
         Route("/version", information.version),
         Route("/metrics", information.metrics),
         Route("/openapi.json", _openapi),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from typing import TypeVar
 
 import orjson
@@ -71,10 +72,10 @@ def _within(raw: bytes) -> bool:
 
 
 def parse(raw: bytes, model: type[Model]) -> Model:
-    """Raises HttpError: 400 for what is no JSON or not as the schema says."""
+    """Raises HttpError: 400 for what is no JSON or not as the schema says. A byte order mark may be there."""
     _check_shape(raw)
     try:
-        values = orjson.loads(raw)
+        values = orjson.loads(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError:
         raise HttpError(400, "the body is not valid JSON in UTF-8", code="invalid_json") from None
     if not isinstance(values, dict):

@@ -14,7 +14,7 @@ OTHER = "other"
 LEFT = 499
 """The status of a call whose client went away before there was one."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_QUIET = frozenset({"/health", "/metrics"})
+_QUIET = frozenset({"/health", "/ping", "/metrics"})
 
 
 class CallObserver:

@@ -110,20 +110,20 @@ class ChatWording:
         self._head = dict(head)
         self._wanted = wanted
         self._logprobs = logprobs
-        self._unopened = sum(len(each.choices) for each in generations)
-        """Choices of which a stream has not said whose turn it is: all of them, or none."""
+        self._num_choices = sum(len(each.choices) for each in generations)
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The events that say whose turn it is, of all choices and in order: clients gather choices in a
+        list, in which a choice needs those before it.
+        """
+        delta = {"role": "assistant", "content": ""}
+        return [self._event(each, delta) for each in range(self._num_choices)]
 
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
-        """The events for one commit. Before the first come those that open the choices, all and in order:
-        clients gather choices in a list, in which a choice needs those before it.
-        """
-        opening = {"role": "assistant", "content": ""}
-        chunks = [self._event(each, opening) for each in range(self._unopened)]
-        self._unopened = 0
-        if commit.text or commit.logprobs or commit.finish:
-            delta = {"content": commit.text} if commit.text else {}
-            chunks.append(self._event(choice, delta, commit))
-        return chunks
+        """The event for one commit; none for tokens whose text is not there yet."""
+        if not (commit.text or commit.logprobs or commit.finish):
+            return []
+        return [self._event(choice, {"content": commit.text} if commit.text else {}, commit)]
 
     def _event(self, choice: int, delta: Mapping[str, Any], commit: Commit | None = None) -> dict[str, Any]:
         """One of one choice; without a commit it tells of no token."""

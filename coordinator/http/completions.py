@@ -126,6 +126,10 @@ class CompletionWording:
         self._echoes: dict[int, int] = {}
         """Characters of the prompt that each of them shows."""
 
+    def opening(self) -> list[dict[str, Any]]:
+        """Nothing comes before the text."""
+        return []
+
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
         """The event for one commit; none for tokens whose text is not there yet."""
         if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish):

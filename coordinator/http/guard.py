@@ -15,7 +15,7 @@ NAMES = "certificate_names"
 
 
 class Guard:
-    """ASGI middleware. Every path is asked for a key, unknown ones included; only `/health` is open."""
+    """ASGI middleware. Every path is asked for a key, unknown ones included; health alone is open."""
 
     def __init__(self, app: ASGIApp, gate: Gate, *, demands_certificates: bool) -> None:
         self._app = app

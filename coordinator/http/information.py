@@ -1,4 +1,4 @@
-"""What can be asked about the server: `/v1/models`, `/health`, `/version`, `/metrics`."""
+"""What can be asked about the server: `/v1/models`, `/health`, `/ping`, `/version`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,20 @@ class Information:
         return JsonResponse(self._model())
 
     def _model(self) -> dict[str, Any]:
+        info = self._coordinator.target_info()
         return {
             "id": self._coordinator.model_name,
             "object": "model",
             "created": self._created,
             "owned_by": "paceline",
-            "max_model_len": self._coordinator.target_info().max_model_len,
+            # What the target has loaded: tools load the tokenizer of that name.
+            "root": info.model,
+            "parent": None,
+            "max_model_len": info.max_model_len,
         }
 
     async def health(self, _request: Request) -> Response:
-        """`GET /health`: 200 while requests are served, else 503."""
+        """`GET /health`, and `/ping` as some hosts ask it: 200 while requests are served, else 503."""
         if not self._coordinator.accepting:
             raise UnavailableError("not serving: no target worker is there, or the coordinator is stopping")
         return JsonResponse({"status": "serving"})

@@ -92,7 +92,8 @@ class LogprobWriter:
         """The token itself and the likeliest; of tokens with one text the likelier stands."""
         result = {self._text(entry.token_id): _finite(entry.logprob)}
         for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
-            result.setdefault(self._text(token_id), _finite(logprob))
+            text = self._text(token_id)
+            result[text] = max(_finite(logprob), result.get(text, LOWEST))
         return result
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:

@@ -27,7 +27,15 @@ def _list(items: Any) -> dict[str, Any]:
 
 _NULLABLE_TEXT = {"type": ["string", "null"]}
 _USAGE = _object(prompt_tokens=_NUMBER, completion_tokens=_NUMBER, total_tokens=_NUMBER)
-_MODEL = _object(id=_TEXT, object=_TEXT, created=_NUMBER, owned_by=_TEXT, max_model_len=_NUMBER)
+_MODEL = _object(
+    id=_TEXT,
+    object=_TEXT,
+    created=_NUMBER,
+    owned_by=_TEXT,
+    root=_TEXT,
+    parent={"type": "null"},
+    max_model_len=_NUMBER,
+)
 _ANSWERS = {
     "Error": _object(
         error=_object(message=_TEXT, type=_TEXT, param=_NULLABLE_TEXT, code=_NULLABLE_TEXT),
@@ -79,6 +87,7 @@ def document() -> dict[str, Any]:
                 | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]}
             },
             "/health": {"get": _question("Whether requests are served", "Health")},
+            "/ping": {method: _question("As `/health`", "Health") for method in ("get", "post")},
             "/version": {"get": _question("The version of the server", "Version")},
             "/metrics": {
                 "get": {

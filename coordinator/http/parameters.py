@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from coordinator.coordinator import Coordinator
 from coordinator.http.errors import HttpError, unknown_parameter, unsupported_parameter
@@ -85,12 +95,45 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class TolerantSchema(Schema):
+    """A request that may also say what is done anyway, in words that other servers know."""
+
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Parameters of OpenAI's and vLLM's without a field here, and their values that change nothing, for they
+    say what is done anyway. None always does.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_can_be_honoured(cls, values: Any) -> Any:
+        for name, value in values.items():
+            if name in cls.model_fields:
+                continue
+            if name not in cls.NO_EFFECT:
+                raise unknown_parameter(name)
+            if value is not None and not any(_same(value, other) for other in cls.NO_EFFECT[name]):
+                raise unsupported_parameter(name)
+        return {name: value for name, value in values.items() if name in cls.model_fields}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, values in cls.NO_EFFECT.items():
+            # Among numbers of JSON 1 and 1.0 are one, and values of an enum differ.
+            unlike = [value for index, value in enumerate(values) if value not in values[:index]]
+            properties[name] = {"enum": [*unlike, None], "default": None, "description": "Without effect."}
+        return schema
+
+
 class StreamOptions(Schema):
     """How to stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = told("Usage so far in every event; goes with include_usage.")
 
 
 class SpeculativeDecoding(Schema):
@@ -105,7 +148,15 @@ class SpeculativeDecoding(Schema):
     prompt_lookup: bool | None = told("Whether draft tokens may be copied from the text so far.")
 
 
-class GenerationRequest(Schema):
+def _not_too_low(temperature: float) -> float:
+    return limits.MIN_TEMPERATURE if 0 < temperature < limits.MIN_TEMPERATURE else temperature
+
+
+Temperature = Annotated[float, AfterValidator(_not_too_low)]
+"""The core refuses those above 0 that it cannot divide by; clients send them for what is nearly greedy."""
+
+
+class GenerationRequest(TolerantSchema):
     """What both endpoints take. A field that is None takes the default of SamplingParams."""
 
     NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -117,12 +168,13 @@ class GenerationRequest(Schema):
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
     }
-    """Parameters of OpenAI's and vLLM's without a field here, and their values that change nothing, for they
-    say what is done anyway. None always does.
-    """
 
-    model: str | None = told("The served model; null takes it.")
-    temperature: float | None = told(minimum=0, maximum=limits.MAX_TEMPERATURE)
+    model: str | None = told("The served model; null and an empty text take it.")
+    temperature: Temperature | None = told(
+        f"Above 0 and below {limits.MIN_TEMPERATURE} it is raised to that.",
+        minimum=0,
+        maximum=limits.MAX_TEMPERATURE,
+    )
     top_p: float | None = told(exclusiveMinimum=0, maximum=1)
     top_k: int | None = told(minimum=-1, maximum=2**31 - 1)
     min_p: float | None = told(minimum=0, maximum=1)
@@ -160,18 +212,6 @@ class GenerationRequest(Schema):
     )
     user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_what_can_be_honoured(cls, values: Any) -> Any:
-        for name, value in values.items():
-            if name in cls.model_fields:
-                continue
-            if name not in cls.NO_EFFECT:
-                raise unknown_parameter(name)
-            if value is not None and not any(_same(value, other) for other in cls.NO_EFFECT[name]):
-                raise unsupported_parameter(name)
-        return {name: value for name, value in values.items() if name in cls.model_fields}
-
     @property
     def names(self) -> dict[str, str]:
         """A core field's name to the name it has in this request, where they differ."""
@@ -187,6 +227,12 @@ class GenerationRequest(Schema):
     def include_usage(self) -> bool:
         """Whether the last event of a stream is the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def tells_usage_so_far(self) -> bool:
+        """Whether every event of a stream has it. As with vLLM that goes with the last event's."""
+        options = self.stream_options
+        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
     def sampling(self, **own: Any) -> SamplingParams:
         """Raises InvalidArgumentError naming the core field."""
@@ -213,7 +259,7 @@ class GenerationRequest(Schema):
 
 def check_model(name: str | None, served: str) -> None:
     """Raises HttpError with OpenAI's code for a model that is not there."""
-    if name not in (None, served):
+    if name and name != served:
         raise HttpError(
             404, "model: this server does not serve it; see /v1/models", param="model", code="model_not_found"
         )

@@ -15,6 +15,7 @@ from coordinator.http.parameters import (
     Schema,
     Strings,
     TokenIds,
+    TolerantSchema,
     one_of,
     told,
 )
@@ -93,7 +94,11 @@ class Message(Schema):
     function_call: Nothing = None
     content: Content
     name: str | None = None
-    # Members of an answer that clients send back with the conversation.
+    # Members of an answer that clients send back with the conversation, and what they add to it: what the
+    # content says, as an object, and what another server has said.
+    type: Literal["text"] | None = None
+    parsed: Any = None
+    provider_specific_fields: Any = None
     refusal: None = None
     annotations: NothingListed = None
     audio: None = None
@@ -185,8 +190,16 @@ class ChatRequest(GenerationRequest):
         return old if new is None else new
 
 
-class TokenizeRequest(Schema):
+class TokenizeRequest(TolerantSchema):
     """`/tokenize`: a prompt, or a conversation."""
+
+    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": (),
+        "return_token_strs": (False,),
+        "tools": ([],),
+    }
 
     model: str | None = None
     prompt: str | None = None

@@ -10,16 +10,20 @@ from coordinator.generation import Generation
 from coordinator.stats import SpeculationStats
 
 
-def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
+def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> dict[str, Any]:
     """Tokens of one request: each prompt counted once, the completions of all choices together."""
-    machines = [machine for generation in generations for machine in generation.machines]
     prompt = sum(generation.params.prompt_length for generation in generations)
-    completion = sum(machine.ledger.num_generated for machine in machines)
-    counts: dict[str, Any] = {
+    return {
         "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
     }
+
+
+def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
+    """As `usage_so_far`, at the end."""
+    machines = [machine for generation in generations for machine in generation.machines]
+    counts = usage_so_far(generations, sum(machine.ledger.num_generated for machine in machines))
     if include_speculative_decoding:
         total = summed(machine.stats for machine in machines)
         counts["speculative_decoding"] = {

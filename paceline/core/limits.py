@@ -114,7 +114,7 @@ MAX_HTTP_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers."""
 
 MAX_HTTP_CONNECTIONS: Final = 8192
-"""Clients of the HTTP port; one more is refused with 503."""
+"""Connections to the HTTP port. While so many are open, every request on any of them is answered 503."""
 
 MAX_API_KEYS: Final = 1024
 MAX_KEY_NAME_CHARACTERS: Final = 64

@@ -43,11 +43,12 @@ CALLERS: Final[Mapping[str, frozenset[PeerRole]]] = {
 """Role of a server, to the roles that may call it."""
 
 _HEALTH: Final = "/grpc.health.v1.Health/"
+_HEALTH_PATHS: Final = frozenset({"/health", "/ping"})
 
 
 def is_open(method: str) -> bool:
     """True for what needs neither role nor key: health, by gRPC's method or HTTP's path."""
-    return method.startswith(_HEALTH) or method == "/health"
+    return method.startswith(_HEALTH) or method in _HEALTH_PATHS
 
 
 def roles_of(names: Iterable[str]) -> frozenset[PeerRole]:

@@ -145,12 +145,12 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
         case "token_ids":
             refuse_unknown_fields(message.token_ids, "prompt")
             prompt = tuple(message.token_ids.ids)
+            if not prompt:
+                raise InvalidArgumentError("prompt", "must not be empty")
             if len(prompt) > limits.MAX_PROMPT_TOKENS:
                 raise InvalidArgumentError("prompt", f"at most {limits.MAX_PROMPT_TOKENS} tokens")
         case _:
             raise InvalidArgumentError("prompt", "is required, as text or token ids")
-    if not prompt:
-        raise InvalidArgumentError("prompt", "must not be empty")
     sampling = sampling_from_proto(message.sampling)
     return GenerateCall(
         request_id=message.request_id,

@@ -98,7 +98,7 @@ def generate_calls(draw: Any) -> codec.GenerateCall:
     sampling, name = draw(samplings()), draw(names)
     return codec.GenerateCall(
         request_id=name,
-        prompt=draw(texts.filter(bool) | ids.filter(bool)),
+        prompt=draw(texts | ids.filter(bool)),
         sampling=sampling,
         speculation=draw(speculations),
         cache_salt=draw(salts),

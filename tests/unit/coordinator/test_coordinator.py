@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from coordinator import coordinator as coordinator_module
 from coordinator import main
 from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
+from coordinator.vocabulary import Vocabulary
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (
@@ -182,6 +185,21 @@ async def test_what_a_client_has_of_a_structured_output_must_keep_to_it(served: 
             pass
     assert refused.value.field == "received"
     assert len(served.requests) == 0
+
+
+async def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it(served: Coordinator) -> None:
+    call = GenerateCall("", "", SamplingParams(max_tokens=5, echo=True), SpeculationParams())
+    with pytest.raises(InvalidArgumentError, match="has no tokens") as refused:
+        async with served.generating(call):
+            pass
+    assert refused.value.field == "prompt"
+    tokenizer = Tokenizer.from_str(served.vocabulary.tokenizer.to_str())
+    begin = tokenizer.id_to_token(0)
+    tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", [(begin, 0)])
+    served.vocabulary = Vocabulary(tokenizer, "fingerprint", served.vocabulary.size)
+    async with served.generating(call) as generation:
+        assert generation.prompt == [0]
+        assert generation.params.prompt_length == 1
 
 
 async def test_a_request_for_more_sequences_than_may_be_here_names_n(served: Coordinator) -> None:

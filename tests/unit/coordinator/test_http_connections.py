@@ -21,8 +21,10 @@ async def ok(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-async def test_one_client_more_than_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by those that say nothing: a connection is held, whatever comes by it."""
+async def test_no_request_is_served_while_as_many_connections_as_the_bound_are_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whichever it comes. Those that say nothing count: a connection is held, whatever comes by it."""
     monkeypatch.setattr(limits, "MAX_HTTP_CONNECTIONS", MOST)
     server = HttpServer(ok, "127.0.0.1", 0)
     await server.start()
@@ -46,11 +48,14 @@ async def test_one_client_more_than_the_bound_is_refused(monkeypatch: pytest.Mon
         async with asyncio.timeout(HANG):
             assert (await answer()).startswith(b"HTTP/1.1 200 ")
             await counted(0)
-            silent = [(await open_connection())[1] for _ in range(MOST)]
+            reader, writer = await open_connection()
+            silent = [(await open_connection())[1] for _ in range(MOST - 1)]
             await counted(MOST)
             assert (await answer()).startswith(b"HTTP/1.1 503 ")
-            for writer in silent:
-                writer.close()
+            writer.write(REQUEST)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+            for each in (writer, *silent):
+                each.close()
             await counted(0)
             assert (await answer()).startswith(b"HTTP/1.1 200 ")
     finally:

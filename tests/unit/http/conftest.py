@@ -90,7 +90,9 @@ class ScriptedCoordinator:
     def target_info(self) -> Any:
         if not self.found.is_set():
             raise UnavailableError("no target worker is there yet")
-        return SimpleNamespace(max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size)
+        return SimpleNamespace(
+            model="files/of/the/target", max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size
+        )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return await self.vocabulary.encode(text, add_special_tokens=add_special_tokens)

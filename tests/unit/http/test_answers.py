@@ -377,7 +377,7 @@ class SimpleRequest:
     """As much of a request as an answer needs."""
 
     stream = True
-    include_usage = False
+    include_usage = tells_usage_so_far = False
     names: dict[str, str] = {}  # noqa: RUF012
     sampling = SamplingParams()
     speculation = SpeculationParams()
@@ -385,6 +385,9 @@ class SimpleRequest:
 
 class Plain:
     """A wording of one member."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
 
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
         return [{"text": commit.text}]

@@ -39,6 +39,18 @@ async def test_calls_are_counted_by_route_and_status(client: httpx2.AsyncClient,
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "level"), [("/health", "DEBUG"), ("/ping", "DEBUG"), ("/metrics", "DEBUG"), ("/version", "INFO")]
+)
+async def test_what_is_asked_again_and_again_is_told_of_quietly(
+    path: str, level: str, client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await client.get(path)
+    ended = [record for record in caplog.records if record.getMessage() == "call ended"]
+    assert [record.levelname for record in ended] == [level]
+
+
 async def test_a_defect_counts_as_500(client: httpx2.AsyncClient, coordinator: Any) -> None:
     async def broken(_call: Any) -> AsyncIterator[Commit]:
         raise ValueError("a defect")

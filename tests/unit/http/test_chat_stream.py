@@ -1,4 +1,4 @@
-"""A chat of several choices, streamed to the helper of OpenAI's client that gathers it."""
+"""Streams of several choices: to the helper of OpenAI's client that gathers them, and with their usage."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx2
 import openai
+import pytest
 
 from coordinator.http.chat_template import ChatTemplate
-from coordinator.ledger import Commit
-from paceline.core.types import FinishReason, TokenLogprobs
+from coordinator.ledger import Commit, Finish
+from paceline.core.types import FinishReason, TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
+from tests.unit.http.test_answers import stream as streamed
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = tuple(TokenLogprobs(token, -0.5, 1, (token,), (-0.5,)) for token in (523, 614))
@@ -51,3 +53,45 @@ async def test_choices_are_opened_in_order_whichever_comes_first(
         assert choice.logprobs is not None
         assert choice.logprobs.content is not None
         assert [token.token for token in choice.logprobs.content] == ["def", " ma"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "openings"),
+    [
+        ("/v1/completions", {"prompt": "def main():"}, 0),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def main():"}]}, 2),
+    ],
+)
+async def test_every_event_has_the_usage_so_far_where_that_is_asked_for(
+    path: str,
+    asked: dict[str, Any],
+    openings: int,
+    coordinator: Any,
+    commit: Any,
+    make_client: Callable[..., httpx2.AsyncClient],
+) -> None:
+    """Of all choices. Tokens without text count in the next event."""
+
+    async def script(_: GenerateCall) -> AsyncIterator[Commit]:
+        yield Commit(0, (), (), "told", choice=0)
+        yield Commit(0, (5, 6), (TokenOrigin.TARGET,) * 2, "one", choice=0)
+        yield commit(0, "", choice=1)
+        yield commit(1, "two", choice=1, finish=FinishReason.LENGTH)
+        yield Commit(2, (), (), "", Finish(FinishReason.LENGTH), choice=0)
+
+    coordinator.script = script
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    values = {**asked, "n": 2, "stream_options": options, "include_speculative_decoding": True}
+    async with make_client(coordinator, ChatTemplate(TEMPLATE)) as client:
+        *chunks, last, done = await streamed(client, path, values)
+        without = await streamed(client, path, {**values, "stream_options": {"include_usage": True}})
+    told = [
+        {"prompt_tokens": 4, "completion_tokens": so_far, "total_tokens": 4 + so_far}
+        for so_far in (*[0] * openings, 0, 2, 4, 4)
+    ]
+    assert [chunk["usage"] for chunk in chunks] == told
+    assert (last["choices"], done) == ([], None)
+    assert "speculative_decoding" in last["usage"]
+    for chunk, other in zip(chunks, without, strict=False):
+        assert chunk["choices"] == other["choices"]
+        assert other["usage"] is None

@@ -143,6 +143,18 @@ def test_a_name_is_refused_also_where_another_role_s_is_shown() -> None:
         ChatTemplate(of_users).render([turn("x", "developer", name="Cy")])
 
 
+def test_a_name_that_is_the_role_says_nothing() -> None:
+    """A template may show it, and need not."""
+    messages = [turn("x", "developer", name="developer"), turn("y", name=USER), turn("z", ASSISTANT)]
+    nameless = [{key: value for key, value in message.items() if key != "name"} for message in messages]
+    assert ChatTemplate(TURNS).render(messages) == ChatTemplate(TURNS).render(nameless)
+    assert ChatTemplate(NAMED).render(messages[1:]) == "user user: y\nassistant: z\n"
+    for role, name in ((USER, "Ann"), (USER, "User"), (ASSISTANT, USER)):
+        with pytest.raises(InvalidArgumentError, match=f"no name with the role {role}") as caught:
+            ChatTemplate(TURNS).render([*messages, turn("a", role, name=name)])
+        assert caught.value.field == "messages[3].name"
+
+
 def test_a_name_that_a_template_asks_for_is_not_refused() -> None:
     demanding = "{% for m in messages %}{{ m.content if m.name else raise_exception('who?') }}{% endfor %}"
     assert ChatTemplate(demanding).render([turn("x", name="Ann")]) == "x"

@@ -195,7 +195,6 @@ async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> Non
         ({"stream_options": {}}, "stream_options"),
         ({"include_speculative_decoding": True, "stream": True}, "include_speculative_decoding"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [""]}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["x"] * 3, "n": 100}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),

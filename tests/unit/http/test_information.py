@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -11,7 +12,9 @@ import httpx2
 import pytest
 
 from coordinator.http.app import make_app
+from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.openapi import document
+from coordinator.http.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from coordinator.http.usage import summed
 from coordinator.stats import SpeculationStats
 from paceline.core.errors import UnavailableError
@@ -22,6 +25,7 @@ async def test_models(client: httpx2.AsyncClient) -> None:
     assert listed["object"] == "list"
     (model,) = listed["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("a/model", "model", 2048)
+    assert (model["root"], model["parent"]) == ("files/of/the/target", None)
     assert (await client.get("/v1/models/")).json() == listed
     assert (await client.get("/v1/models/a/model")).json() == model
     assert (await client.get("/v1/models/a%2Fmodel")).json() == model
@@ -32,6 +36,16 @@ async def test_health_is_that_of_requests(client: httpx2.AsyncClient, coordinato
     coordinator.accepting = False
     answer = await client.get("/health")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "service_unavailable")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_ping_is_answered_as_health_is(
+    method: str, client: httpx2.AsyncClient, coordinator: Any
+) -> None:
+    for accepting in (True, False):
+        coordinator.accepting = accepting
+        ping, health = await client.request(method, "/ping"), await client.get("/health")
+        assert (ping.status_code, ping.json()) == (health.status_code, health.json())
 
 
 async def test_version(client: httpx2.AsyncClient) -> None:
@@ -70,6 +84,28 @@ async def test_text_to_tokens_and_back(client: httpx2.AsyncClient, coordinator: 
     assert back.json() == {"prompt": "def main():"}
 
 
+async def test_what_changes_nothing_may_be_said_when_tokens_are_asked_for(
+    coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
+) -> None:
+    """Clients of vLLM's send its defaults."""
+    names = ("chat_template", "continue_final_message", "mm_processor_kwargs", "return_token_strs", "tools")
+    values = {"continue_final_message": False, "return_token_strs": False, "tools": []}
+    for asked in ({"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}):
+        async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
+            plain = await client.post("/tokenize", json=asked)
+            for harmless in (dict.fromkeys(names), values):
+                assert (await client.post("/tokenize", json=asked | harmless)).json() == plain.json()
+            for name in names:
+                error = (await client.post("/tokenize", json=asked | {name: ["x"]})).json()["error"]
+                assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+async def test_no_name_of_a_model_is_the_served_one(client: httpx2.AsyncClient) -> None:
+    for model in ("", None, "a/model"):
+        for path, asked in (("/tokenize", {"prompt": "x"}), ("/v1/completions", {"prompt": "x"})):
+            assert (await client.post(path, json={**asked, "model": model})).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("values", "param"),
     [
@@ -79,6 +115,7 @@ async def test_text_to_tokens_and_back(client: httpx2.AsyncClient, coordinator: 
         ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": 3}, "prompt"),
         ({"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ({"prompt": "x", "return_token_strings": None}, "return_token_strings"),
     ],
 )
 async def test_what_cannot_be_tokenised(
@@ -98,6 +135,19 @@ async def test_the_document_has_every_path_and_method(coordinator: Any, client: 
     assert served - told == {("/openapi.json", "get")}
     assert told <= served
     assert (await client.get("/openapi.json")).json() == document()
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, TokenizeRequest])
+def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> None:
+    """Nothing else may be given by it: a client that is checked against it is to get through."""
+    schema = document()["components"]["schemas"][model.__name__]
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == {*model.model_fields, *model.NO_EFFECT}
+    for name, harmless in model.NO_EFFECT.items():
+        values = schema["properties"][name]["enum"]
+        assert [value for value in values if value not in harmless] == [None]
+        assert [value for value in harmless if value not in values] == []
+        assert len(values) == len({repr(value).removesuffix(".0") for value in values})
 
 
 def test_the_face_needs_neither_torch_nor_transformers() -> None:

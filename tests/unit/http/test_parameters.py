@@ -12,6 +12,7 @@ from coordinator.http.body import parse
 from coordinator.http.completions import calls_of
 from coordinator.http.errors import HttpError, from_error
 from coordinator.http.schemas import ChatRequest, CompletionRequest
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams
 
@@ -37,6 +38,7 @@ def test_what_is_not_given_has_the_defaults_of_the_core(model: Any, least: dict[
     assert wanted.sampling() == SamplingParams()
     assert wanted.speculation() == SpeculationParams()
     assert not wanted.include_usage
+    assert not wanted.tells_usage_so_far
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
@@ -142,13 +144,32 @@ def test_vllm_s_own_defaults_pass(model: Any, least: Any, special: bool, more: d
         assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
-def test_usage_is_not_told_on_the_way() -> None:
-    def options(value: Any) -> Any:
-        return {**COMPLETION, "stream": True, "stream_options": {"continuous_usage_stats": value}}
+@pytest.mark.parametrize(("model", "least"), BOTH)
+def test_usage_is_told_on_the_way_only_where_it_is_told_at_the_end(model: Any, least: Any) -> None:
+    for at_the_end in (True, False, None):
+        for on_the_way in (True, False, None):
+            options = {"include_usage": at_the_end, "continuous_usage_stats": on_the_way}
+            wanted = read(model, {**least, "stream": True, "stream_options": options})
+            assert wanted.include_usage == bool(at_the_end)
+            assert wanted.tells_usage_so_far == bool(at_the_end and on_the_way)
 
-    for value in (False, None):
-        assert not read(CompletionRequest, options(value)).include_usage
-    assert refused(CompletionRequest, options(True)).param == "stream_options.continuous_usage_stats"
+
+@pytest.mark.parametrize(("model", "least"), BOTH)
+@pytest.mark.parametrize("given", [1e-8, 5e-324, 0.99e-4])
+def test_a_temperature_too_low_to_divide_by_is_raised(model: Any, least: Any, given: float) -> None:
+    assert read(model, {**least, "temperature": given}).sampling().temperature == limits.MIN_TEMPERATURE
+
+
+@pytest.mark.parametrize("given", [0, -0.0, limits.MIN_TEMPERATURE, 1, 100.0])
+def test_any_other_temperature_is_the_one_that_was_given(given: float) -> None:
+    assert read(CompletionRequest, {**COMPLETION, "temperature": given}).sampling().temperature == given
+
+
+@pytest.mark.parametrize("given", [-1e-8, -1, 100.1])
+def test_temperatures_out_of_range_are_refused(given: float) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        read(CompletionRequest, {**COMPLETION, "temperature": given}).sampling()
+    assert caught.value.field == "temperature"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +233,7 @@ def test_a_wrong_type_names_the_field(values: dict[str, Any], param: str) -> Non
         ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
         ([{"role": "assistant", "content": "x", "annotations": [{}]}], "messages[0].annotations"),
         ([{"role": "assistant", "content": "x", "reasoning": "y"}], "messages[0].reasoning"),
+        ([{"role": "user", "content": "x", "type": "image"}], "messages[0].type"),
     ],
 )
 def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
@@ -221,8 +243,13 @@ def test_a_wrong_message_is_named(messages: Any, param: str) -> None:
 def test_an_answer_can_be_sent_back_with_its_empty_members() -> None:
     members = ("refusal", "annotations", "audio", "function_call", "tool_calls")
     of_vllm = ("reasoning", "reasoning_content", "tool_call_id")
-    message = {"role": "assistant", "content": "x"} | dict.fromkeys(members + of_vllm)
-    for changes in ({}, {"annotations": [], "tool_calls": []}):
+    of_clients = ("parsed", "provider_specific_fields", "type")
+    message = {"role": "assistant", "content": "x"} | dict.fromkeys(members + of_vllm + of_clients)
+    for changes in (
+        {},
+        {"annotations": [], "tool_calls": []},
+        {"parsed": {"a": [1]}, "provider_specific_fields": {"refusal": None}, "type": "text"},
+    ):
         (read_back,) = read(ChatRequest, {"messages": [message | changes]}).messages
         assert read_back.shown == {"role": "assistant", "content": "x"}
 
@@ -319,12 +346,26 @@ def test_top_logprobs_alone_are_refused(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"\xff", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"[" * 9999]
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"\xef\xbb\xbf" * 2 + b"{}",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b"[" * 9999,
+    ],
 )
 def test_what_is_no_json_is_refused(raw: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         parse(raw, CompletionRequest)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_byte_order_mark_in_front_is_no_part_of_the_json() -> None:
+    raw = orjson.dumps(COMPLETION)
+    assert parse(b"\xef\xbb\xbf" + raw, CompletionRequest) == parse(raw, CompletionRequest)
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"3", b"null", b'"prompt"'])

@@ -1,4 +1,4 @@
-"""The bytes of tokens, as the library that keeps answers to grammars knows them."""
+"""The bytes of tokens, as the library that keeps answers to grammars knows them, and texts that many have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from coordinator.detokenize import REPLACEMENT
 from coordinator.http.chat_template import ChatTemplate
+from coordinator.http.logprobs import LogprobWriter, TextOffsets
 from coordinator.http.token_bytes import BYTES, token_bytes
 from coordinator.ledger import Commit
 from coordinator.vocabulary import Vocabulary
@@ -73,6 +74,21 @@ def test_bytes_that_nobody_knows_are_not_made_up(falling_back: Vocabulary) -> No
     tokenizer.decoder = decoders.Replace("a", REPLACEMENT)
     other = Vocabulary(tokenizer, "fingerprint", falling_back.size)
     assert token_bytes(other, tokenizer.token_to_id("a")) is None
+
+
+@pytest.mark.parametrize(("own", "top"), [(-3.0, (-0.5, -2.0)), (-0.5, (-1.0, -2.0)), (-2.0, (-3.0, -1.0))])
+def test_of_tokens_with_one_text_the_likeliest_stands(
+    own: float, top: tuple[float, float], falling_back: Vocabulary
+) -> None:
+    """A completion names tokens by their texts, and half a character has no text of its own."""
+    first, second, third, letter = map(
+        falling_back.tokenizer.token_to_id, ("<0x80>", "<0x81>", "<0x82>", "a")
+    )
+    entry = TokenLogprobs(first, own, 9, (second, third, letter), (*top, -2.5))
+    offsets = TextOffsets(falling_back.detokenizer(()))
+    lists = LogprobWriter(falling_back).completion([entry], offsets)
+    assert lists["top_logprobs"] == [{REPLACEMENT: max(own, *top), "a": -2.5}]
+    assert lists["token_logprobs"] == [own]
 
 
 async def test_the_bytes_of_an_emoji_s_tokens_join_to_it(

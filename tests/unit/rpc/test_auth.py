@@ -22,7 +22,7 @@ METHODS = [
     "/metrics",
     "/v1/models",
 ]
-OPEN = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/health"]
+OPEN = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/health", "/ping"]
 ALLOWED = {
     "target": {PeerRole.COORDINATOR},
     "draft": {PeerRole.COORDINATOR},
@@ -57,7 +57,8 @@ def test_health_needs_no_role(server: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [*METHODS, "/health/", "/healthz", "/v1/health", "/grpc.health.v1.Healthy/Check"]
+    "method",
+    [*METHODS, "/health/", "/healthz", "/v1/health", "/ping/", "/pings", "/grpc.health.v1.Healthy/Check"],
 )
 def test_nothing_else_is_open(method: str) -> None:
     assert not is_open(method)

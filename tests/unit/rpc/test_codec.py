@@ -220,7 +220,6 @@ def test_no_drafting_is_not_the_servers_setting() -> None:
     ("message", "name"),
     [
         (generation_pb2.GenerateRequest(), "prompt"),
-        (generation_pb2.GenerateRequest(text=""), "prompt"),
         (generation_pb2.GenerateRequest(token_ids=generation_pb2.TokenIds()), "prompt"),
         (
             generation_pb2.GenerateRequest(text="x", request_id="i" * (limits.MAX_REQUEST_ID_CHARACTERS + 1)),
@@ -236,6 +235,11 @@ def test_requests_that_cannot_be_honoured(message: Any, name: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.generate_request_from_proto(message)
     assert caught.value.field == name
+
+
+def test_a_text_that_is_empty_is_judged_by_the_tokens_it_has() -> None:
+    """A tokenizer may put one in front of every text."""
+    assert codec.generate_request_from_proto(request(text="")).prompt == ""
 
 
 def test_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
