@@ -117,8 +117,10 @@ class Reader:
     """Whose call it is; one call may read several requests."""
     behind_since: float | None = None
     """Since when it has taken nothing of what is left; None while more may come."""
+    was_cut: bool = False
+    """The call was ended unread."""
     cut_with: PacelineError | None = None
-    """What its client is told where the call was ended unread; None where it may come back."""
+    """What its client is told then; None where it may come back."""
 
     @property
     def is_left_behind(self) -> bool:
@@ -337,7 +339,7 @@ class Requests:
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         for reader in [reader for reader in self._readers if reader.task is task]:
             self._readers.discard(reader)
-            reader.cut_with = reader.end
+            reader.was_cut, reader.cut_with = True, reader.end
             if reader.cut_with is None and not reader.request.ended:
                 # UNAVAILABLE ended it: who resumes it is to begin anew, not to read that again.
                 self.end(reader.request)

@@ -78,9 +78,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     if commit.finish is not None:
                         yield _finished(generation, commit)
         except (GeneratorExit, asyncio.CancelledError):
-            # Where the client is there still, its task was ended since it does not read, which gRPC would not
-            # tell it.
-            if not context.done():
+            # Only a client that does not read is there still, and gRPC would not tell it. To one that is gone
+            # nothing can be sent, and gRPC may keep memory for each try.
+            if reader is not None and reader.was_cut:
                 cutting = asyncio.create_task(_cut(context, reader))
                 self._cutting.add(cutting)
                 cutting.add_done_callback(self._cutting.discard)
@@ -195,11 +195,10 @@ async def _or_abort(
     raise AssertionError("abort does not return")
 
 
-async def _cut(context: Context, reader: Reader | None) -> None:
+async def _cut(context: Context, reader: Reader) -> None:
     """Clients resume what ends with UNAVAILABLE: what ended for good is told as it did."""
-    error = reader.cut_with if reader is not None else None
-    with contextlib.suppress(Exception):
-        await abort(context, error or UnavailableError(UNREAD))
+    with contextlib.suppress(Exception):  # its client may go meanwhile
+        await abort(context, reader.cut_with or UnavailableError(UNREAD))
 
 
 async def _worker(link: Link) -> pb.WorkerStatus:

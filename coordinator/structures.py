@@ -90,7 +90,7 @@ class Structures:
         self, wanted: StructuredOutputs, eos_token_ids: tuple[int, ...], texts: Sequence[Sequence[int]]
     ) -> bool:
         """Whether all of them keep to it; runs in the thread."""
-        state = self._grammars_for(eos_token_ids).start(wanted)
+        state = self._grammars_for(eos_token_ids).alone(wanted)
         until = state.clock() + limits.MAX_FOLLOW_SECONDS
         return all(state.follows(text, until) for text in texts)
 

@@ -56,7 +56,7 @@ worker, for following one text that it has not followed yet."""
 MAX_STRUCTURE_CHECKS: Final = 256
 """Structures that wait for being compiled at a time; one more is refused with RESOURCE_EXHAUSTED."""
 MAX_COMPILED_STRUCTURES: Final = 256
-"""Structures a process keeps compiled."""
+"""Structures a worker keeps compiled; those of which the coordinator remembers what its check found."""
 
 MAX_N: Final = 128
 """Completions of one request."""

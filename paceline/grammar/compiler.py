@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,9 @@ _WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
 """Between the parts of JSON: enough to indent, and no way to go on with nothing else for ever."""
 _OWN_OPTIONS = '"x-guidance"'
 """Where a schema says for itself how it is compiled."""
+_KEPT_SECONDS = 4.0
+"""Processor time that went into all that is kept: compiling it, and whatever was asked of it. It stands for
+the memory, which the library does not tell: some 250 MB for a second at most."""
 _TRIAL_TOKENS = 8
 """How far a structure is followed before a request is taken on: some meet their bounds only behind the
 first tokens."""
@@ -59,7 +61,8 @@ class Grammars:
         self._vocabulary_size = vocabulary_size
         self._ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
         self._clock = clock
-        self._compiled: OrderedDict[StructuredOutputs, Prototype] = OrderedDict()
+        self._compiled: dict[StructuredOutputs, Prototype] = {}
+        """The one that was asked for last is the last."""
         self._unusable = ""
         self._tokenizer = self._load(tokenizer)
 
@@ -81,29 +84,43 @@ class Grammars:
         return None
 
     def start(self, wanted: StructuredOutputs) -> GrammarState:
-        """A state at the beginning of a text.
+        """A state at the beginning of a text. What is compiled is kept, for others that ask for the same.
 
         Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
         constraint's own field.
         """
+        self._make_room()
+        begun = self._clock()
+        state = self._state(wanted, self._compiled.pop(wanted, None))
+        state.prototype.seconds += self._clock() - begun
+        self._compiled[wanted] = state.prototype
+        if len(self._compiled) > limits.MAX_COMPILED_STRUCTURES:
+            del self._compiled[next(iter(self._compiled))]
+        return state
+
+    def alone(self, wanted: StructuredOutputs) -> GrammarState:
+        """A state at the beginning of a text, of which nothing stays when it goes. Raises as `start`."""
+        return self._state(wanted)
+
+    def _state(self, wanted: StructuredOutputs, prototype: Prototype | None = None) -> GrammarState:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidArgumentError(FIELD, self._unusable)
-        prototype = self._compiled.get(wanted)
-        if prototype is None:
-            prototype = Prototype(lambda: self._compile(wanted, tokenizer))
-            self._compiled[wanted] = prototype
-            if len(self._compiled) > limits.MAX_COMPILED_STRUCTURES:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(wanted)
         return GrammarState(
-            prototype,
+            prototype or Prototype(lambda: self._compile(wanted, tokenizer)),
             wanted.field,
             self._vocabulary_size,
             tokenizer.vocab_size,
             self._ends,
             self._clock,
         )
+
+    def _make_room(self) -> None:
+        """Forget what took most time. One that is in use all the time is compiled anew now and then."""
+        taken = sum(prototype.seconds for prototype in self._compiled.values())
+        while taken > _KEPT_SECONDS:
+            most = max(self._compiled, key=lambda wanted: self._compiled[wanted].seconds)
+            taken -= self._compiled.pop(most).seconds
 
     def _compile(self, wanted: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         try:
@@ -115,9 +132,10 @@ class Grammars:
         return matcher
 
     def check(self, wanted: StructuredOutputs) -> None:
-        """Compile a structure and follow it for a few tokens, as if to generate. Raises as `start`."""
+        """Compile a structure and follow it for a few tokens, as if to generate. Keeps nothing; raises as
+        `start`."""
         begun = self._clock()
-        state = self.start(wanted)
+        state = self.alone(wanted)
         tokens: list[int] = []
         for _ in range(_TRIAL_TOKENS):
             (row,) = state.masks(tokens)

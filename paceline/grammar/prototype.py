@@ -24,6 +24,8 @@ class Prototype:
         self._matcher: LLMatcher | None = compile_()
         self.renewals = 0
         """Times that it was dropped."""
+        self.seconds = 0.0
+        """Processor time of compiling it and of all that copies were asked: its memory grows with that."""
 
     def copy(self) -> LLMatcher:
         """A matcher at the beginning of a text."""
@@ -45,6 +47,7 @@ class Prototype:
     def drop(self) -> None:
         """Its lexer is of no use any more; the next copy is of one that is compiled anew."""
         self._matcher = None
+        self.seconds = 0.0
         self.renewals += 1
 
 

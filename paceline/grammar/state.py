@@ -85,20 +85,22 @@ class GrammarState:
     def _surely(self, ask: Callable[[], T]) -> T:
         """The answer, if need be of a lexer that has met this text alone: what it gives up then depends on no
         other text."""
-        if self._renewals != self.prototype.renewals:
-            if self._moved:
+        begun = self.clock()
+        try:
+            if self._renewals != self.prototype.renewals:
+                if self._moved:
+                    self._part_with_others()
+                self._moved = True
+                self._start_over()
+            try:
+                return ask()
+            except _UsedUpError:
                 self._part_with_others()
-            self._moved = True
-            self._start_over()
-        try:
-            return ask()
-        except _UsedUpError:
-            self._part_with_others()
-        self._alone = True
-        try:
+            self._alone = True
             return ask()
         finally:
             self._alone = False
+            self.prototype.seconds += self.clock() - begun
 
     def _part_with_others(self) -> None:
         self.prototype = self.prototype.another()

@@ -35,7 +35,7 @@ from paceline.rpc.worker import Dialect, Engine
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
-"""Until the next try, where a connection could not be accepted: out of files, for example."""
+"""Until the next try, where a connection could not be let in: out of files, for example."""
 MAX_UNSENT_BYTES = 8 * limits.MAX_MESSAGE_BYTES
 """Kept for a side that takes nothing for STUCK_SECONDS; beyond it the stream is over."""
 STUCK_SECONDS = 5.0
@@ -53,7 +53,10 @@ class LocalStream:
     def __init__(
         self, connection: socket.socket, received: Callable[[bytes], None], clock: Clock = monotonic
     ) -> None:
-        """`received` takes every frame, on the event loop; what it raises ends the stream."""
+        """`received` takes every frame, on the event loop; what it raises ends the stream.
+
+        Raises OSError, and owns nothing, where the event loop cannot watch one more socket.
+        """
         connection.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -181,7 +184,7 @@ async def connect(
     """A stream to the worker of that instance, whose further frames are for `received`.
 
     None if there is no such file here, as from another machine or container, or it is not that worker's; and
-    at this process's limit of descriptors.
+    at this process's limit of descriptors, or of what its event loop can watch.
     """
     try:
         connection = socket.socket(socket.AF_UNIX)
@@ -201,9 +204,9 @@ async def connect(
         undo.callback(connection.close)
         try:
             await loop.sock_connect(connection, path)
+            stream = LocalStream(connection, take)
         except (OSError, ValueError):  # no path at all, for example
             return None
-        stream = LocalStream(connection, take)
         undo.callback(stream.close)
         await asyncio.wait((hello, stream.ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not hello.done() or hello.result() != instance_id.encode():
@@ -253,14 +256,13 @@ class LocalServer:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
+                self._serve(connection)
             except OSError as error:
                 log.warning("a coordinator cannot be let in: %s", error.strerror)
                 await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Carry one coordinator's stream until either side ends it."""
+        """Carry one coordinator's stream until either side ends it. Raises OSError where it cannot begin."""
         loop = asyncio.get_running_loop()
         dialect, engine = self._dialect, self._engine
 
@@ -275,7 +277,11 @@ class LocalServer:
                 # The engine's thread serves other streams too.
                 loop.call_soon_threadsafe(stream.close, error)
 
-        stream = LocalStream(connection, received)
+        try:
+            stream = LocalStream(connection, received)
+        except OSError:
+            connection.close()
+            raise
         self._streams.add(stream)
         stream.send(self._instance_id.encode())
         self._do(self._await_end(stream, route))

@@ -88,7 +88,10 @@ async def test_what_a_client_has_of_a_structured_text_keeps_to_it(
 ) -> None:
     """Once: a resumed request whose tokens did not was taken for a defect of the worker."""
     fine, wrong = await vocabulary.encode("abc"), await vocabulary.encode("a1")
+    await structures.check(GOOD, EOS)
     await structures.check_received(GOOD, EOS, [fine, [], fine[:1]])
     with pytest.raises(InvalidArgumentError) as caught:
         await structures.check_received(GOOD, EOS, [fine, wrong])
     assert caught.value.field == "received"
+    assert structures._grammars is not None
+    assert not structures._grammars._compiled, "what a text made of it would stay as long"

@@ -13,12 +13,12 @@ import pytest
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
-from coordinator.service import GenerationService
+from coordinator.service import Context, GenerationService
 from paceline.client.requests import generate_request
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from paceline.core.types import TokenOrigin
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.status import abort, from_rpc_error
 from paceline.v1 import generation_pb2_grpc
 from paceline.v1.generation_pb2 import GenerateResponse, GenerateStarted
 
@@ -140,6 +140,34 @@ async def test_a_call_that_cannot_send_even_its_first_message_ends(
         assert type(from_rpc_error(caught.value)) is UnavailableError
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "not reading"])
+async def test_only_a_client_that_is_there_still_is_told_that_it_did_not_read(
+    served: Coordinator, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """A status for a call that its client has ended is refused by gRPC, and may leave something behind."""
+    aborted: list[BaseException] = []
+
+    async def noting(context: Context, error: BaseException) -> None:
+        aborted.append(error)
+        await abort(context, error)
+
+    monkeypatch.setattr("coordinator.service.abort", noting)
+    async with narrow(served) as stub:
+        call: Any = stub.Generate(generate_request("def", {"max_tokens": 50}, None, None))
+        assert (await call.read()).WhichOneof("part") == "started"
+        (reader,) = served.requests._readers
+        assert reader.task is not None
+        if gone:
+            call.cancel()
+        else:
+            served.requests._end_call(reader.task)
+        while not reader.task.done():
+            await turn()
+        for _ in range(10):
+            await turn()  # where a status would be sent behind its end
+    assert len(aborted) == (0 if gone else 1)
+
+
 async def test_a_client_that_is_gone_before_its_first_message_is_no_failure(
     served: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,9 +176,6 @@ async def test_a_client_that_is_gone_before_its_first_message_is_no_failure(
             raise RuntimeError("the call has ended")
 
         def time_remaining(self) -> None: ...
-
-        def done(self) -> bool:
-            return True
 
     service = GenerationService(served, cast("Any", None))
     request = generate_request("def", {"max_tokens": 50}, None, None)

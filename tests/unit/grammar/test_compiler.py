@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ def test_what_takes_too_long_is_refused() -> None:
     slow = grammars(clock=lambda: next(ticks) * 0.06)
     with pytest.raises(InvalidArgumentError, match="takes too long to compile"):
         slow.check(A)
+    assert not slow._compiled
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,24 @@ def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPat
     for pattern in ("a", "b", "a", "c"):
         one.start(StructuredOutputs(regex=pattern))
     assert [wanted.regex for wanted in one._compiled] == ["a", "c"]
+
+
+def test_what_took_most_processor_time_is_forgotten_before_it_takes_too_much_memory() -> None:
+    """What a text leads to stays in what was compiled. Here every look at the clock costs an eighth of a
+    second."""
+    ticks = itertools.count()
+    one = grammars(clock=lambda: next(ticks) / 8)
+    first, second, third = (StructuredOutputs(regex=f"[ab]*{end}") for end in "abc")
+    one.start(first)
+    busy = one.start(second)
+    for count in range(100):
+        assert one.start(third).masks([1] * count).any()
+        busy.masks([1] * count)
+        between = 2  # what is asked since room was made
+        assert sum(kept.seconds for kept in one._compiled.values()) <= compiler._KEPT_SECONDS + between
+        assert first in one._compiled
+    assert second not in one._compiled
+    assert one.start(second).masks([1]).tolist() == busy.masks([1]).tolist()
 
 
 def _wordpiece() -> str:

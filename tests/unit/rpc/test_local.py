@@ -337,24 +337,34 @@ async def test_only_this_user_may_open_it(server: LocalServer) -> None:
     assert stat.S_IMODE(mode) == 0o600
 
 
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made; none takes its time."""
+    made, sleep = [], asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        made.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("paceline.rpc.local.asyncio.sleep", noted)
+    return made
+
+
 async def test_a_connection_that_cannot_be_accepted_is_not_the_end(
-    server: LocalServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: LocalServer,
+    paused: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    loop, paused = asyncio.get_running_loop(), []
-    accept, sleep = loop.sock_accept, asyncio.sleep
-    failures = [OSError(24, "Too many open files")]
+    loop = asyncio.get_running_loop()
+    accept, failures = loop.sock_accept, [OSError(24, "Too many open files")]
 
     async def starved(listener: socket.socket) -> Any:
         if failures:
             raise failures.pop()
         return await accept(listener)
 
-    async def noted(seconds: float) -> None:
-        paused.append(seconds)
-        await sleep(0)
-
     monkeypatch.setattr(loop, "sock_accept", starved)
-    monkeypatch.setattr("paceline.rpc.local.asyncio.sleep", noted)
     first = await connect(server.path, WORKER, lambda _: None, SECONDS)
     second = await connect(server.path, WORKER, lambda _: None, SECONDS)
     assert first is not None
@@ -362,6 +372,38 @@ async def test_a_connection_that_cannot_be_accepted_is_not_the_end(
     assert PAUSE_SECONDS in paused
     assert "Too many open files" in caplog.text
     first.close()
+    second.close()
+
+
+async def test_a_connection_that_cannot_be_watched_is_closed_and_not_the_end(
+    server: LocalServer,
+    engine: Engine,
+    paused: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The event loop may have no room for one more socket, as where the kernel's bound on watches is met."""
+    refused: list[socket.socket] = []
+
+    class Unwatched(LocalStream):
+        def __init__(self, connection: socket.socket, *others: Any) -> None:
+            if not refused:
+                refused.append(connection)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().__init__(connection, *others)
+
+    monkeypatch.setattr(local, "LocalStream", Unwatched)
+    with socket.socket(socket.AF_UNIX) as first:
+        first.setblocking(False)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(SECONDS):
+            await loop.sock_connect(first, server.path)
+            assert await loop.sock_recv(first, 1) == b""
+    assert refused[0].fileno() == -1
+    second = await connect(server.path, WORKER, lambda _: None, SECONDS)
+    assert second is not None
+    assert PAUSE_SECONDS in paused
+    assert "No space left on device" in caplog.text
     second.close()
 
 
@@ -380,13 +422,14 @@ async def test_what_is_not_there_or_is_no_socket_is_done_without(folder: Path) -
         assert await connect(str(path), WORKER, lambda _: None, SECONDS) is None
 
 
+@pytest.mark.parametrize("what", ["socket.socket", "LocalStream"])
 async def test_without_room_for_a_socket_it_is_done_without(
-    server: LocalServer, monkeypatch: pytest.MonkeyPatch
+    what: str, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: Any) -> socket.socket:
+    def full(*args: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(local.socket, "socket", full)
+    monkeypatch.setattr(f"paceline.rpc.local.{what}", full)
     found = await connect(server.path, WORKER, lambda _: None, SECONDS)
     monkeypatch.undo()
     assert found is None
