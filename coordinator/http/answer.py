@@ -134,7 +134,7 @@ class Answer:
     def _events(
         self, chunks: Sequence[dict[str, Any]], generations: Sequence[Generation], told: int
     ) -> list[bytes]:
-        """With the usage as OpenAI has it, still to come, or as vLLM has it: `told` tokens so far."""
+        """With the usage as OpenAI has it, still to come, or `told` tokens so far, those of all choices."""
         more: dict[str, Any] = {"usage": None} if self.request.include_usage else {}
         if chunks and self.request.tells_usage_so_far:
             more["usage"] = usage_so_far(generations, told)

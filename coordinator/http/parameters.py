@@ -133,7 +133,7 @@ class StreamOptions(Schema):
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: bool | None = told("Usage so far in every event; goes with include_usage.")
+    continuous_usage_stats: bool | None = told("Usage so far in every event, and at the end.")
 
 
 class SpeculativeDecoding(Schema):
@@ -226,13 +226,13 @@ class GenerationRequest(TolerantSchema):
     @property
     def include_usage(self) -> bool:
         """Whether the last event of a stream is the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.continuous_usage_stats)
 
     @property
     def tells_usage_so_far(self) -> bool:
-        """Whether every event of a stream has it. As with vLLM that goes with the last event's."""
-        options = self.stream_options
-        return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+        """Whether every event of a stream has it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, **own: Any) -> SamplingParams:
         """Raises InvalidArgumentError naming the core field."""
@@ -287,8 +287,11 @@ def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) ->
     """
     served = coordinator.model_name
     check_model(wanted.model, served)
-    if wanted.stream_options is not None and not wanted.stream:
+    options = wanted.stream_options
+    if options is not None and not wanted.stream:
         raise InvalidArgumentError("stream_options", "goes with stream=true")
+    if options is not None and options.continuous_usage_stats and options.include_usage is False:
+        raise InvalidArgumentError("stream_options.continuous_usage_stats", "goes with include_usage")
     if wanted.stream and wanted.include_speculative_decoding and not wanted.include_usage:
         raise InvalidArgumentError("include_speculative_decoding", "goes with stream_options.include_usage")
     return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": served}

@@ -193,6 +193,10 @@ async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> Non
         ({"best_of": 2}, "best_of"),
         ({"n": 0}, "n"),
         ({"stream_options": {}}, "stream_options"),
+        (
+            {"stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"include_speculative_decoding": True, "stream": True}, "include_speculative_decoding"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
