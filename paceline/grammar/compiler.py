@@ -35,6 +35,8 @@ _OWN_OPTIONS = '"x-guidance"'
 _KEPT_SECONDS = 4.0
 """Processor time that went into all that is kept: compiling it, and whatever was asked of it. It stands for
 the memory, which the library does not tell: some 250 MB for a second at most."""
+_MUCH_SECONDS = _KEPT_SECONDS / 4
+"""What took more than this is not kept once others are asked for."""
 _TRIAL_TOKENS = 8
 """How far a structure is followed before a request is taken on: some meet their bounds only behind the
 first tokens."""
@@ -89,13 +91,14 @@ class Grammars:
         Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
         constraint's own field.
         """
-        self._make_room()
+        known = self._compiled.pop(wanted, None)
+        if known is not None and known.seconds > _KEPT_SECONDS:
+            known = None
         begun = self._clock()
-        state = self._state(wanted, self._compiled.pop(wanted, None))
+        state = self._state(wanted, known)
         state.prototype.seconds += self._clock() - begun
+        self._make_room(state.prototype.seconds)
         self._compiled[wanted] = state.prototype
-        if len(self._compiled) > limits.MAX_COMPILED_STRUCTURES:
-            del self._compiled[next(iter(self._compiled))]
         return state
 
     def alone(self, wanted: StructuredOutputs) -> GrammarState:
@@ -115,12 +118,17 @@ class Grammars:
             self._clock,
         )
 
-    def _make_room(self) -> None:
-        """Forget what took most time. One that is in use all the time is compiled anew now and then."""
-        taken = sum(prototype.seconds for prototype in self._compiled.values())
-        while taken > _KEPT_SECONDS:
-            most = max(self._compiled, key=lambda wanted: self._compiled[wanted].seconds)
-            taken -= self._compiled.pop(most).seconds
+    def _make_room(self, seconds: float) -> None:
+        """Forget others until one more, of so many seconds, may be kept: first what took much for one alone,
+        then what was not asked for longest. Never what is asked for: all sequences of a worker wait while it
+        is compiled."""
+        for wanted in [w for w, other in self._compiled.items() if other.seconds > _MUCH_SECONDS]:
+            del self._compiled[wanted]
+        taken = seconds + sum(other.seconds for other in self._compiled.values())
+        while self._compiled and (
+            taken > _KEPT_SECONDS or len(self._compiled) >= limits.MAX_COMPILED_STRUCTURES
+        ):
+            taken -= self._compiled.pop(next(iter(self._compiled))).seconds
 
     def _compile(self, wanted: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         try:

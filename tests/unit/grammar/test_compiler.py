@@ -134,7 +134,7 @@ def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert [wanted.regex for wanted in one._compiled] == ["a", "c"]
 
 
-def test_what_took_most_processor_time_is_forgotten_before_it_takes_too_much_memory() -> None:
+def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_memory() -> None:
     """What a text leads to stays in what was compiled. Here every look at the clock costs an eighth of a
     second."""
     ticks = itertools.count()
@@ -147,9 +147,37 @@ def test_what_took_most_processor_time_is_forgotten_before_it_takes_too_much_mem
         busy.masks([1] * count)
         between = 2  # what is asked since room was made
         assert sum(kept.seconds for kept in one._compiled.values()) <= compiler._KEPT_SECONDS + between
-        assert first in one._compiled
     assert second not in one._compiled
     assert one.start(second).masks([1]).tolist() == busy.masks([1]).tolist()
+
+
+def test_what_is_asked_for_again_and_again_is_kept_beside_all_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiling it in every sequence of one request would keep all others waiting."""
+    seconds = [0.0]
+    right, compiled = compiler.Grammars._compile, []
+
+    def slow(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> Any:
+        compiled.append(wanted)
+        seconds[0] += 0.45 if wanted == A else 0.3
+        return right(self, wanted, tokenizer)
+
+    monkeypatch.setattr(compiler.Grammars, "_compile", slow)
+    one = grammars(clock=lambda: seconds[0])
+    for count in range(13):
+        one.start(StructuredOutputs(regex=f"b{{{count}}}"))
+    for _ in range(10):
+        one.start(A)
+    assert compiled.count(A) == 1
+    assert len(one._compiled) == 12  # eleven of 0.3 s beside the one of 0.45
+
+
+def test_one_structure_alone_is_compiled_anew_when_it_has_taken_too_much() -> None:
+    ticks = itertools.count()
+    one = grammars(clock=lambda: next(ticks) / 8)
+    states = [one.start(A) for _ in range(80)]
+    assert len({id(state.prototype) for state in states}) == 3
 
 
 def _wordpiece() -> str:
