@@ -57,8 +57,8 @@ _HELP = {
     "repetition_penalty": "Above 1 makes tokens that were used less likely.",
     "presence_penalty": "Lowers the logit of every token that was generated.",
     "frequency_penalty": "Lowers it once for each time the token was generated.",
-    "seed": "The same seed gives the same tokens, in coupled mode and at temperature 0; the server draws one "
-    "if none is given.",
+    "seed": "The same seed gives the same tokens, in coupled mode and at temperature 0. If none is given the "
+    "server draws one; a load test counts from 0.",
     "max_tokens": "The most tokens to generate.",
     "min_tokens": "The fewest tokens before it may stop.",
     "stop": "Text that ends the generation; may be repeated.",
