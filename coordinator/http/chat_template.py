@@ -123,8 +123,9 @@ class ChatTemplate:
         text = self._render(shown, add_generation_prompt, variables or {})
         named: dict[str, int] = {}
         for index, message in enumerate(shown):
+            role = messages[index]["role"]
             # One that is the role itself, as some clients give to every message, is not missed.
-            if message.get("name", messages[index]["role"]) != messages[index]["role"]:
+            if message.get("name", role) != role:
                 named.setdefault(message["role"], index)
         # Of each role: a rendering for each name would take long for thousands of them.
         for role, first in named.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,35 +73,34 @@ def test_code_is_kept_until_something_it_was_compiled_of_changes(tmp_path: Path)
     assert _run(tmp_path) == [-4, 96, 1, 1]
 
 
+@pytest.fixture
+def digest_beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Of a module, on a processor that has wide vectors, or has not."""
+
+    def digest(*, wide: bool) -> str:
+        monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": wide}))
+        return str(on_disk._digest_of.__wrapped__("paceline.engine.compiled.chain"))
+
+    return digest
+
+
 def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
-    monkeypatch: pytest.MonkeyPatch,
+    digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba keeps it by the name alone; weights lie in memory as suits the processor."""
-    digest_of = on_disk._digest_of.__wrapped__
-    module = "paceline.engine.compiled.chain"
     monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 1)
-    as_it_is = digest_of(module)
-    monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": True}))
-    assert digest_of(module) == as_it_is, "numba itself tells them apart"
+    as_it_is = digest_beside(wide=True)
+    assert digest_beside(wide=False) == as_it_is, "numba itself tells them apart"
     monkeypatch.setattr(on_disk.config, "CPU_NAME", "haswell")
-    wide = digest_of(module)
-    monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": False}))
-    assert len({as_it_is, wide, digest_of(module)}) == 3
+    assert len({as_it_is, digest_beside(wide=True), digest_beside(wide=False)}) == 3
 
 
 def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_is_there(
-    monkeypatch: pytest.MonkeyPatch,
+    digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba then leaves them out of what it keeps code by; weights lie in memory as with them."""
-    digest_of = on_disk._digest_of.__wrapped__
-    module = "paceline.engine.compiled.chain"
     monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 0)
-    digests = set()
-    for wide in (True, False):
-        features = FeatureMap({"avx512f": wide})
-        monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda features=features: features)
-        digests.add(digest_of(module))
-    assert len(digests) == 2
+    assert digest_beside(wide=True) != digest_beside(wide=False)
 
 
 def test_a_chain_is_compiled_of_all_that_it_calls() -> None:

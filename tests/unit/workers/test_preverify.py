@@ -30,6 +30,16 @@ def waiting(
     return worker
 
 
+def join(worker: Worker, *names: str) -> None:
+    """Other sequences that wait as well; their passes are not counted."""
+    for name in names:
+        worker.open(name)
+        worker.ask(name=name)
+    while worker.it._rounds:
+        worker.it.step()
+    worker.runner.passes.clear()
+
+
 def ledger(worker: Worker) -> tuple[int, ...]:
     held = worker.it.holdings.find("s")
     assert held is not None
@@ -247,12 +257,7 @@ def test_drafted_rounds_have_it_and_have_it_not_by_turns() -> None:
 
 def test_a_pass_has_no_more_rows_than_its_budget() -> None:
     worker = waiting(max_batch_tokens=33, max_sequences=50, num_blocks=200)
-    for i in range(40):
-        worker.open(f"{i}")
-        worker.ask(name=f"{i}")
-    while worker.it._rounds:
-        worker.it.step()
-    worker.runner.passes.clear()
+    join(worker, *map(str, range(40)))
     worker.run()
     assert worker.runner.passes == [33, 8]
     assert {worker.length(f"{i}") for i in range(40)} == {N + 1}
@@ -284,12 +289,7 @@ def test_sequences_that_share_passes_have_it_alike() -> None:
 def test_a_row_that_waits_holds_no_others(count: int) -> None:
     """Each waits for as long as its own sequence does."""
     worker = waiting()
-    for i in range(1, count):
-        worker.open(f"{i}")
-        worker.ask(name=f"{i}")
-    while worker.it._rounds:
-        worker.it.step()
-    worker.runner.passes.clear()
+    join(worker, *map(str, range(1, count)))
     worker.run()
     assert worker.runner.passes == [count]
     rows = [row.logits for row in worker.it._first_rows._rows.values()]
