@@ -62,6 +62,8 @@ def build(config: WorkerConfig) -> Built:
     warn_of_what_is_not_kept()
     # Nobody looks at a hub or at telemetry while a request waits.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     device = choose_device(config.device)
     make_current(device)
     keep_attention_from_cudnn(device)

@@ -21,6 +21,7 @@ from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, inspect_attention
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
 from paceline.engine.captured import Recorder, room_for_logits
+from paceline.engine.checkpoint import check_weights, refuse_single_file
 from paceline.engine.comparison import error_on_paged_cache, logits_of_transformers, tokens_to_compare
 from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
@@ -70,6 +71,7 @@ def load_model(
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
     name = str(path_or_id)
     device = torch.device(device)
+    refuse_single_file(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # of whatever kind: transformers and its configs have many
@@ -78,6 +80,9 @@ def load_model(
         ) from error
     _refuse_unsupported(config)
     _refuse_quantised(name, config)
+    # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
+    config._attn_implementation = None
+    check_weights(name, config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,

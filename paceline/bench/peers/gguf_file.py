@@ -14,10 +14,13 @@ def write_gguf(model: str, file: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from paceline.engine.checkpoint import check_weights
+
     config: Any = AutoConfig.from_pretrained(model)
     _check(config)
+    check_weights(model, config)
     load: Any = AutoModelForCausalLM.from_pretrained
-    state = load(model, dtype=torch.float32).state_dict()
+    state = load(model, dtype=torch.float32, use_safetensors=True).state_dict()
     writer: Any = gguf.GGUFWriter(str(file), "llama")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -24,8 +24,10 @@ class Transformers:
 
     def __init__(self, setup: PeerSetup) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
+
+        from paceline.engine.checkpoint import check_weights
 
         torch.set_num_threads(setup.threads)
         # transformers annotates these in ways that no caller can satisfy.
@@ -33,10 +35,12 @@ class Transformers:
         load: Any = AutoModelForCausalLM.from_pretrained
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+        for model in (setup.target, setup.draft):
+            check_weights(model, AutoConfig.from_pretrained(model))
         self._torch: Any = torch
         self._device = setup.device
         self._target, self._draft, self._draft_same_k = (
-            load(model, dtype=getattr(torch, dtype)).eval().to(setup.device)
+            load(model, dtype=getattr(torch, dtype), use_safetensors=True).eval().to(setup.device)
             for model, dtype in (
                 (setup.target, setup.target_dtype),
                 (setup.draft, setup.draft_dtype),
