@@ -25,6 +25,15 @@ MAX_PROMPT_CHARACTERS: Final = 8 * 1024 * 1024
 MAX_TOKENS: Final = 1_048_576
 """`max_tokens` and `min_tokens`."""
 
+MAX_LEDGER_TOKENS: Final = MAX_PROMPT_TOKENS + MAX_TOKENS
+"""Prompt and output of one sequence."""
+
+MAX_RECEIVED_TOKENS: Final = 2 * MAX_TOKENS
+"""Tokens that a client sends back to resume a request, of all choices together."""
+
+MAX_UNKNOWN_FIELD_BYTES: Final = 64 * 1024
+"""A larger message is searched for unknown fields as a whole: to list them one by one takes seconds."""
+
 MAX_SPECULATIVE_TOKENS: Final = 32
 """K of one round."""
 

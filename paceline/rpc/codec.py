@@ -26,6 +26,7 @@ from paceline.rpc.resume_codec import Resumption, cancel_request_from_proto, res
 from paceline.rpc.sampling_codec import (
     UNLIMITED_MAX_TOKENS,
     check_choices_remain,
+    check_count,
     check_named_tokens,
     check_opening,
     check_text,
@@ -49,6 +50,7 @@ __all__ = [
     "cancel_request_from_proto",
     "check_against_model",
     "check_choices_remain",
+    "check_count",
     "check_named_tokens",
     "check_opening",
     "check_text",
@@ -102,19 +104,14 @@ def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
     Whether ids lie in the vocabulary and probabilities are proper is the target worker's to check,
     where they become tensors.
     """
+    check_count("proposal.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS)
+    for name in ("parents", "distributions"):
+        if len(getattr(message, name)) not in (0, len(message.token_ids)):
+            raise InvalidArgumentError(f"proposal.{name}", "must be empty or one entry a node")
     refuse_unknown_fields(message, "proposal")
-    token_ids = tuple(message.token_ids)
-    if len(token_ids) > limits.MAX_SPECULATIVE_TOKENS:
-        raise InvalidArgumentError(
-            "proposal.token_ids", f"at most {limits.MAX_SPECULATIVE_TOKENS}, got {len(token_ids)}"
-        )
-    parents = tuple(message.parents)
-    if parents and len(parents) != len(token_ids):
-        raise InvalidArgumentError("proposal.parents", "must be empty or one entry a node")
+    token_ids, parents = tuple(message.token_ids), tuple(message.parents)
     if any(not -1 <= parent < index for index, parent in enumerate(parents)):
         raise InvalidArgumentError("proposal.parents", "must be in topological order")
-    if message.distributions and len(message.distributions) != len(token_ids):
-        raise InvalidArgumentError("proposal.distributions", "must be empty or one entry a node")
     return Proposal(token_ids, parents, tuple(_sparse_from_proto(d) for d in message.distributions))
 
 
@@ -178,6 +175,8 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
     """Raises InvalidArgumentError if counts and tokens disagree."""
     if len(message.token_ids) != message.num_accepted + 1:
         raise InvalidArgumentError("verdict.token_ids", "must be the accepted tokens and the next one")
+    check_count("verdict.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS + 1)
+    check_count("verdict.logprobs", message.logprobs, len(message.token_ids))
     logprobs = tuple(_logprobs_from_proto(entry) for entry in message.logprobs)
     if logprobs and [entry.token_id for entry in logprobs] != list(message.token_ids):
         raise InvalidArgumentError("verdict.logprobs", "must be empty or one entry a token")
@@ -204,6 +203,7 @@ def _logprobs_to_proto(entry: TokenLogprobs) -> common_pb2.TokenLogprobs:
 def _logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
     if len(message.top_token_ids) != len(message.top_logprobs):
         raise InvalidArgumentError("logprobs", "needs as many ids as log-probabilities")
+    check_count("logprobs", message.top_token_ids, limits.MAX_LOGPROBS)
     return TokenLogprobs(
         message.token_id,
         message.logprob,
@@ -226,6 +226,7 @@ def prompt_logprobs_to_proto(event: PromptLogprobs) -> target_pb2.PromptLogprobs
 
 def prompt_logprobs_from_proto(message: target_pb2.PromptLogprobs) -> PromptLogprobs:
     """Raises InvalidArgumentError."""
+    check_count("prompt_logprobs", message.logprobs, limits.MAX_PROMPT_LOGPROBS)
     return PromptLogprobs(
         message.sequence_id,
         message.epoch,

@@ -183,8 +183,9 @@ def _open(
     message: target_pb2.OpenTargetSequence | draft_pb2.OpenDraftSequence,
 ) -> OpenSequence | SequenceFailed:
     try:
-        codec.refuse_unknown_fields(message, "open_sequence")
+        codec.check_count("token_ids", message.token_ids, limits.MAX_LEDGER_TOKENS)
         params = codec.sequence_params_from_proto(message.params)
+        codec.refuse_unknown_fields(message, "open_sequence")
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, 0, error)
     return OpenSequence(message.sequence_id, message.epoch, tuple(message.token_ids), params)
@@ -197,8 +198,9 @@ def _closing(message: target_pb2.CloseSequence) -> CloseSequence:
 
 def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFailed:
     try:
-        codec.refuse_unknown_fields(message, "verify_round")
+        codec.check_count("committed_tail", message.committed_tail, limits.MAX_LEDGER_TOKENS)
         proposal = codec.proposal_from_proto(message.proposal)
+        codec.refuse_unknown_fields(message, "verify_round")
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
     return VerifyRound(
@@ -213,8 +215,8 @@ def _verify_round(message: target_pb2.VerifyRound) -> VerifyRound | SequenceFail
 
 def _verify_ahead(message: target_pb2.VerifyAhead) -> VerifyAhead | SequenceFailed:
     try:
-        codec.refuse_unknown_fields(message, "verify_ahead")
         proposals = _proposals_by_outcome(message.continuations)
+        codec.refuse_unknown_fields(message, "verify_ahead")
     except InvalidArgumentError as error:
         return SequenceFailed(message.sequence_id, message.epoch, message.round, error)
     where = message.sequence_id, message.epoch, message.round, message.base_length
@@ -228,6 +230,7 @@ def _check_num_draft_tokens(name: str, k: int) -> None:
 
 def _draft_round(message: draft_pb2.DraftRound) -> DraftRound | SequenceFailed:
     try:
+        codec.check_count("committed_tail", message.committed_tail, limits.MAX_LEDGER_TOKENS)
         codec.refuse_unknown_fields(message, "draft_round")
         _check_num_draft_tokens("num_draft_tokens", message.num_draft_tokens)
         if message.num_lookahead_tokens:
@@ -310,12 +313,11 @@ def _continuations(proposals: Mapping[tuple[int, int], Proposal]) -> list[common
 def _proposals_by_outcome(
     continuations: Sequence[common_pb2.Continuation],
 ) -> dict[tuple[int, int], Proposal]:
-    if len(continuations) > limits.MAX_CONTINUATIONS:
-        raise InvalidArgumentError("continuations", f"at most {limits.MAX_CONTINUATIONS}")
+    codec.check_count("continuations", continuations, limits.MAX_CONTINUATIONS)
     proposals: dict[tuple[int, int], Proposal] = {}
     for each in continuations:
-        codec.refuse_unknown_fields(each, "continuations")
         proposals[each.num_accepted, each.next_token] = codec.proposal_from_proto(each.proposal)
+        codec.refuse_unknown_fields(each, "continuations")
     return proposals
 
 

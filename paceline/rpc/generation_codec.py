@@ -131,6 +131,8 @@ def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequ
 
 def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> GenerateCall:
     """Raises InvalidArgumentError naming the field."""
+    sampling = sampling_from_proto(message.sampling)
+    resumption = resumption_from_proto(message, sampling.n)
     refuse_unknown_fields(message, "request")
     if len(message.request_id) > limits.MAX_REQUEST_ID_CHARACTERS:
         raise InvalidArgumentError("request_id", f"at most {limits.MAX_REQUEST_ID_CHARACTERS} characters")
@@ -144,14 +146,13 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
                 raise InvalidArgumentError("prompt", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
         case "token_ids":
             refuse_unknown_fields(message.token_ids, "prompt")
-            prompt = tuple(message.token_ids.ids)
-            if not prompt:
+            if not message.token_ids.ids:
                 raise InvalidArgumentError("prompt", "must not be empty")
-            if len(prompt) > limits.MAX_PROMPT_TOKENS:
+            if len(message.token_ids.ids) > limits.MAX_PROMPT_TOKENS:
                 raise InvalidArgumentError("prompt", f"at most {limits.MAX_PROMPT_TOKENS} tokens")
+            prompt = tuple(message.token_ids.ids)
         case _:
             raise InvalidArgumentError("prompt", "is required, as text or token ids")
-    sampling = sampling_from_proto(message.sampling)
     return GenerateCall(
         request_id=message.request_id,
         prompt=prompt,
@@ -159,7 +160,7 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
         speculation=speculation_from_proto(message.speculation),
         cache_salt=message.cache_salt,
         resumable=message.resumable,
-        resumption=resumption_from_proto(message, sampling.n),
+        resumption=resumption,
     )
 
 

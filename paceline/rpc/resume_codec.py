@@ -45,20 +45,24 @@ def resumption_from_proto(message: generation_pb2.GenerateRequest, choices: int)
     """None where the request begins. Raises InvalidArgumentError naming the field."""
     if message.resumable and not message.request_id:
         raise InvalidArgumentError("request_id", "is required of a request that may be resumed")
-    resume_from = tuple(message.resume_from)
-    if not resume_from:
+    if not message.resume_from:
         if message.received:
             raise InvalidArgumentError("received", "goes with resume_from only")
         return None
     if not message.request_id:
         raise InvalidArgumentError("request_id", "is required to resume a request")
-    if len(resume_from) != choices:
+    if len(message.resume_from) != choices:
         raise InvalidArgumentError("resume_from", f"needs one index each choice, of which n is {choices}")
+    resume_from = tuple(message.resume_from)
     if max(resume_from) > limits.MAX_TOKENS:
         raise InvalidArgumentError("resume_from", f"must be in [0, {limits.MAX_TOKENS}]")
-    for sequence in message.received:
+    if len(message.received) not in (0, choices):
+        raise InvalidArgumentError("received", f"needs one list each choice, of which n is {choices}")
+    for sequence, count in zip(message.received, resume_from, strict=False):
         refuse_unknown_fields(sequence, "received")
-    received = tuple(tuple(sequence.ids) for sequence in message.received)
-    if received and [len(token_ids) for token_ids in received] != list(resume_from):
-        raise InvalidArgumentError("received", "needs as many tokens of each choice as resume_from says")
-    return Resumption(resume_from, received)
+        if len(sequence.ids) != count:
+            raise InvalidArgumentError("received", "needs as many tokens of each choice as resume_from says")
+    if message.received and sum(resume_from) > limits.MAX_RECEIVED_TOKENS:
+        most = limits.MAX_RECEIVED_TOKENS
+        raise InvalidArgumentError("received", f"at most {most} tokens of all choices together")
+    return Resumption(resume_from, tuple(tuple(sequence.ids) for sequence in message.received))

@@ -6,7 +6,7 @@ would change what the caller asked for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any
 
 from google.protobuf.message import Message
@@ -44,16 +44,39 @@ _PLAIN_SAMPLING_FIELDS = (
     "prompt_logprobs",
     "echo",
 )
+_MOST = {
+    "logit_bias": limits.MAX_LOGIT_BIAS_ENTRIES,
+    "stop": limits.MAX_STOP_STRINGS,
+    "stop_token_ids": limits.MAX_STOP_TOKEN_IDS,
+    "bad_words": limits.MAX_BAD_WORDS,
+    "allowed_token_ids": limits.MAX_ALLOWED_TOKEN_IDS,
+}
 _TOKEN_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 UNLIMITED_MAX_TOKENS = -1
 """`max_tokens` on the wire for "up to the model's length"."""
 
 
 def refuse_unknown_fields(message: Message, name: str) -> None:
-    """Raise InvalidArgumentError if `message` carries a field this version does not define."""
+    """Raise InvalidArgumentError if `message` carries a field this version does not define.
+
+    A large message is refused for those of the messages in it as well, and loses all of them. Both look at
+    all that it holds: count its lists before.
+    """
+    size = message.ByteSize()
+    if size > limits.MAX_UNKNOWN_FIELD_BYTES:
+        message.DiscardUnknownFields()
+        if message.ByteSize() != size:
+            raise InvalidArgumentError(name, "has unknown parameters")
+        return
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise InvalidArgumentError(name, f"unknown parameter (field number {unknown[0].field_number})")
+
+
+def check_count(name: str, values: Sized, most: int) -> None:
+    """Raises InvalidArgumentError for more than `most`. A list of a message is counted before it is read."""
+    if len(values) > most:
+        raise InvalidArgumentError(name, f"at most {most}, got {len(values)}")
 
 
 def check_text(name: str, text: str) -> None:
@@ -128,6 +151,7 @@ def structure_to_proto(structure: StructuredOutputs) -> common_pb2.StructuredOut
 
 def structure_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOutputs:
     """Raises InvalidArgumentError naming the field."""
+    check_count(f"{STRUCTURE}.choice", message.choice.texts, limits.MAX_STRUCTURE_CHOICES)
     refuse_unknown_fields(message, STRUCTURE)
     refuse_unknown_fields(message.choice, f"{STRUCTURE}.choice")
     kind = message.WhichOneof("constraint")
@@ -138,6 +162,10 @@ def structure_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOut
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidArgumentError naming the field."""
+    for name, most in _MOST.items():
+        check_count(name, getattr(message, name), most)
+    has_structure = message.HasField("structured_outputs")
+    structure = structure_from_proto(message.structured_outputs) if has_structure else None
     refuse_unknown_fields(message, "sampling")
     given = {descriptor.name for descriptor, _ in message.ListFields()}
     values = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS if name in given}
@@ -155,11 +183,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         bad_words=tuple(message.bad_words),
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
-        structured_outputs=(
-            structure_from_proto(message.structured_outputs)
-            if message.HasField("structured_outputs")
-            else None
-        ),
+        structured_outputs=structure,
         **values,
     )
 
@@ -192,18 +216,18 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
 
 def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequenceParams:
     """Raises InvalidArgumentError; a sequence without a seed cannot be sampled repeatably."""
-    refuse_unknown_fields(message, "params")
+    # A word has a form with a leading space and one without.
+    check_count("bad_words", message.bad_words_token_ids, 2 * limits.MAX_BAD_WORDS)
     sampling = sampling_from_proto(message.sampling)
+    refuse_unknown_fields(message, "params")
     if sampling.seed is None:
         raise InvalidArgumentError("seed", "a worker's sequence needs one")
     for sequence in message.bad_words_token_ids:
         refuse_unknown_fields(sequence, "bad_words")
+        if not 1 <= len(sequence.token_ids) <= limits.MAX_BAD_WORD_TOKENS:
+            bounds = f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each"
+            raise InvalidArgumentError("bad_words", bounds)
     bad_words = tuple(tuple(sequence.token_ids) for sequence in message.bad_words_token_ids)
-    # A word has a form with a leading space and one without.
-    if len(bad_words) > 2 * limits.MAX_BAD_WORDS:
-        raise InvalidArgumentError("bad_words", f"at most {2 * limits.MAX_BAD_WORDS} sequences of tokens")
-    if not all(1 <= len(token_ids) <= limits.MAX_BAD_WORD_TOKENS for token_ids in bad_words):
-        raise InvalidArgumentError("bad_words", f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each")
     if len(message.cache_salt) > 2 * limits.MAX_CACHE_SALT_CHARACTERS:
         raise InvalidArgumentError("cache_salt", f"at most {2 * limits.MAX_CACHE_SALT_CHARACTERS} characters")
     return SequenceParams(
