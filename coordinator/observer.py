@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.errors import PacelineError
-from paceline.core.types import Timings, Verdict
+from paceline.core.types import Timings, TokenOrigin
 
 if TYPE_CHECKING:
     from coordinator.generation import Generation
+    from coordinator.ledger import Commit
     from coordinator.running import Running
     from paceline.rpc.codec import GenerateCall
 
@@ -37,9 +38,11 @@ class RoundRecord:
     prefills: bool = False
     """The target opened the sequence in it."""
     num_draft: int = 0
+    """Draft tokens that were verified."""
     num_accepted: int = 0
+    """Those of them that were committed: none behind the sequence's end."""
     num_tokens: int = 0
-    """Tokens that were committed."""
+    """Tokens that were committed: the accepted ones, and one more unless the last of them is the last."""
     draft: Timings | None = None
     """None without a proposal that was waited for."""
     draft_waited: float = 0.0
@@ -50,10 +53,11 @@ class RoundRecord:
         """Its proposal came."""
         self.draft, self.draft_waited = timings, waited
 
-    def judged(self, now: float, waited: float, num_draft: int, verdict: Verdict, num_tokens: int) -> None:
+    def judged(self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit) -> None:
         """Its verdict was committed, maybe not whole."""
-        self.ended, self.verify, self.verify_waited = now, verdict.timings, waited
-        self.num_draft, self.num_accepted, self.num_tokens = num_draft, verdict.num_accepted, num_tokens
+        self.ended, self.verify, self.verify_waited = now, timings, waited
+        self.num_draft, self.num_tokens = num_draft, len(commit.token_ids)
+        self.num_accepted = commit.origins.count(TokenOrigin.ACCEPTED)
 
 
 @dataclass(slots=True)

@@ -81,7 +81,6 @@ class Planner(Sequence):
     def _copies(self, match: Match) -> None:
         """This round's proposal is a copy."""
         self._source, self._record.copied = match, True
-        self.stats.num_prompt_lookups += 1
 
     def _repetition(self) -> Match | None:
         """Where the text went like this before, if that is of use."""
@@ -107,6 +106,7 @@ class Planner(Sequence):
             self._planned = self._source_ahead = None
             self._forget_foreseen()
         self._proposal = NOTHING
+        self._record.hit = self._record.copied = False
 
     def _forget_foreseen(self) -> None:
         """What was handed to the target for the round after this one."""

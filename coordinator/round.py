@@ -215,7 +215,6 @@ class RoundMachine(Planner):
 
     def _hit(self, proposal: Proposal) -> None:
         self._draft.has_read(self.ledger)
-        self.stats.num_lookahead_hits += 1
         self._record.hit = True
         self._policy.proposed(proposal.num_draft_tokens, 0.0, 0)
 
@@ -271,15 +270,16 @@ class RoundMachine(Planner):
         num_draft = self._proposal.num_draft_tokens
         if self._is_drafted:
             self._draft.failures = 0
-        self.stats.record(num_draft, verdict.num_accepted)
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
+        # The policy learns from the whole verdict; what is counted is what is committed.
         self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         following = self._following(verdict)
         self._target.losses = 0
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
-        self._record.judged(now, waited, num_draft, verdict, len(commit.token_ids))
+        self._record.judged(now, waited, num_draft, verdict.timings, commit)
+        self.stats.record(self._record)
         self.committed = self._record
         if commit.finish is not None:
             return [Emit(commit), *self._close()]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coordinator.observer import RoundRecord
 from paceline.core.types import Timings
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts over the rounds of one request."""
+    """Counts over the rounds of one request, as they were committed.
+
+    Draft tokens behind the end of a sequence were verified, but are neither accepted nor rejected.
+    """
 
     num_rounds: int = 0
     num_spec_steps: int = 0
+    num_spec_tokens: int = 0
+    """Tokens that were committed in rounds with a proposal."""
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
@@ -22,17 +28,21 @@ class SpeculationStats:
     histogram: list[int] = field(default_factory=list)
     """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
     reached: list[int] = field(default_factory=list)
-    """Entry i: proposals whose first i tokens were accepted and that have a token at position i."""
+    """Entry i: proposals whose token at position i was accepted or replaced by a correction."""
     accepted_at: list[int] = field(default_factory=list)
     """Entry i: those of them whose token at position i was accepted."""
 
-    def record(self, num_draft: int, num_accepted: int) -> None:
-        """Count one round."""
+    def record(self, told: RoundRecord) -> None:
+        """Count one round that was committed."""
+        num_draft, num_accepted = told.num_draft, told.num_accepted
         self.num_rounds += 1
         if num_draft == 0:
             return
         self.num_spec_steps += 1
+        self.num_spec_tokens += told.num_tokens
         self.num_draft_tokens += num_draft
+        self.num_lookahead_hits += told.hit
+        self.num_prompt_lookups += told.copied
         self.num_accepted_draft_tokens += num_accepted
         for counts, size in (
             (self.histogram, num_draft + 1),
@@ -41,7 +51,7 @@ class SpeculationStats:
         ):
             counts.extend([0] * (size - len(counts)))
         self.histogram[num_accepted] += 1
-        for i in range(min(num_accepted + 1, num_draft)):
+        for i in range(min(told.num_tokens, num_draft)):
             self.reached[i] += 1
         for i in range(num_accepted):
             self.accepted_at[i] += 1
@@ -53,8 +63,8 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds with a proposal; 1 without any."""
-        return 1 + (self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 0.0)
+        """Committed tokens of a round with a proposal; 1 without any."""
+        return self.num_spec_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:

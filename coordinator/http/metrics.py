@@ -141,13 +141,17 @@ class CoordinatorCollector(Collector):
             ("lookahead_hits", "Rounds whose proposal was there when they began.", of.lookahead_hits),
             ("prompt_lookups", "Rounds whose proposal was copied from the text so far.", of.prompt_lookups),
             ("spec_decode_num_drafts", "Rounds with a proposal.", of.num_drafts),
-            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", of.num_draft_tokens),
-            ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", of.num_accepted_tokens),
+            (
+                "spec_decode_num_draft_tokens",
+                "Draft tokens verified, also behind an end.",
+                of.num_draft_tokens,
+            ),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were committed.", of.num_accepted_tokens),
         ):
             yield make.counter(name, text, _one(value))
         yield make.counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by position in the proposal.",
+            "Draft tokens that were committed, by position in the proposal.",
             [([str(i)], count) for i, count in enumerate(of.accepted_at[:shown])],
             ["position"],
         )

@@ -99,8 +99,8 @@ class Counts:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds with a proposal."""
-        return 1 + (_share(self.num_accepted_draft_tokens, self.num_spec_steps) or 0.0)
+        """Committed tokens of a round with a proposal: every other round has one."""
+        return 1 + (_share(self.completion_tokens - self.num_rounds, self.num_spec_steps) or 0.0)
 
     @property
     def hit_rate(self) -> float | None:

@@ -40,17 +40,19 @@ class SpeculativeDecoding:
     """
 
     mean_acceptance_length: float
-    """1 + accepted / rounds with a proposal."""
+    """Committed tokens of a round with a proposal; 1 without any."""
     draft_acceptance_rate: float
-    """Accepted / drafted."""
+    """Accepted / drafted; draft tokens behind the end of the output count as drafted."""
     acceptance_histogram: tuple[int, ...]
-    """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
+    """Entry i: rounds with a proposal in which exactly i draft tokens were accepted and committed."""
     num_spec_steps: int
     """Rounds with a proposal."""
     num_draft_tokens: int
+    """Draft tokens that were verified, those behind the end of the output included."""
     num_accepted_draft_tokens: int
+    """Those that were committed: the tokens of origin `accepted`."""
     acceptance_rate_per_position: tuple[float, ...]
-    """Entry i: share of the proposals that reach position i whose draft token there was accepted."""
+    """Entry i: of the draft tokens at position i that were accepted or replaced, the share accepted."""
     num_rounds: int
     """All rounds, those of plain decoding included."""
     num_lookahead_hits: int

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from paceline.client.results import RoundTimings
+from paceline.client.results import RoundTimings, SpeculativeDecoding
 from paceline.loadtest.outcomes import MEASURES, Outcome
 
 _PARTS = ("draft", "target", "queue", "wire", "coordinator", "total")
@@ -53,7 +53,7 @@ class Speculation:
     draft_acceptance_rate: float | None
     """Accepted / drafted; None when nothing was drafted."""
     mean_acceptance_length: float
-    """1 + accepted / rounds with a proposal."""
+    """Committed tokens of a round with a proposal."""
     accepted_to_position: tuple[float, ...]
     """Entry i: share of the rounds with a proposal in which draft token i and all before it were accepted."""
     seconds_per_round: RoundTimings | None
@@ -138,6 +138,11 @@ def most_at_a_time(spans: Iterable[tuple[float, float]]) -> int:
     return most
 
 
+def _mean_acceptance_length(stats: Sequence[SpeculativeDecoding]) -> float:
+    steps = sum(s.num_spec_steps for s in stats)
+    return sum(s.mean_acceptance_length * s.num_spec_steps for s in stats) / steps if steps else 1.0
+
+
 def _speculation(outcomes: Sequence[Outcome]) -> Speculation:
     answers = [answer for outcome in outcomes if (answer := outcome.answer)]
     tokens = sum(outcome.completion_tokens for outcome in outcomes)
@@ -157,7 +162,7 @@ def _speculation(outcomes: Sequence[Outcome]) -> Speculation:
         num_prompt_lookups=sum(s.num_prompt_lookups for s in stats),
         tokens_per_round=tokens / rounds if rounds else None,
         draft_acceptance_rate=accepted / drafted if drafted else None,
-        mean_acceptance_length=1 + (accepted / steps if steps else 0.0),
+        mean_acceptance_length=_mean_acceptance_length(stats),
         accepted_to_position=tuple(number / steps for number in reached) if steps else (),
         seconds_per_round=RoundTimings(*(part / rounds for part in parts)) if rounds else None,
     )

@@ -512,12 +512,15 @@ class SpeculativeDecoding(_message.Message):
     NUM_LOOKAHEAD_HITS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOOKUPS_FIELD_NUMBER: _builtins.int
     mean_acceptance_length: _builtins.float
-    """1 + accepted / rounds with a proposal."""
+    """Committed tokens of a round with a proposal; 1 without any."""
     draft_acceptance_rate: _builtins.float
+    """Accepted / drafted."""
     num_spec_steps: _builtins.int
     """Rounds with a proposal."""
     num_draft_tokens: _builtins.int
+    """Draft tokens that were verified, those behind the end of the output included."""
     num_accepted_draft_tokens: _builtins.int
+    """Those that were committed: the tokens of origin ACCEPTED."""
     num_rounds: _builtins.int
     """All rounds, those of plain decoding included."""
     num_lookahead_hits: _builtins.int
@@ -526,11 +529,11 @@ class SpeculativeDecoding(_message.Message):
     """Rounds whose proposal was copied from the sequence's own text."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
+        """Entry i: rounds with a proposal in which exactly i draft tokens were accepted and committed."""
 
     @_builtins.property
     def acceptance_rate_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Entry i: share of proposals that reach position i whose draft token there was accepted."""
+        """Entry i: of the draft tokens at position i that were accepted or replaced, the share accepted."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,6 +21,8 @@ from harness.stacks import RunningStack, own_coordinator, running_stack
 from harness.waiting import HANG, until
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.client import TokenOrigin
+from paceline.client.results import to_plain
 from paceline.core.errors import InvalidArgumentError
 from paceline.telemetry.traceparent import TraceParent
 from paceline.v1 import generation_pb2 as pb
@@ -31,6 +34,10 @@ C_LINE = re.compile(r"\] [IWEF]\d{4} ")
 SERVICES = {"paceline-coordinator", "paceline-target", "paceline-draft"}
 
 
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""`/metrics`: (name, labels) to value."""
+
+
 @dataclass
 class Watched:
     """A stack with everything switched on."""
@@ -39,8 +46,8 @@ class Watched:
     collector: Collector
     http: str
 
-    def samples(self, url: str | None = None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """`/metrics`: (name, labels) to value."""
+    def samples(self, url: str | None = None) -> Samples:
+        """What `/metrics` says."""
         with urllib.request.urlopen(url or f"{self.http}/metrics", timeout=HANG) as answer:
             text = answer.read().decode()
         return {
@@ -116,6 +123,15 @@ def complete(watched: Watched, **values: Any) -> httpx2.Response:
 # ---- metrics --------------------------------------------------------------------------------------
 
 
+def growth(before: Samples, after: Samples, name: str, **labels: str) -> float:
+    """By how much the samples of a metric that have these labels grew together."""
+    return sum(
+        value - before.get((found, of), 0.0)
+        for (found, of), value in after.items()
+        if found == f"paceline:{name}" and frozenset(labels.items()) <= of
+    )
+
+
 def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
     before = watched.samples()
     result = watched.running.client.generate(
@@ -123,13 +139,7 @@ def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
     )
     after = watched.samples()
 
-    def grown(name: str, **labels: str) -> float:
-        return sum(
-            value - before.get((found, of), 0.0)
-            for (found, of), value in after.items()
-            if found == f"paceline:{name}" and frozenset(labels.items()) <= of
-        )
-
+    grown = partial(growth, before, after)
     stats = result.speculative_decoding
     assert grown("request_success_total", finished_reason="length") == 1
     assert grown("prompt_tokens_total") == result.usage.prompt_tokens
@@ -160,6 +170,52 @@ def test_what_a_request_did_is_what_the_metrics_say(watched: Watched) -> None:
     waited = grown("request_queue_time_seconds_sum") + grown("request_prefill_time_seconds_sum")
     assert waited == pytest.approx(first)
     assert grown("grpc_requests_total", method="paceline.v1.GenerationService/Generate", code="OK") == 1
+
+
+COUNTING = ", ".join(map(str, range(1, 17))) + ", "
+AGAIN = f"{COUNTING}{COUNTING}1, 2, 3,"
+"""A prompt that goes on as it began: proposals are accepted whole, also behind a stop."""
+
+
+@pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("ends", [{"stop": ["15,"]}, {"stop": ["13,"], "min_tokens": 9}, {"max_tokens": 7}])
+def test_what_is_counted_is_what_was_sent(watched: Watched, mode: str, ends: dict[str, Any]) -> None:
+    """By the result over gRPC, the usage over HTTP and the metrics, for the same two requests."""
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 60} | ends
+    speculation = {"num_speculative_tokens": 8, "acceptance": mode}
+    before = watched.samples()
+    result = watched.running.client.generate(AGAIN, asked, speculation=speculation, timeout=HANG)
+    between = watched.samples()
+    body = {"prompt": AGAIN, "speculative_decoding": speculation, "include_speculative_decoding": True}
+    answer = complete(watched, **asked, **body).json()
+    after = watched.samples()
+
+    told, usage = result.speculative_decoding, answer["usage"]
+    origins = Counter(origin.value for origin in result.origins)
+    ends_accepted = result.origins[-1] is TokenOrigin.ACCEPTED
+    assert told.num_accepted_draft_tokens == origins["accepted"] > 0
+    assert len(result.token_ids) == told.num_rounds + told.num_accepted_draft_tokens - ends_accepted
+    plain = told.num_rounds - told.num_spec_steps
+    assert origins["target"] == plain
+    assert told.mean_acceptance_length * told.num_spec_steps == pytest.approx(len(result.token_ids) - plain)
+
+    over_http, tokens = usage["speculative_decoding"], usage["completion_tokens"]
+    assert tokens == len(result.token_ids)
+    less = tokens - over_http["num_rounds"] - over_http["num_accepted_draft_tokens"]
+    assert less in (0, -1)
+    for earlier, later, counts, length in (
+        (before, between, to_plain(told), len(result.token_ids)),
+        (between, after, over_http, tokens),
+    ):
+        grown = partial(growth, earlier, later)
+        assert grown("generation_tokens_total") == length
+        assert grown("rounds_total") == counts["num_rounds"]
+        assert grown("spec_decode_num_accepted_tokens_total") == counts["num_accepted_draft_tokens"]
+        assert grown("spec_decode_num_draft_tokens_total") == counts["num_draft_tokens"]
+        assert grown("spec_decode_num_drafts_total") == counts["num_spec_steps"]
+        assert grown("spec_decode_num_accepted_tokens_per_pos_total") == counts["num_accepted_draft_tokens"]
+    if ends == {"stop": ["15,"]}:
+        assert ends_accepted, "more was accepted than the stop left"
 
 
 def test_the_parts_of_the_rounds_are_their_whole(watched: Watched) -> None:

@@ -21,15 +21,16 @@ def check_report(result: GenerationResult, k: int) -> None:
     assert accepted == what.num_accepted_draft_tokens <= what.num_draft_tokens <= k * what.num_spec_steps
     if what.num_draft_tokens:
         assert what.draft_acceptance_rate == pytest.approx(accepted / what.num_draft_tokens)
-        assert what.mean_acceptance_length == pytest.approx(1 + accepted / what.num_spec_steps)
+        plain = what.num_rounds - what.num_spec_steps
+        length = (len(result.token_ids) - plain) / what.num_spec_steps
+        assert what.mean_acceptance_length == pytest.approx(length)
         assert len(what.acceptance_rate_per_position) <= k
     shown = result.origins.count(TokenOrigin.ACCEPTED)
     assert len(result.origins) == len(result.token_ids) == result.usage.completion_tokens
-    # The last verdict may have been clipped.
-    assert accepted - k <= shown <= accepted
+    assert accepted == shown
     assert result.origins[0] is TokenOrigin.TARGET
-    if result.finish_reason == "length":
-        assert shown + what.num_rounds >= len(result.token_ids)
+    ends_accepted = result.origins[-1] is TokenOrigin.ACCEPTED
+    assert len(result.token_ids) == what.num_rounds + accepted - ends_accepted
 
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection", "block"])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from coordinator.coordinator import Coordinator
-from coordinator.ledger import Finish
+from coordinator.ledger import Commit, Finish
 from coordinator.observer import RequestRecord, RoundRecord
 from coordinator.recorder import PHASES, Recorder
 from coordinator.running import Running
 from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
-from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, Verdict
+from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption
 
 SECONDS = 30.0  # after which a test has failed
@@ -56,8 +56,9 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
         waited = rng.random()
         now += waited
         accepted = rng.randint(0, k)
-        verdict = Verdict(accepted, (1,) * (accepted + 1), 9, Timings(rng.random(), rng.random()))
-        record.judged(now, waited, k, verdict, rng.randint(1, accepted + 1))
+        origins = [*[TokenOrigin.ACCEPTED] * accepted, TokenOrigin.CORRECTION][: rng.randint(1, accepted + 1)]
+        commit = Commit(0, (1,) * len(origins), tuple(origins), "")
+        record.judged(now, waited, k, Timings(rng.random(), rng.random()), commit)
         spent = rng.random() / 100
         play(recorder, running, record, now + spent)
         rounds.append((record, now + spent))

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from coordinator.observer import RoundRecord
 from coordinator.stats import RoundTimes, SpeculationStats
 from paceline.core.types import Timings
 
@@ -16,7 +17,7 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     rounds = [(k, rng.randint(0, k)) for k in (rng.randint(0, 5) for _ in range(rng.randint(0, 30)))]
     stats = SpeculationStats()
     for k, accepted in rounds:
-        stats.record(k, accepted)
+        stats.record(RoundRecord(num_draft=k, num_accepted=accepted, num_tokens=accepted + 1))
     with_proposal = [(k, a) for k, a in rounds if k]
     longest = max((k for k, _ in with_proposal), default=-1)
     assert stats.num_rounds == len(rounds)
@@ -34,14 +35,30 @@ def test_counts_equal_a_slow_count(seed: int) -> None:
     drafted, accepted = stats.num_draft_tokens, stats.num_accepted_draft_tokens
     assert stats.acceptance_rate == (accepted / drafted if drafted else 0.0)
     per_round = accepted / len(with_proposal) if with_proposal else 0.0
-    assert stats.mean_acceptance_length == 1 + per_round
+    assert stats.mean_acceptance_length == pytest.approx(1 + per_round)
 
 
 def test_nothing_drafted_is_a_length_of_one() -> None:
     stats = SpeculationStats()
-    stats.record(0, 0)
+    stats.record(RoundRecord(num_tokens=1))
     assert (stats.acceptance_rate, stats.mean_acceptance_length) == (0.0, 1.0)
     assert stats.acceptance_rate_per_position == []
+
+
+def test_draft_tokens_behind_the_end_are_not_judged() -> None:
+    stats = SpeculationStats()
+    stats.record(RoundRecord(num_draft=8, num_accepted=4, num_tokens=4))
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (8, 4)
+    assert stats.mean_acceptance_length == 4
+    assert stats.histogram == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert stats.reached == stats.accepted_at == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_hits_and_copies_are_those_of_committed_rounds() -> None:
+    stats = SpeculationStats()
+    stats.record(RoundRecord(num_draft=2, num_tokens=1, hit=True))
+    stats.record(RoundRecord(num_draft=2, num_tokens=1, copied=True))
+    assert (stats.num_lookahead_hits, stats.num_prompt_lookups) == (1, 1)
 
 
 def test_times_are_split_and_add_up() -> None:
