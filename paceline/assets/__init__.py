@@ -21,6 +21,15 @@ def path(role: str) -> Path:
     return Path(__file__).parent / role
 
 
-def resolve(model: str) -> str:
-    """`embedded:target` and `embedded:draft` as folders; every other name as it is."""
-    return str(path(model.removeprefix(_PREFIX))) if model.startswith(_PREFIX) else model
+def resolve(model: str, field: str = "model") -> str:
+    """`embedded:target` and `embedded:draft` as folders; every other name as it is.
+
+    Raises InvalidArgumentError naming `field` for an embedded model that is not there.
+    """
+    if not model.startswith(_PREFIX):
+        return model
+    role = model.removeprefix(_PREFIX)
+    if role not in ("target", "draft"):
+        known = f"{_PREFIX}target and {_PREFIX}draft"
+        raise InvalidArgumentError(field, f"{model} is unknown: {known} come with Paceline")
+    return str(path(role))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from paceline.bench.prompts import PROMPTS
 from paceline.core import limits
+from paceline.core.checks import device
 from paceline.core.config import DTYPES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams
@@ -70,6 +71,9 @@ class BenchConfig:
         """Raises InvalidArgumentError naming the field."""
         for name in ("temperature", "acceptance", "concurrency", "k"):
             _check_list(name, getattr(self, name))
+        device("device", self.device)
+        if self.draft_device is not None:
+            device("draft_device", self.draft_device)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
         for name in ("target_pass_seconds", "draft_pass_seconds"):

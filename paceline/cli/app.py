@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from paceline.cli import benching, generation, keys, loadtesting, planning, serving
+from paceline.cli.command import Commands, told_as
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
@@ -20,7 +21,7 @@ _HELP = "NoArgsIsHelpError"
 """What typer raises for a command that is nothing without another one; its message is the help. The class is
 not among those that typer exports."""
 
-app = typer.Typer(
+app = Commands(
     name="paceline",
     help="Speculative decoding across processes: a draft guesses, a target verifies, no token changes.",
     add_completion=False,
@@ -77,9 +78,9 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """`field: message`, as for errors of the configuration itself."""
+    """`--option: message`, as for errors of the configuration itself."""
     if not isinstance(error, typer.BadParameter):
         return error.format_message()
-    name = error.param.name if error.param is not None else None
+    name = told_as(error.ctx, error.param.name or "") if error.param is not None else None
     message = error.message.removeprefix("Value error, ") or "is required"
     return f"{name}: {message}" if name else error.format_message()

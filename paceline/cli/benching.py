@@ -8,11 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.assets.checkpoints import check_model
 from paceline.bench import FULL, QUICK, BenchConfig, print_record, require_matplotlib, run_bench, write_plots
 from paceline.cli.options import option
 from paceline.cli.printing import to_stderr, to_stdout
+from paceline.core.cores import check_threads
+from paceline.core.gpus import check_gpu
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import discard, log_to_stderr, sigterm_as_interrupt
+from paceline.supervisor.preflight import check_writable, check_writable_folder
 
 
 def register(app: typer.Typer) -> None:
@@ -117,8 +121,12 @@ def bench(
         "peers": False if no_peers else None,
     }
     config = configured(QUICK if quick else FULL, given)
+    _check_here(config)
+    if json is not None:
+        check_writable("json", json)
     if plots is not None:
         require_matplotlib()
+        check_writable_folder("plots", plots)
     console, told = to_stdout(), to_stderr()
     with sigterm_as_interrupt(), told.status("") as status:
         record = run_bench(
@@ -132,6 +140,18 @@ def bench(
     if plots is not None:
         for file in write_plots(record, plots):
             console.print(f"wrote {file}")
+
+
+def _check_here(config: BenchConfig) -> None:
+    """What this machine can tell of the models and devices before anything is loaded, by our names for them.
+
+    Raises InvalidArgumentError naming the field.
+    """
+    check_model("target_model", config.target_model)
+    check_model("draft_model", config.draft_model)
+    check_gpu("device", config.device)
+    check_gpu("draft_device", config.device_of_draft)
+    check_threads("threads", config.threads)
 
 
 def configured(preset: BenchConfig, given: dict[str, Any]) -> BenchConfig:

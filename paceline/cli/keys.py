@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.command import Commands
 from paceline.cli.options import option
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.keyfile import read_keys, write_keys
@@ -25,7 +26,7 @@ KEY_BYTES = 32
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    keys = typer.Typer(help="Make, list and remove API keys.", no_args_is_help=True, rich_markup_mode=None)
+    keys = Commands(help="Make, list and remove API keys.", no_args_is_help=True, rich_markup_mode=None)
     keys.command()(add)
     keys.command("list")(list_keys)
     keys.command()(remove)

@@ -19,6 +19,7 @@ from paceline.client import AsyncClient
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest import PROMPTS, LoadConfig, LoadTest, Report, print_report, read_prompts
+from paceline.supervisor.preflight import check_writable
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +53,7 @@ def loadtest(
         raise InvalidArgumentError("prompt_tokens", "has no meaning where --prompts gives the prompts")
     lines, sampling = PROMPTS if prompts is None else read_prompts(prompts), structure.of(sampling)
     if json is not None:
-        json.touch()  # what cannot be written is told of before the load, not after it
+        check_writable("json", json)  # before the load, not after it
 
     async def run(progress: Callable[[str], None]) -> Report:
         async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:

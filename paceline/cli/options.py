@@ -25,9 +25,9 @@ from paceline.supervisor.arguments import flag, negative_flag, variable
 _HELP = {
     "host": "Address to listen on.",
     "port": "Port to listen on; 0 takes a free one, which standard output names.",
-    "target_model": "A directory, a hub id, or `embedded:target`.",
+    "target_model": "A directory, a hub id, or `embedded:target`, which is taken if none is given.",
     "draft_model": "A directory, a hub id, or `embedded:draft`; with `none` only what a text repeats is "
-    "proposed.",
+    "proposed. If not given, the embedded draft for the embedded target, and none for any other.",
     "target_port": "Port of the target worker; 0 takes a free one.",
     "draft_port": "Port of the draft worker; 0 takes a free one.",
     "device": "auto, cpu, cuda or cuda:N.",

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.options import DRAFT_TOKENS, option
+from paceline.core.checks import device as check_device
+from paceline.core.gpus import check_gpu
 from paceline.core.types import AcceptanceMode
 from paceline.demo import DemoConfig, run_demo
 from paceline.plan import Plan, make_plan
@@ -69,6 +71,7 @@ def demo(
     verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,
 ) -> None:
     """Stream one completion on this machine, coloured by origin, and tell where its time went."""
+    check_gpu("device", check_device("device", device))
     stack = StackConfig(
         target_model=target_model,
         draft_model=draft_model,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from paceline.cli.connecting import DEFAULT_PORT, Transport
 from paceline.cli.options import Defaults, option, options_from_fields
-from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig
-from paceline.core.errors import UnavailableError
+from paceline.core.checks import device as check_device
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, check_dtype
+from paceline.core.cores import check_threads
+from paceline.core.errors import InvalidArgumentError, UnavailableError
+from paceline.core.gpus import check_gpu
 from paceline.core.leaving import leave
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
@@ -25,9 +29,11 @@ from paceline.supervisor import (
     sigterm_as_interrupt,
 )
 from paceline.supervisor.forking import await_arguments
+from paceline.supervisor.preflight import check_coordinator, check_text, check_worker
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 
 DEFAULT_HTTP_PORT = 8000
+EMBEDDED_TARGET, EMBEDDED_DRAFT = "embedded:target", "embedded:draft"
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +48,16 @@ def register(app: typer.Typer) -> None:
 
 @options_from_fields
 def serve(
-    options: Annotated[StackOptions, Defaults({"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT})],
+    options: Annotated[
+        StackOptions,
+        Defaults(
+            {"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT, "target_model": "", "draft_model": None}
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="The target model: the same as --target-model.", show_default=False),
+    ] = None,
     device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
     dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
     threads: Annotated[
@@ -50,7 +65,8 @@ def serve(
     ] = 0,
 ) -> None:
     """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
-    config = _checked(options, device=device, dtype=dtype, threads=threads)
+    config = _checked(_with_models(options, model), device=device, dtype=dtype, threads=threads)
+    _check_template(config.chat_template)
     configure_logging("supervisor", config.log_format)
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
@@ -61,11 +77,38 @@ def serve(
         print("stopped", flush=True)
 
 
+def _with_models(options: StackOptions, model: str | None) -> StackOptions:
+    """The options with the target that is named without an option, and with a draft that can go with it.
+
+    The embedded draft shares no tokenizer with another target than the embedded one.
+    """
+    if model is not None and options.target_model not in ("", model):
+        raise InvalidArgumentError(
+            "target_model", f"is {options.target_model}, and MODEL is {model}: name one"
+        )
+    target = model or options.target_model or EMBEDDED_TARGET
+    draft = options.draft_model or (EMBEDDED_DRAFT if target == EMBEDDED_TARGET else "none")
+    return replace(options, target_model=target, draft_model=draft)
+
+
+def _check_template(file: str) -> None:
+    """Raises InvalidArgumentError naming `chat_template` for one that the coordinator could not use."""
+    if not file:
+        return
+    from coordinator.http.chat_template import ChatTemplate
+
+    check_text("chat_template", file)
+    ChatTemplate(Path(file).read_text(encoding="utf-8"))
+
+
 def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
     """What is asked for, with `of_both` for each worker that leaves it open: `auto`, or 0 threads.
 
     Raises InvalidArgumentError naming the field; nothing is refused before all of it is known.
     """
+    check_gpu("device", check_device("device", of_both["device"]))
+    check_dtype("dtype", of_both["dtype"])
+    check_threads("threads", of_both["threads"])
     values = {f.name: getattr(options, f.name) for f in fields(options)}
     if options.draft_model == "none":
         values["draft_model"] = None
@@ -91,6 +134,8 @@ def _announce(stack: Stack) -> None:
 @options_from_fields
 def coordinator(config: CoordinatorConfig) -> None:
     """Run a coordinator alone; its workers run elsewhere."""
+    check_coordinator(config)
+    _check_template(config.chat_template)
     from coordinator.main import run
 
     run(config)
@@ -99,6 +144,7 @@ def coordinator(config: CoordinatorConfig) -> None:
 @options_from_fields
 def draft_worker(config: DraftConfig) -> None:
     """Run a draft worker alone."""
+    check_worker(config)
     from draft_worker.main import run
 
     run(config)
@@ -108,6 +154,7 @@ def draft_worker(config: DraftConfig) -> None:
 @options_from_fields
 def target_worker(config: TargetConfig) -> None:
     """Run a target worker alone."""
+    check_worker(config)
     from target_worker.main import run
 
     run(config)

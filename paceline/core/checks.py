@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final, Literal
@@ -42,6 +43,17 @@ def host_and_port(name: str, value: str) -> tuple[str, int]:
     there = bool(host) and port.isdecimal() and 0 < int(port) < 65536
     require(there, name, f"must be host:port, got {value!r}")
     return host, int(port)
+
+
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def device(name: str, value: str) -> str:
+    """What a model may run on, by its form: whether it is there its process finds out."""
+    there = isinstance(value, str) and bool(_DEVICE.fullmatch(value))
+    choices = "auto, cpu, cuda or cuda:N (cuda:0 is the first GPU)"
+    require(there, name, f"must be {choices}, got {value!r}")
+    return value
 
 
 AUTO: Final = "auto"

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from paceline.core import limits
-from paceline.core.checks import AUTO, DraftTokens, draft_tokens, host_and_port
+from paceline.core.checks import AUTO, DraftTokens, device, draft_tokens, host_and_port
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
@@ -22,6 +22,11 @@ NO_LOCAL_SOCKETS = "is not there on this system"
 def _check(condition: bool, name: str, message: str) -> None:
     if not condition:
         raise InvalidArgumentError(name, message)
+
+
+def check_dtype(name: str, value: str) -> None:
+    """Raises InvalidArgumentError naming the field for what is no number format of ours."""
+    _check(value in DTYPES, name, f"must be one of {', '.join(DTYPES)}, got {value}")
 
 
 def _check_cores(name: str, cores: tuple[int, ...]) -> None:
@@ -113,7 +118,8 @@ class WorkerConfig:
             f"must be in [0, 65535], got {self.metrics_port}",
         )
         _check_telemetry(self.log_format, self.otlp_traces_endpoint)
-        _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
+        device("device", self.device)
+        check_dtype("dtype", self.dtype)
         _check(self.threads >= 0, "threads", "must not be negative")
         _check_cores("cores", self.cores)
         _check_cores("message_cores", self.message_cores)
@@ -274,8 +280,10 @@ class CoordinatorConfig:
         """Raises InvalidArgumentError naming the field."""
         _check(bool(self.targets), "targets", "at least one target worker is required")
         for name in ("targets", "drafts"):
-            for address in getattr(self, name):
+            addresses = getattr(self, name)
+            for address in addresses:
                 host_and_port(name, address)
+                _check(addresses.count(address) == 1, name, f"{address} is given twice")
         for name in ("port", "http_port"):
             value = getattr(self, name)
             _check(0 <= value < 65536, name, f"must be in [0, 65535], got {value}")

@@ -64,6 +64,14 @@ def check_cores(cores: Collection[int], name: str = "cores") -> None:
         raise InvalidArgumentError(name, f"include {missing[0]}; this process may use {there}")
 
 
+def check_threads(name: str, threads: int) -> None:
+    """Raises InvalidArgumentError naming the field for more threads than this process may use cores: they
+    spin while they wait for each other."""
+    there = len(usable_cores())
+    if threads > there:
+        raise InvalidArgumentError(name, f"{threads} threads are more than the {there} cores of this process")
+
+
 def bind_thread(cores: Collection[int]) -> None:
     """Keep the calling thread, and threads that it will start, on these cores; none leaves it as it is."""
     if cores:

@@ -47,7 +47,9 @@ def read_prompts(file: Path) -> Prompts:
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError):
+    except OSError as error:
+        raise InvalidArgumentError(_FIELD, f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
         raise InvalidArgumentError(_FIELD, f"{file} cannot be read as text") from None
     # Not splitlines: JSON text may have other separators in it, as U+2028.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]

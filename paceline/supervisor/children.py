@@ -49,10 +49,13 @@ Sink = Callable[[str], None]
 
 
 class ChildFailedError(PacelineError):
-    """A child ended, or stayed silent, before it was ever ready. `exit_code` is fit for our own exit."""
+    """A child ended, or stayed silent, before it was ever ready. `exit_code` is fit for our own exit.
 
-    def __init__(self, role: str, message: str, exit_code: int) -> None:
-        super().__init__(f"{role}: {message}")
+    The message begins with the child's role, or with the `option` of ours that the child complains of.
+    """
+
+    def __init__(self, role: str, message: str, exit_code: int, *, option: str = "") -> None:
+        super().__init__(f"{option or role}: {message}")
         self.role = role
         self.exit_code = exit_code
 

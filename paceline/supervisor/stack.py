@@ -30,6 +30,7 @@ from paceline.supervisor.children import (
     log_to_stderr,
 )
 from paceline.supervisor.folders import working_folder
+from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
 
@@ -48,7 +49,10 @@ def check_tokenizers(target_model: str, draft_model: str) -> None:
     Models that are not local folders with a tokenizer.json pass; the coordinator compares them later.
     Raises TokenizerMismatchError naming both.
     """
-    prints = [_fingerprint(model) for model in (target_model, draft_model)]
+    prints = [
+        _fingerprint(field, model)
+        for field, model in (("target_model", target_model), ("draft_model", draft_model))
+    ]
     if None not in prints and prints[0] != prints[1]:
         raise TokenizerMismatchError(
             "draft_model",
@@ -57,7 +61,7 @@ def check_tokenizers(target_model: str, draft_model: str) -> None:
         )
 
 
-def _fingerprint(model: str) -> str | None:
+def _fingerprint(field: str, model: str) -> str | None:
     file = Path(assets.resolve(model)) / "tokenizer.json"
     if not file.is_file():
         return None
@@ -66,7 +70,7 @@ def _fingerprint(model: str) -> str | None:
     try:
         vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises nothing more special
-        raise InvalidArgumentError("tokenizer", f"{file} cannot be read: {error}") from None
+        raise InvalidArgumentError(field, f"{file} cannot be read: {error}") from None
     return vocabulary_fingerprint(vocabulary)
 
 
@@ -202,6 +206,7 @@ def serve_stack(
     Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
     """
     remaining = _countdown(config.start_timeout)
+    check_stack(config)
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
     # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.

@@ -61,7 +61,7 @@ def test_the_command_refuses_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["bench", "--k", "0"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("error: k: must be in")
+    assert capsys.readouterr().err.startswith("error: --k: must be in")
 
 
 def test_options_override_the_preset() -> None:

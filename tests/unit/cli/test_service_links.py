@@ -13,7 +13,7 @@ from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
 LINK = "tcp://10.96.1.2:50151"
 PORTS = ["PORT", "HTTP_PORT", "TARGET_PORT", "DRAFT_PORT", "METRICS_PORT"]
 # Refused once all options have been read, before anything is started.
-REFUSED = "start_timeout: must be positive"
+REFUSED = "--start-timeout: must be positive"
 
 
 def _serve(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,9 @@ def test_links_are_not_ports() -> None:
 @pytest.mark.parametrize("value", ["abc", "http://10.96.1.2:50151", "10.96.1.2:50151"])
 def test_what_is_no_link_is_refused_by_name(value: str) -> None:
     ended = _serve(PACELINE_HTTP_PORT=value)
-    assert (ended.returncode, ended.stderr.startswith("error: http_port: ")) == (2, True), ended.stderr
+    assert (ended.returncode, ended.stderr.startswith("error: PACELINE_HTTP_PORT: ")) == (2, True), (
+        ended.stderr
+    )
 
 
 def test_only_links_in_variables_of_ports_are_removed() -> None:

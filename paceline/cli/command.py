@@ -1,0 +1,132 @@
+"""How every command is parsed and helped, and how its errors name what was typed.
+
+A configuration's errors name its field. Whoever types a command knows its options and variables, so that an
+error names these here: `max_model_len` is `--max-model-len`, or `PACELINE_MAX_MODEL_LEN` where the value came
+from the environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from paceline.cli.environment import unknown_variables
+from paceline.cli.groups import GROUPED_COMMANDS, OTHER, group_of, in_order
+from paceline.cli.vllm import translated
+from paceline.core.errors import InvalidArgumentError
+from paceline.supervisor import ChildFailedError
+from paceline.telemetry.logs import configure_logging
+
+_FIELD = re.compile(r"(?<![\w/.-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)")
+"""A name with an underscore that is no part of a path: in a message the name of a field."""
+_OPTION = re.compile(r"(--[a-z][a-z-]*): (.*)", re.DOTALL)
+
+log = logging.getLogger(__name__)
+
+
+class Command(TyperCommand):
+    """A command of ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Names that vLLM's users know are taken for ours. Raises what typer raises."""
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        return super().parse_args(ctx, translated(args, known) if self.name == "serve" else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it. Raises InvalidArgumentError naming the option or the variable."""
+        try:
+            _warn_of_unknown_variables(ctx)
+            return super().invoke(ctx)
+        except InvalidArgumentError as error:
+            field, description = told_as(ctx, error.field), _named_in(ctx, error.description)
+            raise type(error)(field, description) from error
+        except ChildFailedError as error:
+            raise _of_child(ctx, error) from error
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """In groups, where the command has many options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            title = "Arguments" if isinstance(parameter, TyperArgument) else OTHER
+            if self.name in GROUPED_COMMANDS and title == OTHER:
+                title = group_of(parameter.name or "") or OTHER
+            sections.setdefault(title, []).append(record)
+        for title in in_order(sections):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
+
+class Commands(typer.Typer):
+    """A group of such commands."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """Register one."""
+        return super().command(name, **{"cls": Command, **settings})
+
+
+def told_as(context: Any, field: str) -> str:
+    """What sets a field of this command: an option, a variable or an argument. Else the field itself."""
+    for parameter in context.command.params if context is not None else ():
+        if parameter.name != field:
+            continue
+        source = context.get_parameter_source(field)
+        if source is not None and source.name == "ENVIRONMENT" and isinstance(parameter.envvar, str):
+            return str(parameter.envvar)
+        if isinstance(parameter, TyperArgument):
+            return field.upper()
+        return str(max(parameter.opts, key=len))
+    return field
+
+
+def _named_in(context: Any, text: str) -> str:
+    """A message with the options for the fields that it names."""
+    return _FIELD.sub(lambda match: told_as(context, match[0]), text)
+
+
+def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
+    """A child's error with the options of this command: its `--model` is our `--draft-model`."""
+    text = error.message.removeprefix(f"{error.role}: ")
+    match = _OPTION.fullmatch(text)
+    if match is None:
+        return error
+    flags = {name for parameter in context.command.params for name in parameter.opts}
+    own = f"--{error.role}-{match[1].removeprefix('--')}"
+    if own in flags:
+        return ChildFailedError(error.role, match[2], error.exit_code, option=own)
+    return error
+
+
+def _warn_of_unknown_variables(context: Any) -> None:
+    """Whoever mistypes a variable would never learn of it. A child leaves that to what started it."""
+    if context.params.get("exit_with_parent"):
+        return
+    warnings = unknown_variables(_variables(context.find_root().command))
+    if not warnings:
+        return
+    log_format = context.params.get("log_format")
+    if log_format is not None:
+        configure_logging(context.info_name, log_format)
+    for warning in warnings:
+        if log_format is None:
+            print(f"warning: {warning}", file=sys.stderr)
+        else:
+            log.warning("%s", warning)
+
+
+def _variables(command: Any) -> Iterator[str]:
+    """Of all options of a command and of those in it."""
+    for parameter in command.params:
+        if isinstance(parameter.envvar, str):
+            yield parameter.envvar
+    if isinstance(command, TyperGroup):
+        for each in command.commands.values():
+            yield from _variables(each)

@@ -1,0 +1,59 @@
+"""Under which heading `--help` of a command that serves lists an option, by the name of its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+GROUPED_COMMANDS: Final = frozenset({"serve", "coordinator", "draft-worker", "target-worker"})
+OTHER: Final = "Options"
+
+GROUPS: Final = {
+    "Model": (
+        "target_model draft_model model tokenizer model_name chat_template max_model_len dtype target_dtype "
+        "draft_dtype quantization trust_remote_code"
+    ),
+    "Ports": ("host port http http_port target_port draft_port targets drafts local_sockets local_socket"),
+    "Speculation": (
+        "num_speculative_tokens max_num_speculative_tokens acceptance prompt_lookup lookahead_branches "
+        "lookahead_sequences pre_verify"
+    ),
+    "Memory": (
+        "num_blocks target_num_blocks draft_num_blocks gpu_memory_utilization "
+        "target_gpu_memory_utilization draft_gpu_memory_utilization block_size prefix_cache max_sequences"
+    ),
+    "Devices": (
+        "device target_device draft_device threads target_threads draft_threads bind_cores cores "
+        "message_cores cuda_graphs"
+    ),
+    "Requests": (
+        "max_running max_waiting max_request_seconds max_batch_tokens max_mixed_prefill_tokens "
+        "resume_seconds unread_timeout"
+    ),
+    "Security": (
+        "api_keys certificates tls_certificate tls_key tls_ca worker_tls_certificate worker_tls_key "
+        "worker_tls_ca"
+    ),
+    "Observability": (
+        "log_format otlp_traces_endpoint otlp_traces_sampling_ratio metrics_port target_metrics_port "
+        "draft_metrics_port reflection"
+    ),
+    "Expert": (
+        "deterministic draft_timeout target_timeout recovery_timeout start_timeout lease_seconds "
+        "support_mass support_bound fork_workers least_pass_seconds exit_with_parent"
+    ),
+}
+"""In the order of the help: what most people set comes first."""
+
+_GROUP_OF: Final = {name: title for title, names in GROUPS.items() for name in names.split()}
+
+
+def group_of(field: str) -> str | None:
+    """The heading of a field's option; None where it has none."""
+    return _GROUP_OF.get(field)
+
+
+def in_order(titles: Iterable[str]) -> list[str]:
+    """Arguments first, then the groups, then what is in none."""
+    order = ["Arguments", *GROUPS, OTHER]
+    return sorted(titles, key=order.index)

@@ -1,0 +1,144 @@
+"""What can be known to be wrong before anything is loaded: ports, hosts, files, folders, devices, cores.
+
+Loading takes minutes with large models. Whatever this machine can tell of an option's value is told before
+that, by the option's name. Nothing here imports a library that computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from paceline.assets.checkpoints import check_model, check_tokenizer
+from paceline.core.config import CoordinatorConfig, WorkerConfig
+from paceline.core.cores import check_cores, check_threads
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.gpus import check_gpu
+from paceline.core.keyfile import read_keys
+from paceline.core.listening import check_ports
+from paceline.rpc.credentials import check_files
+from paceline.supervisor.arguments import flag
+from paceline.supervisor.stack_config import StackConfig
+
+
+def check_worker(config: WorkerConfig) -> None:
+    """Raises InvalidArgumentError naming a field of the configuration."""
+    check_model("model", config.model)
+    check_gpu("device", config.device)
+    check_threads("threads", config.threads)
+    for name in ("cores", "message_cores"):
+        check_cores(getattr(config, name), name)
+    if config.tls is not None:
+        check_files(config.tls)
+    if config.local_socket and not Path(config.local_socket).absolute().parent.is_dir():
+        raise InvalidArgumentError("local_socket", f"there is no folder for {config.local_socket}")
+    ports = {"port": config.port, "metrics_port": config.metrics_port or 0}
+    _check_distinct(ports)
+    check_ports("host", config.host, ports)
+
+
+def check_coordinator(config: CoordinatorConfig) -> None:
+    """Raises InvalidArgumentError naming a field of the configuration."""
+    check_tokenizer("tokenizer", config.tokenizer)
+    check_cores(config.message_cores, "message_cores")
+    if config.chat_template:
+        check_text("chat_template", config.chat_template)
+    if config.api_keys:
+        read_keys(Path(config.api_keys))
+    for tls, prefix in ((config.tls, "tls"), (config.worker_tls, "worker_tls")):
+        if tls is not None:
+            check_files(tls, prefix)
+    ports = {"port": config.port, **_http_port(config)}
+    _check_distinct(ports)
+    check_ports("host", config.host, ports)
+
+
+def check_stack(config: StackConfig) -> None:
+    """The same for all processes of one stack, whose options are named.
+
+    Raises InvalidArgumentError, or TokenizerMismatchError where draft and target cannot be a pair.
+    """
+    if config.certificates and not Path(config.certificates).is_dir():
+        raise InvalidArgumentError("certificates", f"{config.certificates} is no folder")
+    coordinator = config.coordinator_config(("127.0.0.1:1",), ())
+    workers = {role: config.worker_config(role) for role in config.worker_roles}
+    ports = {"port": coordinator.port, **_http_port(coordinator)}
+    for role, worker in workers.items():
+        ports |= {f"{role}_port": worker.port, f"{role}_metrics_port": worker.metrics_port or 0}
+    _check_distinct(ports)
+    for role, worker in workers.items():
+        with _named(lambda field, role=role: _of_worker(config, role, field)):  # type: ignore[misc]
+            check_worker(worker)
+    with _named(lambda field: _of_coordinator(config, field)):
+        check_coordinator(coordinator)
+
+
+def _check_distinct(ports: Mapping[str, int]) -> None:
+    taken: dict[int, str] = {}
+    for field, port in ports.items():
+        if port and port in taken:
+            raise InvalidArgumentError(field, f"{port} is that of {flag(taken[port])} as well")
+        taken[port] = field
+
+
+def _http_port(config: CoordinatorConfig) -> dict[str, int]:
+    return {"http_port": config.http_port} if config.http else {}
+
+
+def check_text(field: str, file: str) -> None:
+    """That a file can be read as text. Raises InvalidArgumentError naming `field`."""
+    try:
+        Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(field, f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(field, f"{file} is not UTF-8") from None
+
+
+def check_writable(field: str, file: Path) -> None:
+    """That a file, which is made, can be written. Raises InvalidArgumentError naming `field`."""
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise _unwritable(field, file, error) from None
+
+
+def check_writable_folder(field: str, folder: Path) -> None:
+    """The same of a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _unwritable(field, folder, error) from None
+
+
+def _unwritable(field: str, path: Path, error: OSError) -> InvalidArgumentError:
+    return InvalidArgumentError(field, f"{path} cannot be written: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _named(name: Callable[[str], str]) -> Iterator[None]:
+    """Raise an InvalidArgumentError inside with another field."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise type(error)(name(error.field), error.description) from None
+
+
+def _of_worker(config: StackConfig, role: str, field: str) -> str:
+    """A worker's field as the stack's: its own option, or the one of both workers."""
+    if config.certificates and field.startswith("tls_"):
+        return "certificates"
+    own = f"{role}_{field}"
+    return own if own in {f.name for f in fields(config)} else field
+
+
+def _of_coordinator(config: StackConfig, field: str) -> str:
+    if config.certificates and (field.startswith("worker_tls_") or not config.tls_certificate):
+        return "certificates" if "tls_" in field else field
+    return "target_model" if field == "tokenizer" else field

@@ -1,0 +1,88 @@
+"""What a model's name stands for, told without a library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.assets.checkpoints import check_model, check_tokenizer
+from paceline.core.errors import InvalidArgumentError
+
+PARTS = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def folder(path: Path, *names: str) -> str:
+    path.mkdir()
+    for name in names:
+        (path / name).touch()
+    return str(path)
+
+
+def refusal(name: str, check: object = check_model) -> str:
+    with pytest.raises(InvalidArgumentError) as refused:
+        check("draft_model", name)  # type: ignore[operator]
+    assert refused.value.field == "draft_model"
+    return refused.value.description
+
+
+@pytest.mark.parametrize("name", ["embedded:target", "gpt2", "meta-llama/Llama-3.2-1B"])
+def test_names_that_may_be_models_pass(name: str) -> None:
+    check_model("model", name)
+    check_tokenizer("tokenizer", name)
+
+
+def test_a_whole_folder_passes(tmp_path: Path) -> None:
+    name = folder(tmp_path / "m", *PARTS)
+    check_model("model", name)
+    check_tokenizer("tokenizer", name)
+    check_tokenizer("tokenizer", f"{name}/tokenizer.json")
+
+
+def test_unknown_embedded_models_list_the_known() -> None:
+    assert "embedded:target and embedded:draft" in refusal("embedded:foo")
+
+
+@pytest.mark.parametrize("name", ["./chatmodel", "../x", "/no/such/model", "models/mine/v1", "a\\b"])
+def test_paths_where_nothing_is_are_told_as_paths(name: str) -> None:
+    assert "there is no such folder" in refusal(name)
+    assert "there is no such file or folder" in refusal(name, check_tokenizer)
+
+
+def test_the_part_of_a_path_that_exists_is_told(tmp_path: Path) -> None:
+    assert refusal(f"{tmp_path}/lama/x").endswith(f"what exists of the path is {tmp_path}")
+
+
+def test_a_home_that_no_shell_expanded_is_told() -> None:
+    assert f"write {Path('~/m').expanduser()}" in refusal("~/m")
+
+
+def test_what_is_no_path_and_no_hub_id_is_told() -> None:
+    assert "no hub id, which looks like owner/name" in refusal("my model")
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    assert "is a file; a model is a folder" in refusal(str(file))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ((), "has no config.json"),
+        (("adapter_config.json",), "is an adapter"),
+        (("model.gguf",), "GGUF"),
+        (("config.json", "tokenizer.json"), "has no weights"),
+        (("config.json", "pytorch_model.bin"), "pickles, which are never loaded"),
+        (("config.json", "model.safetensors"), "has no tokenizer"),
+    ],
+)
+def test_a_folder_is_told_what_it_lacks(names: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    assert said in refusal(folder(tmp_path / "m", *names))
+
+
+def test_a_coordinator_needs_tokenizer_json(tmp_path: Path) -> None:
+    name = folder(tmp_path / "m", "config.json", "model.safetensors", "tokenizer.model")
+    check_model("model", name)
+    assert "has no tokenizer.json" in refusal(name, check_tokenizer)

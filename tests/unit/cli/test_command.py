@@ -1,0 +1,173 @@
+"""Errors name what was typed, variables that set nothing are told of, and `--help` is in groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cli import app as cli
+from paceline.cli import serving
+from paceline.cli.environment import unknown_variables
+from paceline.cli.groups import GROUPED_COMMANDS, GROUPS, group_of
+from paceline.supervisor import ChildFailedError, StackConfig, StackOptions
+
+COMMANDS: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+LINK = "tcp://10.96.1.2:50151"
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that fails writes to standard error."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code
+    return capsys.readouterr().err
+
+
+def test_a_wrong_value_of_a_variable_names_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_MAX_RUNNING", "many")
+    monkeypatch.setenv("PACELINE_TARGET", "gpu-a")
+    assert run(["serve"], capsys).startswith("error: PACELINE_MAX_RUNNING: ")
+    monkeypatch.setenv("PACELINE_MAX_RUNNING", "0")
+    assert run(["serve"], capsys).startswith("error: PACELINE_MAX_RUNNING: must be between")
+    assert run(["serve", "--max-running", "0"], capsys).startswith("error: --max-running: must be between")
+    assert run(["coordinator", "--tokenizer", "x"], capsys).startswith("error: PACELINE_TARGET: must be host")
+
+
+def test_fields_in_a_message_are_options_and_paths_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["target-worker", "--model", "embedded:target", "--tls-key", "/a/tls_ca"]
+    assert run(words, capsys) == "error: --tls-certificate: is required with --tls-key\n"
+    named = run(["target-worker", "--model", "/no/max_model_len/tls_ca.d"], capsys)
+    assert "/no/max_model_len/tls_ca.d" in named
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("--model: is gated", "error: --draft-model: is gated\n"),
+        ("--max-model-len: must", "error: draft: --max-model-len: must\n"),
+        ("was killed", "error: draft: was killed\n"),
+    ],
+)
+def test_a_child_s_option_is_that_of_the_stack(
+    said: str, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ChildFailedError("draft", said, 2)
+
+    monkeypatch.setattr(serving, "serve_stack", fail)
+    err = run(["serve", "--port", "0", "--http-port", "0"], capsys)
+    assert err.endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PACELINE_TARGT_MODEL", "x", "did you mean PACELINE_TARGET_MODEL?"),
+        ("PACELINE_NO_PREFIX_CACHE", "true", "write PACELINE_PREFIX_CACHE=false"),
+        ("PACELINE_NO_PREFIX_CACHE", "0", "write PACELINE_PREFIX_CACHE=true"),
+        ("PACELINE_QQQQQQQQ", "x", "no option has this variable"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_told_of(
+    name: str, value: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    warning, error = run(["plan", "--k", "99"], capsys).splitlines()
+    assert warning.startswith(f"warning: {name} is set, and no option")
+    assert said in warning
+    assert error.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PACELINE_LOG_LEVEL", "PACELINE_TARGET_GPU", "PACELINE_BIND", "PACELINE_MODEL", "PACELINE_API_KEY"),
+        *("PACELINE_SERVICE_HOST", "PACELINE_SERVICE_PORT", "PACELINE_SERVICE_PORT_GRPC"),
+        *("PACELINE_PORT_50151_TCP", "PACELINE_PORT_50151_TCP_ADDR", "PACELINE_HTTP_SERVICE_HOST"),
+        *("PACELINE_TEST_PAIR", "OTHER"),
+    ],
+)
+def test_other_variables_of_the_prefix_are_known(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, LINK)
+    assert run(["plan", "--k", "99"], capsys).startswith("error: ")
+
+
+def test_a_child_does_not_repeat_the_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TARGT_MODEL", "x")
+    words = ["target-worker", "--model", "/no/such", "--exit-with-parent"]
+    assert run(words, capsys).startswith("error: ")
+    assert "PACELINE_TARGT_MODEL" in run(words[:-1], capsys)
+
+
+def test_warnings_are_in_order_and_of_our_prefix_alone() -> None:
+    environment = {"PACELINE_B": "1", "PACELINE_A": "1", "PACE": "1", "PACELINE_K": "1"}
+    found = [warning.split()[0] for warning in unknown_variables(["PACELINE_K"], environment)]
+    assert found == ["PACELINE_A", "PACELINE_B"]
+
+
+@pytest.mark.parametrize("command", sorted(GROUPED_COMMANDS))
+def test_every_option_that_serves_has_a_group(command: str) -> None:
+    options = [p.name for p in COMMANDS[command].params if p.param_type_name == "option"]
+    assert [name for name in options if name != "help" and group_of(name) is None] == []
+
+
+def test_every_group_is_in_the_help_with_its_options() -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": "80"})
+    lines = result.output.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line[:1].isalpha() and line.endswith(":")]
+    assert titles == ["Arguments", *GROUPS, "Options"]
+    assert lines.index("Memory:") < next(i for i, s in enumerate(lines) if "--num-blocks" in s)
+    assert [line.split()[0] for line in lines[lines.index("Options:") + 1 :] if line] == ["--help"]
+
+
+def test_a_group_names_no_field_twice() -> None:
+    names = [name for group in GROUPS.values() for name in group.split()]
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "pair"),
+    [
+        ({"target_model": "", "draft_model": None}, None, ("embedded:target", "embedded:draft")),
+        ({"target_model": "", "draft_model": None}, "m/x", ("m/x", "none")),
+        ({"target_model": "m/x", "draft_model": None}, None, ("m/x", "none")),
+        ({"target_model": "m/x", "draft_model": "m/d"}, "m/x", ("m/x", "m/d")),
+        ({"target_model": "", "draft_model": "none"}, None, ("embedded:target", "none")),
+    ],
+)
+def test_the_argument_is_the_target_and_its_draft_fits(
+    options: dict[str, Any], model: str | None, pair: tuple[str, str]
+) -> None:
+    chosen = serving._with_models(StackOptions(**options), model)
+    assert (chosen.target_model, chosen.draft_model) == pair
+
+
+def test_two_targets_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "m/x", "--target-model", "m/y"], capsys).startswith("error: --target-model: is m/y")
+
+
+def test_serve_takes_a_target_as_vllm_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[StackConfig] = []
+
+    def serve_stack(config: StackConfig, **_: object) -> None:
+        seen.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "serve_stack", serve_stack)
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "meta-llama/Llama-3.2-1B", "--max-num-seqs", "3", "--max-model-len", "99"])
+    capsys.readouterr()
+    (config,) = seen
+    assert (config.target_model, config.draft_model) == ("meta-llama/Llama-3.2-1B", None)
+    assert (config.max_running, config.max_model_len) == (3, 99)

@@ -1,0 +1,77 @@
+"""What users of `vllm serve` type at `paceline serve`."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from paceline.cli import vllm
+from paceline.cli.app import app
+from paceline.core.errors import InvalidArgumentError
+
+_COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+SERVE = {name for p in _COMMANDS["serve"].params for name in (*p.opts, *p.secondary_opts)}
+
+
+def translated(*words: str) -> list[str]:
+    return vllm.translated(words, SERVE)
+
+
+@pytest.mark.parametrize("ours", sorted(set(vllm.SAME_MEANING.values())))
+def test_what_stands_for_theirs_is_an_option(ours: str) -> None:
+    assert ours in SERVE
+
+
+def test_no_name_of_theirs_hides_one_of_ours() -> None:
+    theirs = {*vllm.SAME_MEANING, *vllm.SO_ANYWAY, *vllm.NOT_HERE}
+    assert theirs & SERVE == set()
+
+
+def test_names_are_taken_with_their_values() -> None:
+    words = ("m/x", "--max-num-seqs", "8", "--served-model-name=y", "--enforce-eager", "--port", "1")
+    expected = ["m/x", "--max-running", "8", "--model-name=y", "--no-cuda-graphs", "--port", "1"]
+    assert translated(*words) == expected
+
+
+def test_underscores_are_taken_for_hyphens() -> None:
+    assert translated("--max_num_seqs=8") == ["--max-running=8"]
+
+
+@pytest.mark.parametrize("dtype", ["--dtype=half", "--dtype half"])
+def test_other_names_of_number_formats_are_taken(dtype: str) -> None:
+    assert translated(*dtype.split()) == ["--dtype", "float16"]
+
+
+def test_what_is_so_anyway_is_left_out() -> None:
+    words = ("--disable-log-requests", "--tensor-parallel-size", "1", "-tp=1", "--load-format", "auto")
+    assert translated(*words, "m/x") == ["m/x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "said"),
+    [
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size", "one device"),
+        (("-tp", "2"), "-tp", "one device"),
+        (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype", "number format of its model"),
+        (("--api-key", "abc"), "--api-key", "paceline keys add"),
+        (("--revision", "v1"), "--revision", "hf download"),
+        (("--tensor-parallel-size",), "--tensor-parallel-size", "requires an argument"),
+        (("--speculative-config", "{"), "--speculative-config", "must be JSON"),
+        (("--speculative-config", '{"method": "eagle"}'), "--speculative-config", "method 'eagle'"),
+    ],
+)
+def test_what_is_not_here_is_refused_with_the_reason(words: tuple[str, ...], field: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as refused:
+        translated(*words)
+    assert refused.value.field == field
+
+
+def test_a_speculative_config_is_our_options() -> None:
+    config = '{"method": "draft_model", "model": "m/d", "num_speculative_tokens": 5}'
+    expected = ["--draft-model", "m/d", "--num-speculative-tokens", "5"]
+    assert translated("--speculative-config", config) == expected
+    assert translated('--speculative-config={"method": "ngram"}') == ["--draft-model", "none"]
+
+
+def test_an_unknown_option_is_left_to_the_parser() -> None:
+    assert translated("--wrong", "x", "--", "--revision") == ["--wrong", "x", "--", "--revision"]

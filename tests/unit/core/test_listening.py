@@ -1,0 +1,45 @@
+"""Ports and hosts are asked of the system before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.listening import check_ports
+
+
+def test_a_port_that_listens_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(InvalidArgumentError, match=f"127.0.0.1:{port} is in use") as refused:
+            check_ports("host", "127.0.0.1", {"port": 0, "http_port": port})
+    assert refused.value.field == "http_port"
+
+
+def test_a_port_on_all_addresses_is_in_use_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with pytest.raises(InvalidArgumentError, match="is in use"):
+            check_ports("host", "0.0.0.0", {"port": port})
+
+
+def test_a_free_port_passes_and_stays_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    check_ports("host", "127.0.0.1", {"port": port})
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("host", ["no such host", "nosuchhost.invalid", "a" * 70, "192.0.2.1"])
+def test_a_host_that_is_not_here_is_named(host: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"127\.0\.0\.1 serves this machine") as refused:
+        check_ports("host", host, {"port": 0})
+    assert refused.value.field == "host"
+    assert host in refused.value.description
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_hosts_of_this_machine_pass(host: str) -> None:
+    check_ports("host", host, {"port": 0})
