@@ -17,7 +17,7 @@ from harness.waiting import until
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.cores import CAN_BIND
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
-from paceline.supervisor import ChildFailedError, Stack, StackConfig, discard, serve_stack
+from paceline.supervisor import Stack, StackConfig, discard, serve_stack
 from paceline.supervisor.processes import CAN_FORK
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
@@ -168,7 +168,8 @@ def test_different_vocabularies_are_refused_before_anything_starts(tiny_pair: Pa
 
 
 def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     with pytest.raises(InvalidArgumentError, match=r"tokenizer\.json cannot be read"):  # noqa: SIM117
         with serve_stack(config(tiny_pair, draft_model=str(tmp_path))):
             pytest.fail("it must not start")
@@ -176,7 +177,7 @@ def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> No
 
 def test_a_port_in_use_ends_the_start_with_its_message(tiny_pair: Pair, stack: Stack) -> None:
     taken = int(stack.address.rpartition(":")[2])
-    with pytest.raises(ChildFailedError, match=f"^coordinator: .*{taken}"):  # noqa: SIM117
+    with pytest.raises(InvalidArgumentError, match=f"^port: .*{taken} is in use"):  # noqa: SIM117
         with another_stack(config(tiny_pair, draft_model=None, port=taken)):
             pytest.fail("it must not start")
 
