@@ -52,8 +52,9 @@ def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
     (draft,) = sent(actions)
     assert draft == DraftRound("s", 1, 3, 6, (7, 5), 3, 3, proposal_known=True)
     assert it.phase is Phase.VERIFYING
-    assert it.machine.stats.num_lookahead_hits == 1
+    assert it.machine._record.hit
     it.judge(6, 6, 2)
+    assert it.machine.stats.num_lookahead_hits == 1
     assert it.generated == [4, 7, 5, 6, 6, 2]
     assert it.machine.stats.num_draft_tokens == 6
 
@@ -175,7 +176,7 @@ def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> Non
     assert isinstance(draft, DraftRound)
     assert (draft.round, draft.base_length, draft.committed_tail, draft.num_draft_tokens) == (3, 6, (7, 5), 3)
     assert it.phase is Phase.VERIFYING
-    assert it.machine.stats.num_lookahead_hits == 1
+    assert it.machine._record.hit
 
 
 def test_the_drafts_own_answer_to_a_hit_changes_nothing() -> None:
@@ -194,7 +195,7 @@ def test_continuations_of_another_round_or_epoch_are_dropped(changes: dict[str, 
     foresee(it, {(1, 5): Proposal((6, 6, 6))}, **changes)
     it.judge(7, 5)
     assert it.phase is Phase.DRAFTING
-    assert it.machine.stats.num_lookahead_hits == 0
+    assert not it.machine._record.hit
 
 
 def test_another_outcome_is_an_ordinary_round() -> None:

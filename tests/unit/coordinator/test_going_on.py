@@ -194,7 +194,8 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
         ("copy", 10, 5, 0),
     ]
     stats = it.machine.stats
-    assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (2, 0)
+    assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (1, 0)
+    assert it.machine._record.copied
 
 
 def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
@@ -204,14 +205,14 @@ def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
     assert verify == VerifyRound("s", 1, 4, N + 3, (), Proposal((1, 2, 3)))
     assert ahead == told(4, N + 3)
     assert policy.told()[-2:] == [("verifying", 3, False, 3), ("copy", 7, 5, 0)]
-    assert it.machine.stats.num_prompt_lookups == 1
+    assert it.machine._record.copied
 
 
 def test_a_text_that_stops_repeating_itself_is_decoded_plainly() -> None:
     it, _ = copying_plainly(3, 0)
     goes_on_with(it, 0, 2)
     assert goes_on_with(it, 0, 9) == [told(4, N + 3)]
-    assert it.machine.stats.num_prompt_lookups == 0
+    assert not it.machine._record.copied
 
 
 def test_after_a_copy_that_came_true_in_part_a_plain_round_may_follow() -> None:

@@ -12,6 +12,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError, PacelineEr
 from paceline.core.messages import Continuations, OpenSequence, VerifyAhead, VerifyRound
 from paceline.core.types import Proposal
 from tests.unit.coordinator.test_round import Driver, drafting, sent
+from tests.unit.coordinator.test_round_policy import copying, repeating
 
 REFUSAL = InvalidArgumentError("proposal", "is wrong")
 LONG = {"max_tokens": 900, "target_max_len": 1000, "draft_max_len": 1000}
@@ -92,6 +93,32 @@ def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
     assert it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9, 10))})) == []
     it.judge(5, epoch=epoch(it))
     assert (it.phase, it.machine._proposal) == (Phase.VERIFYING, Proposal())
+
+
+def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
+    it = drafting(k=4, **LONG)
+    put(it, 6, 7)
+    it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9))}))
+    it.judge(5)
+    assert it.machine._record.hit
+    refuse(it)
+    it.judge(5, epoch=epoch(it))
+    stats = it.machine.stats
+    assert (stats.num_rounds, stats.num_spec_steps, stats.num_lookahead_hits) == (3, 1, 0)
+    assert it.machine.committed is not None
+    assert not it.machine.committed.hit
+
+
+def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
+    it, policy = copying(3, 0, **LONG)
+    repeating(it, policy)
+    assert it.machine._record.copied
+    refuse(it)
+    it.judge(5, epoch=epoch(it))
+    stats = it.machine.stats
+    assert (stats.num_rounds, stats.num_spec_steps, stats.num_prompt_lookups) == (3, 0, 0)
+    assert it.machine.committed is not None
+    assert not it.machine.committed.copied
 
 
 def test_a_draft_that_is_back_is_asked_at_once() -> None:

@@ -248,7 +248,7 @@ def test_no_match_is_looked_for_where_none_would_be_copied() -> None:
     asked = repeating(it, policy)
     assert not any(isinstance(command, VerifyRound) for command in asked), "it is the draft that is asked"
     assert [told[0] for told in policy.told()] == ["judged", "asks"], "what is wanted was settled before"
-    assert it.machine.stats.num_prompt_lookups == 0
+    assert not it.machine._record.copied
 
 
 def test_a_copy_ends_where_the_answer_must() -> None:
@@ -276,7 +276,7 @@ def test_what_is_not_worth_copying_is_drafted() -> None:
     it, policy = copying(0)
     commands = repeating(it, policy)
     assert isinstance(commands[-1], DraftRound)
-    assert it.machine.stats.num_prompt_lookups == 0
+    assert not it.machine._record.copied
 
 
 def test_without_prompt_lookup_nothing_is_looked_up() -> None:
@@ -313,7 +313,7 @@ def test_what_was_foreseen_comes_first() -> None:
     it(Continuations("s", 1, it.machine.round, it.length, {(2, 3): Proposal((7, 7))}))
     commands = sent(verdict(it, 1, 2, 3))
     assert commands[0].proposal == Proposal((7, 7))
-    assert it.machine.stats.num_prompt_lookups == 0
+    assert not it.machine._record.copied
 
 
 def test_a_copy_that_the_target_finds_wrong_is_done_without() -> None:
