@@ -16,6 +16,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.openapi import document
 from coordinator.http.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from coordinator.http.usage import summed
+from coordinator.observer import RoundRecord
 from coordinator.stats import SpeculationStats
 from paceline.core.errors import UnavailableError
 
@@ -167,7 +168,8 @@ def test_the_counts_of_several_sequences_are_those_of_one() -> None:
     for of_one in rounds:
         stats = SpeculationStats()
         for num_draft, num_accepted in of_one:
+            told = RoundRecord(num_draft=num_draft, num_accepted=num_accepted, num_tokens=num_accepted + 1)
             for counts in (whole, stats):
-                counts.record(num_draft, num_accepted)
+                counts.record(told)
         each.append(stats)
     assert summed(each) == whole
