@@ -39,6 +39,7 @@ from paceline.core.errors import (
     TokenizerMismatchError,
     UnavailableError,
 )
+from paceline.core.secret import WorkerSecret
 from paceline.core.types import SequenceParams
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
 from paceline.rpc.info import check_compatible, check_role
@@ -55,7 +56,9 @@ class Coordinator:
         clock: Clock = monotonic,
         gate: Gate | None = None,
         observers: Sequence[Observer] = (),
+        secret: WorkerSecret | None = None,
     ) -> None:
+        """`secret` is what the workers demand; tenants' cached prefixes outlive this process with it only."""
         self.config = config
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
@@ -70,6 +73,7 @@ class Coordinator:
         )
         self.requests = Requests(self.dispatcher, config.resume_seconds, clock, config.unread_timeout)
         self._clock = clock
+        self._salt_key = secrets.token_bytes(32) if secret is None else secret.derived("cache salts")
         self._machines = Machines(config, vocabulary)
         self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
@@ -80,7 +84,8 @@ class Coordinator:
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
 
         def link(address: str, dialect: Dialect) -> Link:
-            return Link(address, dialect, observer, config.worker_tls, local_sockets=config.local_sockets)
+            sockets = config.local_sockets
+            return Link(address, dialect, observer, config.worker_tls, local_sockets=sockets, secret=secret)
 
         self.dispatcher.targets = [link(address, TARGET) for address in config.targets]
         self.dispatcher.drafts = [link(address, DRAFT) for address in config.drafts]
@@ -312,9 +317,8 @@ class Coordinator:
             sampling = sampling.with_seed(secrets.randbits(64))
         mode = call.speculation.mode or self.config.acceptance
         bad_words = self.vocabulary.bad_words(sampling.bad_words)
-        return SequenceParams(
-            sampling, mode, prompt_length, bad_words, workers_salt(call, principal.get().name)
-        )
+        salt = workers_salt(call, principal.get().name, self._salt_key)
+        return SequenceParams(sampling, mode, prompt_length, bad_words, salt)
 
     def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
         if not call.sampling.echo:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from paceline.rpc import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+Metadata = tuple[tuple[str, str], ...]
+NOTHING: Final[Metadata] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,19 @@ class Dialect:
     events: Callable[[Any], Sequence[Any]]
     """The events of a response."""
 
-    async def info(self, channel: grpc.aio.Channel, seconds: float) -> common_pb2.WorkerInfo:
+    async def info(
+        self, channel: grpc.aio.Channel, seconds: float, metadata: Metadata = NOTHING
+    ) -> common_pb2.WorkerInfo:
         """Ask the worker what it is. Raises DecodeError."""
-        answer = await self.stub(channel).GetWorkerInfo(self.question(), timeout=seconds, wait_for_ready=True)
+        answer = await self.stub(channel).GetWorkerInfo(
+            self.question(), timeout=seconds, wait_for_ready=True, metadata=metadata
+        )
         info: common_pb2.WorkerInfo = _readable(answer).info
         return info
 
-    def open(self, channel: grpc.aio.Channel) -> Any:
+    def open(self, channel: grpc.aio.Channel, metadata: Metadata = NOTHING) -> Any:
         """The bidirectional stream."""
-        return getattr(self.stub(channel), self.stream)()
+        return getattr(self.stub(channel), self.stream)(metadata=metadata)
 
     def take(self, response: Any) -> Sequence[Any]:
         """The events of a response that came from gRPC. Raises DecodeError."""

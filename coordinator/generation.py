@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,9 +39,13 @@ class Generation:
         return self.choices[0].machine.params
 
 
-def workers_salt(call: GenerateCall, tenant: str) -> str:
-    """Who shares cached prefixes with whom: the workers' salt of a request.
+def workers_salt(call: GenerateCall, tenant: str, key: bytes) -> str:
+    """The salt that a request's cached prefixes have on the workers: only equal salts share any.
 
-    Tenants never do, whatever they say. The length before the name keeps "a" with "b:" from being "a:b".
+    Tenants never share, whatever salt they ask for, and nobody without the key can compute a tenant's salt.
+    The length before the name keeps "a" with "b:" from being "a:b". Without tenants the salt is the client's.
     """
-    return f"{len(tenant)}:{tenant}:{call.cache_salt}" if tenant else call.cache_salt
+    if not tenant:
+        return call.cache_salt
+    named = f"{len(tenant)}:{tenant}:{call.cache_salt}"
+    return hmac.new(key, named.encode(), hashlib.sha256).hexdigest()

@@ -19,12 +19,14 @@ from google.protobuf.message import DecodeError
 
 from coordinator.dialects import Dialect
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.core.secret import WorkerSecret
 from paceline.core.tls import Tls
 from paceline.rpc import local
 from paceline.rpc.auth import PeerRole
 from paceline.rpc.credentials import open_aio_channel
 from paceline.rpc.framing import framed
 from paceline.rpc.server import CHANNEL_OPTIONS
+from paceline.rpc.status import from_rpc_error
 from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -67,12 +69,14 @@ class Link:
         tls: Tls | None = None,
         *,
         local_sockets: bool = True,
+        secret: WorkerSecret | None = None,
     ) -> None:
         """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is;
-        a local socket knows no certificates."""
+        a local socket knows no certificates. `secret` is shown with every call."""
         self.address = address
         self._local_sockets = local_sockets and tls is None
         self._tls = tls and replace(tls, server_name=PeerRole(dialect.role).dns_name)
+        self._metadata = () if secret is None else secret.metadata
         self.dialect = dialect
         self.state = LinkState.CONNECTING
         self.reason = ""
@@ -136,7 +140,7 @@ class Link:
 
     async def _ask(self, channel: grpc.aio.Channel) -> None:
         try:
-            self.known = await self.dialect.info(channel, INFO_SECONDS)
+            self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
             pass
         except asyncio.CancelledError:
@@ -166,7 +170,7 @@ class Link:
     async def _session(self, channel: grpc.aio.Channel) -> float:
         """One connection, from first contact to its end. Returns seconds to wait before the next."""
         try:
-            info = self.known = await self.dialect.info(channel, INFO_SECONDS)
+            info = self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
             self._observer.admit(self, info)
             self.admitted = info
             await self._converse(channel, info)
@@ -176,6 +180,8 @@ class Link:
         except PacelineError as error:
             return self._refuse(error)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return self._refuse(from_rpc_error(error))
             self._end(self._told(error.code()))
         except DecodeError:
             self._end("it sends bytes that are no message")
@@ -223,7 +229,7 @@ class Link:
 
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)
-        stream: Any = beside or self.dialect.open(channel)
+        stream: Any = beside or self.dialect.open(channel, self._metadata)
         self._stream = stream
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""

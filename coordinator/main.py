@@ -17,6 +17,7 @@ from coordinator.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
+from paceline.core.secret import read_secret
 from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
 from paceline.rpc.parent import leave_with_parent
@@ -44,7 +45,9 @@ async def _serve(config: CoordinatorConfig) -> None:
         check_files(config.worker_tls, "worker_tls")
     spans = make_spans("coordinator", config.otlp_traces_endpoint, config.otlp_traces_sampling_ratio)
     observers = [] if spans is None else [Tracer(spans)]
-    coordinator = Coordinator(config, Vocabulary.load(config.tokenizer), gate=gate, observers=observers)
+    secret = read_secret(config.worker_secret_file)
+    vocabulary = Vocabulary.load(config.tokenizer)
+    coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
     # Refusals are counted as well: the observer stands before the one that asks for keys.
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
     server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)

@@ -25,6 +25,7 @@ from paceline.core.config import WorkerConfig
 from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
 from paceline.core.leaving import leave
+from paceline.core.secret import read_secret
 from paceline.engine.build import Built, build
 from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
@@ -214,13 +215,15 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
     loaded = threading.Event()
     if config.exit_with_parent:
         leave_with_parent(unless=loaded)
+    secret = read_secret(config.worker_secret_file)
     if config.tls is not None:
         check_files(config.tls)  # before the minutes that loading a model may take
     elif not is_loopback(config.host):
-        log.warning("listening on %s without TLS: whoever reaches it can use it", config.host)
+        risk = "can use it" if secret is None else "may read what is sent, the secret as well"
+        log.warning("listening on %s without TLS: whoever reaches it %s", config.host, risk)
     spans = make_spans(role.name, config.otlp_traces_endpoint)
     shell = WorkerShell(role, config, spans)
-    server = Server(role.name, config.host, config.port, tls=config.tls)
+    server = Server(role.name, config.host, config.port, tls=config.tls, secret=secret)
     role.register(shell, server.grpc)
     if config.reflection:
         server.reflect(role.service)

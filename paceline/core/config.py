@@ -97,6 +97,9 @@ class WorkerConfig:
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
     """PEM file with the authority of the coordinators: who shows no certificate of it is refused."""
+    worker_secret_file: str = ""
+    """File with the secret that coordinators must show on every method but health. If not given, the
+    variable PACELINE_WORKER_SECRET holds it, if it is set."""
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""
@@ -262,6 +265,9 @@ class CoordinatorConfig:
     """PEM file with that certificate's private key."""
     worker_tls_ca: str = ""
     """PEM file with the authority of the workers."""
+    worker_secret_file: str = ""
+    """File with the secret that is shown to the workers. If not given, the variable
+    PACELINE_WORKER_SECRET holds it, if it is set."""
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""

@@ -15,6 +15,7 @@ from typing import Any, Final
 import grpc
 
 from paceline.core.errors import PermissionDeniedError
+from paceline.core.secret import WorkerSecret
 from paceline.rpc.shield import Check
 
 DOMAIN: Final = "paceline.internal"
@@ -75,3 +76,23 @@ def names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
 def role_check(server: str) -> Check:
     """`check_call` as what a ShieldInterceptor asks, for a server that demands certificates."""
     return lambda context, method: check_call(server, names_of(context), method)
+
+
+def secret_check(secret: WorkerSecret) -> Check:
+    """Demands the secret on every method but health, unknown methods included."""
+
+    def check(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+        if not is_open(method):
+            secret.check(context.invocation_metadata() or ())
+
+    return check
+
+
+def all_of(*checks: Check) -> Check:
+    """Makes each check in turn."""
+
+    def check(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+        for each in checks:
+            each(context, method)
+
+    return check

@@ -18,9 +18,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.core import limits
 from paceline.core.errors import InternalError, UnavailableError
+from paceline.core.secret import WorkerSecret
 from paceline.core.tls import Tls
 from paceline.rpc.accepting import make_server, takes_calls
-from paceline.rpc.auth import role_check
+from paceline.rpc.auth import all_of, role_check, secret_check
 from paceline.rpc.credentials import server_credentials
 from paceline.rpc.health import Health
 from paceline.rpc.parent import stop_with_parent
@@ -97,8 +98,10 @@ class Server:
         *,
         tls: Tls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        secret: WorkerSecret | None = None,
     ) -> None:
-        """`tls` None is plain text; `interceptors` stand before the one that every server has."""
+        """`tls` None is plain text; `interceptors` stand before the one that every server has. With `secret`
+        every method but health demands it."""
         self.role = role
         self._tls = tls
         self._host = host_in_address(host)
@@ -106,8 +109,9 @@ class Server:
         self._stop = asyncio.Event()
         self.abandoned = False
         self._heeds_signals = False
-        check = role_check(role) if tls is not None and tls.ca else None
-        self.grpc = make_server([*interceptors, ShieldInterceptor(check)], SERVER_OPTIONS)
+        checks = [role_check(role)] if tls is not None and tls.ca else []
+        checks += [secret_check(secret)] if secret is not None else []
+        self.grpc = make_server([*interceptors, ShieldInterceptor(all_of(*checks))], SERVER_OPTIONS)
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

@@ -18,6 +18,8 @@ from paceline.core.clock import monotonic
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.core.secret import VARIABLE as SECRET_VARIABLE
+from paceline.core.secret import new_secret
 from paceline.core.tls import Tls
 from paceline.supervisor.announcement import split_address
 from paceline.supervisor.arguments import Config, arguments, variable
@@ -210,7 +212,7 @@ def serve_stack(
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
     # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.
-    environment = child_environment(config.environment)
+    environment = _with_secret(child_environment(config.environment), fork_server)
     folder = working_folder()  # paths may be relative, and a restart must find what the first start found
     own = _own_fork_server(config, environment, remaining)
     with (
@@ -252,7 +254,7 @@ def _own_fork_server(
 
 def paceline_fork_server(environment: Mapping[str, str]) -> ForkServer:
     """Of workers; `environment` is that of a StackConfig."""
-    return _fork_server(child_environment(environment))
+    return _fork_server(_with_secret(child_environment(environment)))
 
 
 def _fork_server(environment: Mapping[str, str]) -> ForkServer:
@@ -279,3 +281,14 @@ def child_environment(more: Mapping[str, str]) -> dict[str, str]:
     processes = (TargetConfig, DraftConfig, CoordinatorConfig)
     settings = {variable(f.name) for cls in processes for f in fields(cls)}
     return {name: value for name, value in os.environ.items() if name not in settings} | dict(more)
+
+
+def _with_secret(environment: Mapping[str, str], fork_server: ForkServer | None = None) -> dict[str, str]:
+    """The same with the secret that all processes of a stack share: the one that is there, else a random one.
+
+    Only processes of the fork server's own environment are forked, so stacks that share one share its secret.
+    """
+    shared = environment.get(SECRET_VARIABLE)
+    if not shared and fork_server is not None:
+        shared = fork_server.environment.get(SECRET_VARIABLE)
+    return {**environment, SECRET_VARIABLE: shared or new_secret()}

@@ -20,7 +20,7 @@ import grpc
 import openai
 import pytest
 from harness.certificates import Certificates, says_nothing
-from harness.forking import fork_server
+from harness.forking import SECRET, fork_server
 from harness.log import Log
 from harness.pair import Pair
 from harness.stacks import own_coordinator, stack_config
@@ -116,6 +116,7 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     for token in tokens.values():
         assert token not in everything
         assert digest(token) not in everything
+    assert SECRET.text not in everything
     assert "Traceback" not in everything
 
 
@@ -255,7 +256,7 @@ def test_a_real_worker_accepts_only_a_coordinator(worker: str, role: str, secure
         with open_channel(address, (), tls) as channel:
             call = channel.unary_unary(f"/paceline.v1.{worker.capitalize()}Service/GetWorkerInfo")
             try:
-                call(b"", timeout=HANG)
+                call(b"", timeout=HANG, metadata=SECRET.metadata)
             except grpc.RpcError as error:
                 return error.code()
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -15,6 +14,7 @@ from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack, sound_stack
 from harness.waiting import HANG
+from harness.wire import channel_with_secret
 
 SERVICES = {
     "coordinator": ("paceline.v1.GenerationService", {"Generate", "Cancel", "Tokenize", "Detokenize"}),
@@ -32,7 +32,7 @@ def switched(pair_paths: Pair) -> Iterator[RunningStack]:
 @pytest.mark.parametrize("role", SERVICES)
 def test_a_reflection_client_finds_services_methods_and_messages(switched: RunningStack, role: str) -> None:
     service, methods = SERVICES[role]
-    with grpc.insecure_channel(switched.stack.address_of(role)) as channel:
+    with channel_with_secret(switched.stack.address_of(role)) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert set(database.get_services()) == {
             service,

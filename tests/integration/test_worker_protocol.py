@@ -11,7 +11,7 @@ import pytest
 from harness.oracle import Ids, Oracle
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack
-from harness.waiting import until
+from harness.waiting import HANG, until
 from harness.wire import Line, next_round, params
 
 from paceline.core import limits
@@ -413,6 +413,17 @@ def test_a_sequence_moves_to_the_stream_that_opens_a_newer_epoch(
         assert is_answer(line.ask(next_round(sequence, epoch=2, tail=0)))
     # The former owner's stream is over; the sequence is not.
     assert is_answer(line.ask(next_round(sequence, epoch=2, tail=0)))
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_worker_of_a_stack_demands_its_secret(stack: RunningStack, role: str) -> None:
+    """Every local user reaches its port."""
+    name = f"/paceline.v1.{role.capitalize()}Service/"
+    with grpc.insecure_channel(stack.stack.address_of(role)) as channel:
+        for method in ("GetWorkerInfo", "Verify" if role == "target" else "Draft"):
+            with pytest.raises(grpc.RpcError) as refusal:
+                list(channel.unary_stream(name + method)(b"", timeout=HANG))
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_frame_with_too_many_commands_is_refused(stack: RunningStack) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from coordinator.coordinator import Coordinator
 from coordinator.generation import workers_salt
+from coordinator.vocabulary import Vocabulary
+from paceline.core.config import CoordinatorConfig
+from paceline.core.secret import WorkerSecret, new_secret
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.generation_codec import GenerateCall
+
+KEY = b"k" * 32
 
 
 def call(salt: str) -> GenerateCall:
@@ -13,9 +19,26 @@ def call(salt: str) -> GenerateCall:
 
 def test_tenants_share_nothing_whatever_they_say() -> None:
     said = ("", "b", ":b", "a:")
-    salts = [workers_salt(call(salt), tenant) for tenant in ("a", "ab", "a:b", "2:a") for salt in said]
+    salts = [workers_salt(call(salt), tenant, KEY) for tenant in ("a", "ab", "a:b", "2:a") for salt in said]
     assert len(set(salts)) == len(salts)
 
 
+def test_salt_of_a_tenant_needs_the_key() -> None:
+    salts = {workers_salt(call("b"), "a", key) for key in (KEY, b"l" * 32)}
+    assert len(salts) == 2
+    assert not any("a:b" in salt for salt in salts)
+    assert salts == {workers_salt(call("b"), "a", key) for key in (KEY, b"l" * 32)}
+
+
 def test_without_keys_the_salt_is_the_client_s() -> None:
-    assert workers_salt(call("mine"), "") == "mine"
+    assert workers_salt(call("mine"), "", KEY) == "mine"
+
+
+def test_key_of_salts_outlives_a_coordinator_with_a_secret() -> None:
+    config = CoordinatorConfig(targets=("t:1",), tokenizer="embedded:target")
+    vocabulary = Vocabulary.load(config.tokenizer)
+    secret = WorkerSecret(new_secret())
+    with_secret = [Coordinator(config, vocabulary, secret=secret)._salt_key for _ in range(2)]
+    without = [Coordinator(config, vocabulary)._salt_key for _ in range(2)]
+    assert with_secret[0] == with_secret[1]
+    assert len({*with_secret, *without}) == 3

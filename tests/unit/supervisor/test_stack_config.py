@@ -21,6 +21,7 @@ PROCESSES: dict[str, type[Any]] = {
     "coordinator": CoordinatorConfig,
 }
 SET_BY_THE_STACK = {
+    "worker_secret_file",
     "targets",
     "drafts",
     "tokenizer",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.core.secret import VARIABLE, WorkerSecret
 from paceline.supervisor import StackConfig, serve_stack
 from paceline.supervisor import stack as stack_module
 from paceline.supervisor.folders import make_private
@@ -113,3 +114,37 @@ def test_the_folder_of_the_sockets_is_looked_after(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         make_private(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_processes_of_a_stack_share_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    seen = []
+    for _ in range(2):
+        specs = specs_of(StackConfig(fork_workers=False))
+        (secret,) = {spec.environment[VARIABLE] for spec in specs}
+        assert not any(secret in word for spec in specs for word in spec.command)
+        seen.append(secret)
+    assert seen[0] != seen[1]
+    WorkerSecret(seen[0])
+
+
+def test_secret_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
+    monkeypatch.setenv(VARIABLE, "0123456789abcdef")
+    specs = specs_of(StackConfig(fork_workers=False))
+    assert {spec.environment[VARIABLE] for spec in specs} == {"0123456789abcdef"}
+
+
+def test_shared_fork_server_gives_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of another environment than the fork server's own are not forked."""
+    monkeypatch.setattr(stack_module, "Supervisor", FakeSupervisor)
+    monkeypatch.setattr(stack_module, "ForkServer", FakeForkServer)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(StackConfig, "forks", lambda *_: True)
+    server: Any = stack_module.paceline_fork_server({})
+    monkeypatch.setenv("PACELINE_TEST_IMPORTED", "1")
+    with pytest.raises(Started) as started, serve_stack(StackConfig(), fork_server=server):
+        pass
+    (specs,) = started.value.args
+    assert [spec.environment[VARIABLE] for spec in specs] == [server.environment[VARIABLE]] * 2

@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import functools
 
+from paceline.core.secret import VARIABLE, WorkerSecret, new_secret
 from paceline.supervisor import ForkServer
 from paceline.supervisor.processes import CAN_FORK
 from paceline.supervisor.stack import paceline_fork_server
 
-ENVIRONMENT = {"PYTEST_CURRENT_TEST": ""}
-"""pytest changes it with every test, and processes of another environment are not forked."""
+SECRET = WorkerSecret(new_secret())
+"""Of all stacks of this test process, so that coordinators and streams of tests may call their workers."""
+ENVIRONMENT = {"PYTEST_CURRENT_TEST": "", VARIABLE: SECRET.text}
+"""pytest changes the first with every test, and processes of another environment are not forked."""
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -178,7 +179,12 @@ def together(calls: Sequence[Callable[[], T]], at_once: int = 16) -> list[T]:
 
 def process(role: str, command: str, config: WorkerConfig | CoordinatorConfig) -> ChildSpec:
     """One process of Paceline, as the supervisor starts it."""
-    return ChildSpec(role=role, command=(*PROGRAM, command, *arguments(config)), port=config.port)
+    return ChildSpec(
+        role=role,
+        command=(*PROGRAM, command, *arguments(config)),
+        port=config.port,
+        environment={**os.environ, **ENVIRONMENT},
+    )
 
 
 def forked(worker: ChildSpec) -> ChildSpec:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from harness.forking import SECRET
 from harness.waiting import HANG
 from paceline.core.messages import (
     CloseSequence,
@@ -35,6 +36,18 @@ def params(prompt_length: int, mode: str = "coupled", **sampling: Any) -> Sequen
     return SequenceParams(SamplingParams(**values), AcceptanceMode(mode), prompt_length)
 
 
+class _ShowsSecret(grpc.StreamStreamClientInterceptor):
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(details._replace(metadata=SECRET.metadata), requests)
+
+
+@contextlib.contextmanager
+def channel_with_secret(address: str) -> Iterator[grpc.Channel]:
+    """Whose bidirectional streams, such as those of reflection, show the workers' secret."""
+    with grpc.insecure_channel(address) as channel:
+        yield grpc.intercept_channel(channel, _ShowsSecret())
+
+
 class Line:
     """A coordinator's stream to one worker, spoken by a test. Also counts what the worker has."""
 
@@ -46,10 +59,10 @@ class Line:
         self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if role == "target":
             self._stub: Any = target_pb2_grpc.TargetServiceStub(self._channel)
-            self._call = self._stub.Verify(iter(self._out.get, None))
+            self._call = self._stub.Verify(iter(self._out.get, None), metadata=SECRET.metadata)
         else:
             self._stub = draft_pb2_grpc.DraftServiceStub(self._channel)
-            self._call = self._stub.Draft(iter(self._out.get, None))
+            self._call = self._stub.Draft(iter(self._out.get, None), metadata=SECRET.metadata)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -106,7 +119,8 @@ class Line:
         """What the worker says of itself now."""
         package = target_pb2 if self.role == "target" else draft_pb2
         name = f"{self.role.capitalize()}ServiceGetWorkerInfoRequest"
-        return self._stub.GetWorkerInfo(getattr(package, name)(), timeout=HANG).info
+        request = getattr(package, name)()
+        return self._stub.GetWorkerInfo(request, timeout=HANG, metadata=SECRET.metadata).info
 
     def used_blocks(self) -> int:
         """Blocks that some sequence holds."""
@@ -238,7 +252,7 @@ class Proxy:
 
     def info(self, request: Any) -> Any:
         """Passed on, but for the way past this proxy."""
-        response = self._stub.GetWorkerInfo(request, timeout=HANG)
+        response = self._stub.GetWorkerInfo(request, timeout=HANG, metadata=SECRET.metadata)
         response.info.local_socket = ""
         return response
 
@@ -254,7 +268,7 @@ class Proxy:
                     self._note(self.commands, parse_commands(frame))
                     yield frame
 
-        call = (self._stub.Verify if target else self._stub.Draft)(passing())
+        call = (self._stub.Verify if target else self._stub.Draft)(passing(), metadata=SECRET.metadata)
         context.add_callback(call.cancel)
         with contextlib.suppress(grpc.RpcError):
             for frame in call:

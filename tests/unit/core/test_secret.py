@@ -1,0 +1,94 @@
+"""The secret that workers demand of their coordinators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core import secret as module
+from paceline.core.errors import InvalidArgumentError, UnauthenticatedError
+from paceline.core.secret import METADATA_KEY, VARIABLE, WorkerSecret, new_secret, read_secret
+
+TEXT = "0123456789abcdef"
+
+
+def test_secret_is_new_each_time() -> None:
+    assert len({new_secret() for _ in range(10)}) == 10
+    WorkerSecret(new_secret())
+
+
+def test_metadata_shows_the_secret() -> None:
+    secret = WorkerSecret(TEXT)
+    secret.check([("user-agent", "x"), *secret.metadata])
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        ((METADATA_KEY, ""),),
+        ((METADATA_KEY, TEXT[:-1]),),
+        ((METADATA_KEY, TEXT + "0"),),
+        ((METADATA_KEY, "é" * 16),),
+        ((METADATA_KEY, b"0" * 16),),
+        (("authorization", f"Bearer {TEXT}"),),
+        ((METADATA_KEY, TEXT), (METADATA_KEY, TEXT)),
+    ],
+)
+def test_anything_else_is_refused(metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+    with pytest.raises(UnauthenticatedError) as refusal:
+        WorkerSecret(TEXT).check(metadata)
+    assert TEXT not in str(refusal.value)
+
+
+def test_comparison_takes_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(left: bytes, right: bytes) -> bool:
+        compared.append((left, right))
+        return left == right
+
+    monkeypatch.setattr(module.hmac, "compare_digest", compare)
+    WorkerSecret(TEXT).check(WorkerSecret(TEXT).metadata)
+    assert compared == [(TEXT.encode(), TEXT.encode())]
+
+
+def test_repr_does_not_show_the_secret() -> None:
+    assert TEXT not in repr(WorkerSecret(TEXT))
+
+
+def test_keys_of_purposes_differ() -> None:
+    secret = WorkerSecret(TEXT)
+    keys = {secret.derived("a"), secret.derived("b"), WorkerSecret(TEXT + "0").derived("a")}
+    assert len(keys) == 3
+    assert secret.derived("a") == WorkerSecret(TEXT).derived("a")
+
+
+@pytest.mark.parametrize(
+    "text", ["short", "x" * 513, "with a space 123456", "äöüäöüäöüäöüäöüäöü", "x" * 16 + "\x00"]
+)
+def test_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        read_secret("", {VARIABLE: text})
+    assert refusal.value.field == "worker_secret"
+    assert text not in refusal.value.message
+    file = tmp_path / "secret"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidArgumentError) as refusal:
+        read_secret(str(file), {})
+    assert refusal.value.field == "worker_secret_file"
+
+
+def test_file_wins_over_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{TEXT}\n")
+    assert read_secret(str(file), {VARIABLE: "f" * 16}) == WorkerSecret(TEXT, "worker_secret_file")
+    assert read_secret("", {VARIABLE: "f" * 16}) == WorkerSecret("f" * 16, "worker_secret")
+    assert read_secret("", {VARIABLE: ""}) is None
+    assert read_secret("", {}) is None
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        read_secret(str(tmp_path / "none"), {VARIABLE: TEXT})
