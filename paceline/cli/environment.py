@@ -36,6 +36,7 @@ _KUBERNETES = re.compile(
 """What Kubernetes sets in every pod for a Service whose name begins with `paceline`."""
 _NOT_OPTIONS = (
     "PACELINE_LOG_LEVEL",
+    "PACELINE_WORKER_SECRET",
     # docker-compose.yml and deploy/compose.secure.yml read these, for docker compose.
     "PACELINE_TARGET_GPU",
     "PACELINE_DRAFT_GPU",

@@ -30,7 +30,7 @@ class WorkerSecret:
     """Printable ASCII without spaces. Its `repr` does not show it."""
 
     text: str = field(repr=False)
-    name: str = field(default="worker_secret", repr=False)
+    name: str = field(default=VARIABLE, repr=False, compare=False)
     """The setting that errors name."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ def new_secret() -> str:
 def read_secret(file: str, environment: Mapping[str, str] = os.environ) -> WorkerSecret | None:
     """From the file, else from the environment; None where neither names one.
 
-    Raises InvalidArgumentError naming `worker_secret_file` or `worker_secret`.
+    Raises InvalidArgumentError naming `worker_secret_file` or the variable.
     """
     if not file:
         text = environment.get(VARIABLE, "")

@@ -19,6 +19,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.gpus import check_gpu
 from paceline.core.keyfile import read_keys
 from paceline.core.listening import check_ports
+from paceline.core.secret import read_secret
 from paceline.rpc.credentials import check_files
 from paceline.supervisor.arguments import flag
 from paceline.supervisor.stack_config import StackConfig
@@ -33,6 +34,7 @@ def check_worker(config: WorkerConfig) -> None:
         check_cores(getattr(config, name), name)
     if config.tls is not None:
         check_files(config.tls)
+    read_secret(config.worker_secret_file)
     if config.local_socket and not Path(config.local_socket).absolute().parent.is_dir():
         raise InvalidArgumentError("local_socket", f"there is no folder for {config.local_socket}")
     ports = {"port": config.port, "metrics_port": config.metrics_port or 0}
@@ -51,6 +53,7 @@ def check_coordinator(config: CoordinatorConfig) -> None:
     for tls, prefix in ((config.tls, "tls"), (config.worker_tls, "worker_tls")):
         if tls is not None:
             check_files(tls, prefix)
+    read_secret(config.worker_secret_file)
     ports = {"port": config.port, **_http_port(config)}
     _check_distinct(ports)
     check_ports("host", config.host, ports)

@@ -71,7 +71,7 @@ def test_keys_of_purposes_differ() -> None:
 def test_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
         read_secret("", {VARIABLE: text})
-    assert refusal.value.field == "worker_secret"
+    assert refusal.value.field == VARIABLE
     assert text not in refusal.value.message
     file = tmp_path / "secret"
     file.write_text(text, encoding="utf-8")
@@ -83,8 +83,8 @@ def test_unusable_secret_is_refused_by_name(text: str, tmp_path: Path) -> None:
 def test_file_wins_over_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{TEXT}\n")
-    assert read_secret(str(file), {VARIABLE: "f" * 16}) == WorkerSecret(TEXT, "worker_secret_file")
-    assert read_secret("", {VARIABLE: "f" * 16}) == WorkerSecret("f" * 16, "worker_secret")
+    assert read_secret(str(file), {VARIABLE: "f" * 16}) == WorkerSecret(TEXT)
+    assert read_secret("", {VARIABLE: "f" * 16}) == WorkerSecret("f" * 16)
     assert read_secret("", {VARIABLE: ""}) is None
     assert read_secret("", {}) is None
 
