@@ -31,8 +31,8 @@ GROUPS: Final = {
         "resume_seconds unread_timeout"
     ),
     "Security": (
-        "api_keys certificates tls_certificate tls_key tls_ca worker_tls_certificate worker_tls_key "
-        "worker_tls_ca"
+        "api_keys certificates tls_certificate tls_key tls_ca worker_secret_file worker_tls_certificate "
+        "worker_tls_key worker_tls_ca"
     ),
     "Observability": (
         "log_format otlp_traces_endpoint otlp_traces_sampling_ratio metrics_port target_metrics_port "
