@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.cli.options import option
+from paceline.client.resuming import DEFAULT_RESUME_SECONDS
 from paceline.core.tls import Tls
 
 DEFAULT_PORT = 50151
@@ -52,3 +53,12 @@ class Connection(Transport):
 
     api_key: str | None = None
     """The API key. Other users of this machine see arguments: prefer the variable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConnection(Connection):
+    """The same of a command that reads streams."""
+
+    resume_seconds: float = DEFAULT_RESUME_SECONDS
+    """Seconds without a server, since the last chunk, for which a stream that broke is asked for again; 0
+    never."""

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection
+from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection, StreamConnection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stdout
 from paceline.cli.structuring import Structure
@@ -35,7 +35,7 @@ def generate(
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
     structure: Structure,
-    connection: Connection,
+    connection: StreamConnection,
     address: Address = DEFAULT_ADDRESS,
     as_json: Json = False,
     cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
@@ -51,7 +51,12 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
 
     async def run() -> None:
-        async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:
+        async with AsyncClient(
+            address,
+            tls=connection.settings,
+            api_key=connection.api_key,
+            resume_seconds=connection.resume_seconds,
+        ) as client:
             stream = client.stream(
                 text, sampling, speculation=speculation, cache_salt=cache_salt, timeout=timeout
             )

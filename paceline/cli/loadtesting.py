@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection
+from paceline.cli.connecting import DEFAULT_ADDRESS, Address, StreamConnection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stderr, to_stdout
 from paceline.cli.structuring import Structure
@@ -33,7 +33,7 @@ def loadtest(
     sampling: Annotated[SamplingParams, Defaults({"max_tokens": 128})],
     speculation: SpeculationParams,
     structure: Structure,
-    connection: Connection,
+    connection: StreamConnection,
     address: Address = DEFAULT_ADDRESS,
     prompts: Annotated[
         Path | None,
@@ -56,7 +56,12 @@ def loadtest(
         check_writable("json", json)  # before the load, not after it
 
     async def run(progress: Callable[[str], None]) -> Report:
-        async with AsyncClient(address, tls=connection.settings, api_key=connection.api_key) as client:
+        async with AsyncClient(
+            address,
+            tls=connection.settings,
+            api_key=connection.api_key,
+            resume_seconds=connection.resume_seconds,
+        ) as client:
             test = LoadTest(client, load, lines, sampling, speculation, progress)
             with _ended_by_signals(test):
                 return await test.run()

@@ -60,7 +60,7 @@ class StreamAssembler:
         self.result: GenerationResult | None = None
         self._wants_logprobs = sampling is not None and sampling.HasField("logprobs")
         self._wants_prompt_logprobs = sampling is not None and sampling.HasField("prompt_logprobs")
-        self._num_choices = sampling.n if sampling is not None and sampling.HasField("n") else 1
+        self.num_choices = sampling.n if sampling is not None and sampling.HasField("n") else 1
         self._started: generation_pb2.GenerateStarted | None = None
         self._resumes = False
         self._repeated_positions = 0
@@ -131,8 +131,8 @@ class StreamAssembler:
                 _broken("what it goes on with is another request")
             return
         self.mode = mode
-        if len(seeds) != self._num_choices or seeds[0] != started.seed:
-            _broken(f"it has {len(seeds)} choices of {self._num_choices}")
+        if len(seeds) != self.num_choices or seeds[0] != started.seed:
+            _broken(f"it has {len(seeds)} choices of {self.num_choices}")
         self._choices = [_Choice(seed) for seed in seeds]
         self._started = started
 

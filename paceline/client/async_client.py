@@ -15,15 +15,18 @@ from paceline.client import requests
 from paceline.client.channel import (
     CHANNEL_OPTIONS,
     CLOSED,
+    CallCutError,
     ClientClosedError,
+    Contact,
     call_metadata,
     checked_tls,
+    cut_by,
     readable,
     translated,
 )
 from paceline.client.reading import Call, Reading
 from paceline.client.results import GenerationChunk, GenerationResult
-from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import CancelledError, PacelineError
 from paceline.core.tls import Tls
@@ -113,10 +116,11 @@ class AsyncGenerationStream:
 
     def _go_on_after(self, error: PacelineError) -> None:
         """Begin the pause, or raise what ended the stream; nothing, if that was after its last chunk."""
-        pause = self._resuming.pause_after(error)
+        pause = None if self._closed.is_set() else self._resuming.pause_after(error)
         if pause is not None:
             self._pauses_until = asyncio.get_running_loop().time() + pause
             return
+        error = cut_by(error, closed=self._closed.is_set())
         self._end()
         self._assembler.fail(error)
 
@@ -171,18 +175,19 @@ class AsyncClient:
         *,
         tls: Tls | None = None,
         api_key: str | None = None,
-        max_resumes: int = DEFAULT_MAX_RESUMES,
+        resume_seconds: float = DEFAULT_RESUME_SECONDS,
     ) -> None:
         """`address` is host:port. Connects with the first call, and belongs to that call's event loop.
 
         `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
-        stream that breaks is resumed up to `max_resumes` times. Raises InvalidArgumentError naming the
-        argument, or the TLS file that cannot be used.
+        stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
+        0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
         """
         self.address = requests.checked_address(address)
         self._metadata = call_metadata(api_key)
         self._tls = checked_tls(tls)
-        self._backoff = Backoff(requests.checked_resumes(max_resumes))
+        self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
+        self._contact = Contact()
         self._streams: weakref.WeakSet[AsyncGenerationStream] = weakref.WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancels: set[asyncio.Task[None]] = set()
@@ -239,7 +244,7 @@ class AsyncClient:
         """
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
-        stream = AsyncGenerationStream(self, Resuming(request, deadline, self._backoff))
+        stream = AsyncGenerationStream(self, Resuming(request, deadline, self._backoff, contact=self._contact))
         self._streams.add(stream)
         return stream
 
@@ -300,8 +305,13 @@ class AsyncClient:
         timeout: float | None,  # noqa: ASYNC109
     ) -> _Response:
         deadline = requests.checked_timeout(timeout)
-        with translated():
-            return readable(await method(request, timeout=deadline, metadata=self._metadata))
+        try:
+            with translated():
+                answer = readable(await method(request, timeout=deadline, metadata=self._metadata))
+        except CallCutError as error:
+            raise cut_by(error, closed=self._closed) from error
+        self._contact.made = True
+        return answer
 
     async def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated.

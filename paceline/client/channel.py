@@ -5,21 +5,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 
 from paceline.core import limits
-from paceline.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
+from paceline.core.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    PacelineError,
+    UnavailableError,
+)
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import check_files
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.status import DETAILS_KEY, from_rpc_error
 
 _Message = TypeVar("_Message")
 
 
 class ClientClosedError(UnavailableError):
     """The caller closed the client: nobody is there to go on for."""
+
+
+class CallCutError(CancelledError):
+    """A call ended with CANCELLED without a word of the server's: its gRPC cuts calls so while it stops, and
+    ours does where we cancel one ourselves."""
+
+
+def cut_by(error: PacelineError, *, closed: bool) -> PacelineError:
+    """What the caller is told of a call that was cut: one that did not close it did not cancel it."""
+    if isinstance(error, CallCutError) and not closed:
+        return UnavailableError("the server ended the call")
+    return error
+
+
+_NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
+"""How gRPC's text begins where no connection came about."""
+
+
+@dataclass(slots=True)
+class Contact:
+    """Whether a client has ever reached its server. Any of its threads may say so."""
+
+    made: bool = False
+
+    def learn(self, error: PacelineError) -> None:
+        """Only a server that was reached can break a call."""
+        self.made = self.made or not error.message.startswith(_NEVER_CONNECTED)
 
 
 KEEPALIVE_MILLISECONDS = 30_000
@@ -82,7 +116,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
+        raise _told(error) from error
     except (ValueError, grpc.aio.UsageError) as error:
         # What a closed channel raises, of the synchronous and of the asynchronous API.
         raise ClientClosedError("this client is closed") from error
@@ -91,3 +125,11 @@ def translated() -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise CancelledError(CLOSED) from None
+
+
+def _told(error: grpc.RpcError) -> PacelineError:
+    told = from_rpc_error(error)
+    metadata: Any = error.trailing_metadata() or ()
+    if isinstance(told, CancelledError) and DETAILS_KEY not in dict(metadata):
+        return CallCutError(told.message)
+    return told

@@ -104,11 +104,12 @@ def checked_timeout(timeout: float | None) -> float | None:
     return timeout
 
 
-def checked_resumes(max_resumes: int) -> int:
-    """How often a stream may be resumed."""
-    if isinstance(max_resumes, bool) or not isinstance(max_resumes, int) or max_resumes < 0:
-        raise InvalidArgumentError("max_resumes", "must be an integer, and not negative")
-    return max_resumes
+def checked_resume_seconds(resume_seconds: float) -> float:
+    """For how long a stream that broke is asked for again; 0 never."""
+    number = isinstance(resume_seconds, int | float) and not isinstance(resume_seconds, bool)
+    if not number or not 0 <= resume_seconds <= MAX_TIMEOUT:
+        raise InvalidArgumentError("resume_seconds", f"must be in [0, {MAX_TIMEOUT:.0e}] seconds")
+    return resume_seconds
 
 
 def checked_address(address: str) -> str:

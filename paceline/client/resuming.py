@@ -1,8 +1,10 @@
 """When a stream that broke is asked for again, and how. No I/O, so both clients share it.
 
-Only a stream that has begun is resumed: before `started` nothing can be lost, and the error is the caller's.
-A refusal is an answer, and is not asked for again. Where the deadline comes first, it is what the caller is
-told, and when it comes: the server is asked nothing that it cannot answer in time.
+A stream is asked for again while the time without a server is within a budget, which begins anew with every
+chunk. One that has not begun is asked for again too, unless the server was never reached: then its address may
+be wrong, and the error is the caller's at once. A refusal is an answer, and is not asked for again. Where the
+deadline comes first, it is what the caller is told, and when it comes: the server is asked nothing that it
+cannot answer in time.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.client.assembler import StreamAssembler
-from paceline.client.channel import ClientClosedError
+from paceline.client.channel import CallCutError, ClientClosedError, Contact
 from paceline.client.results import GenerationChunk
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import (
@@ -27,7 +29,8 @@ from paceline.core.errors import (
 from paceline.rpc import codec
 from paceline.v1 import generation_pb2
 
-DEFAULT_MAX_RESUMES = 5
+DEFAULT_RESUME_SECONDS = 30.0
+"""As long as a coordinator holds a request for a client that is away."""
 CANCEL_SECONDS = 1.0
 """How long a client that closes tries to tell the server that nobody will resume its requests."""
 MAX_DOUBLINGS = 64
@@ -38,11 +41,12 @@ LEAST_TIMEOUT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often a stream is asked for again, and after how many seconds."""
+    """For how long a stream is asked for again, and after which pauses. All in seconds."""
 
-    most: int = DEFAULT_MAX_RESUMES
+    seconds: float = DEFAULT_RESUME_SECONDS
+    """Without a server, since the last chunk; 0 never asks again."""
     first: float = 0.2
-    longest: float = 5.0
+    longest: float = 2.0
     uniform: Callable[[], float] = random.random
 
     def pause(self, attempt: int) -> float:
@@ -62,8 +66,9 @@ class Resuming:
         timeout: float | None,
         backoff: Backoff,
         clock: Clock = monotonic,
+        contact: Contact | None = None,
     ) -> None:
-        """`timeout` seconds are for all calls together; None is no deadline."""
+        """`timeout` seconds are for all calls together; None is no deadline. `contact` is that of the client."""
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
@@ -74,10 +79,14 @@ class Resuming:
         self._id_is_ours = not request.request_id
         self._end = threading.Lock()
         """Taken once and for good, by whoever ends the request first: several threads may close a stream."""
-        self._pauses = 0
+        self._contact = contact or Contact()
         self._in_vain = 0
         """Pauses since the last chunk."""
-        if backoff.most:
+        self._broken_at: float | None = None
+        """Since when no call brings anything; None while one does."""
+        self._away = 0.0
+        """Seconds that earlier breaks lasted, since the last chunk."""
+        if backoff.seconds:
             request.resumable = True
             request.request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
 
@@ -93,7 +102,7 @@ class Resuming:
     @property
     def may_go_on(self) -> bool:
         """True while it can be asked for again: it has begun, is not complete, and resumes are wanted."""
-        return bool(self._backoff.most) and self._begun
+        return bool(self._backoff.seconds) and self._begun
 
     @property
     def _begun(self) -> bool:
@@ -101,31 +110,53 @@ class Resuming:
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
         """The chunk a message brings. Raises what the assembler raises."""
+        if message is not None:
+            self._contact.made = True
+            self._end_of_break()
         chunk = self.assembler.feed(message)
         if chunk is not None:
-            self._in_vain = 0
+            self._in_vain, self._away = 0, 0.0
         return chunk
+
+    def _end_of_break(self) -> None:
+        if self._broken_at is not None:
+            self._away += self._clock() - self._broken_at
+            self._broken_at = None
 
     def pause_after(self, error: PacelineError) -> float | None:
         """Seconds to wait before the stream is asked for again; None where `error` is the end of it.
 
         No longer than to the deadline, at which `next_request` says so.
         """
-        broke = isinstance(error, UnavailableError) and not isinstance(error, ClientClosedError)
-        if not (broke and self._begun and self._pauses < self._backoff.most):
+        if not self._is_a_break(error):
             # A refused name may be that of another request.
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)
             return None
-        pause, left = self._backoff.pause(self._in_vain), self._left
+        now = self._clock()
+        if self._broken_at is None:
+            self._broken_at = now
+        patience = self._backoff.seconds - self._away - (now - self._broken_at)
+        if patience <= 0:
+            return None
+        pause, left = min(self._backoff.pause(self._in_vain), patience), self._left
         if pause >= left - LEAST_TIMEOUT:
             return max(left, 0.0)
-        self._pauses += 1
         self._in_vain += 1
         return pause
 
+    def _is_a_break(self, error: PacelineError) -> bool:
+        """True where what is asked again may be answered."""
+        if isinstance(error, ClientClosedError) or not isinstance(error, UnavailableError | CallCutError):
+            return False
+        self._contact.learn(error)
+        return self.assembler.result is None and (self._begun or self._contact.made)
+
     def next_request(self) -> generation_pb2.GenerateRequest:
         """What to send in the place of the call that broke: the rest, with the same seed and mode.
+
+        Before it has begun all of it is asked for. A name that is ours can be that of no other request, so the
+        server may go on with what it has under it.
 
         Raises DeadlineExceededError where nobody could answer it in time.
         """
@@ -135,6 +166,10 @@ class Resuming:
         self.num_resumes += 1
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(self.request)
+        if not self._begun:
+            if self._id_is_ours:
+                codec.resumption_to_proto(codec.Resumption((0,) * self.assembler.num_choices), request)
+            return request
         seed, resumption = self.assembler.resume()
         request.sampling.seed = seed
         # Another coordinator may have another default.

@@ -15,13 +15,16 @@ from paceline.client.abandoning import Abandoning
 from paceline.client.channel import (
     CHANNEL_OPTIONS,
     CLOSED,
+    CallCutError,
     ClientClosedError,
+    Contact,
     call_metadata,
     checked_tls,
+    cut_by,
     translated,
 )
 from paceline.client.results import GenerationChunk, GenerationResult
-from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_MAX_RESUMES, Backoff, Resuming
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import CancelledError, PacelineError
 from paceline.core.tls import Tls
@@ -115,6 +118,7 @@ class GenerationStream:
                 raise
             else:
                 return
+        error = cut_by(error, closed=self._closed.is_set())
         self.close()
         self._assembler.fail(error)
 
@@ -183,17 +187,18 @@ class Client:
         *,
         tls: Tls | None = None,
         api_key: str | None = None,
-        max_resumes: int = DEFAULT_MAX_RESUMES,
+        resume_seconds: float = DEFAULT_RESUME_SECONDS,
     ) -> None:
         """`address` is host:port. Connects with the first call.
 
         `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
-        stream that breaks is resumed up to `max_resumes` times. Raises InvalidArgumentError naming the
-        argument, or the TLS file that cannot be used.
+        stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
+        0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
         """
         self.address = requests.checked_address(address)
         self._metadata = metadata = call_metadata(api_key)
-        self._backoff = Backoff(requests.checked_resumes(max_resumes))
+        self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
+        self._contact = Contact()
         self._channel = open_channel(self.address, CHANNEL_OPTIONS, checked_tls(tls))
         self._stub = stub = GenerationServiceStub(self._channel)
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
@@ -242,10 +247,10 @@ class Client:
         """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream."""
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
-        if self._backoff.most:
+        if self._backoff.seconds:
             self._abandoning.start()
             self._abandoning.before_a_request()
-        stream = GenerationStream(self, Resuming(request, deadline, self._backoff))
+        stream = GenerationStream(self, Resuming(request, deadline, self._backoff, contact=self._contact))
         with self._lock:
             closed = self._closed
             if not closed:
@@ -286,8 +291,13 @@ class Client:
         timeout: float | None,
     ) -> _Response:
         deadline = requests.checked_timeout(timeout)
-        with translated():
-            return method(request, timeout=deadline, metadata=self._metadata)
+        try:
+            with translated():
+                answer = method(request, timeout=deadline, metadata=self._metadata)
+        except CallCutError as error:
+            raise cut_by(error, closed=self._closed) from error
+        self._contact.made = True
+        return answer
 
     def close(self) -> None:
         """Close the connection; calls that still run are cancelled. May be repeated."""

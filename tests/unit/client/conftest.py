@@ -286,7 +286,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def client(server: FakeCoordinator, connect: Callable[..., Any]) -> Any:
     """A client of either kind, connected to `server`, that shows every end of a stream."""
-    return connect(server.address, max_resumes=0)
+    return connect(server.address, resume_seconds=0)
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ async def test_whoever_gives_up_waiting_loses_nothing(
 ) -> None:
     """Once: each time broke the stream, and six ended it; before its beginning the first did."""
     pausing_after(server, messages, before)
-    async with AsyncClient(server.address, max_resumes=resumes) as client:
+    async with AsyncClient(server.address, resume_seconds=resumes) as client:
         stream = client.stream("x")
         texts = [(await anext(stream)).text] if before == 2 else []
         await give_up(stream, 8)

@@ -327,7 +327,7 @@ def test_a_stream_that_begins_while_the_client_closes_is_closed_or_refused(
 ) -> None:
     """In another thread. The connection is closed whatever happens."""
     server.play_and_block(*messages.good[:2])
-    client = Client(server.address, max_resumes=0)
+    client = Client(server.address, resume_seconds=0)
     streams, outcome = [client.stream("x") for _ in range(2)], SimpleQueue[Any]()
 
     def begin() -> None:

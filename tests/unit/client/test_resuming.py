@@ -1,4 +1,4 @@
-"""A stream that breaks goes on by itself: gapless, once, a bounded number of times."""
+"""A stream that breaks goes on by itself: gapless, once, for a bounded time."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ REFUSALS = [
 ]
 
 
-def at_once(most: int = 5) -> Backoff:
-    return Backoff(most, first=0.0)
+def at_once(seconds: float = 30.0) -> Backoff:
+    return Backoff(seconds, first=0.0)
 
 
 class Cutting:
@@ -115,14 +115,15 @@ def test_a_stream_that_just_ends_is_a_cut_one(server: Any, resuming: Any, messag
     assert resuming.generate("x").text == "Hello!"
 
 
-def test_resumes_are_bounded_and_the_error_names_the_last_index(
-    server: Any, resuming: Any, messages: Any
+def test_a_budget_that_is_spent_names_the_last_index(
+    server: Any, connect: Callable[..., Any], messages: Any
 ) -> None:
-    Cutting(server, messages.good, 2, 0, 0, 0, 0, 0, 0)
+    client = with_backoff(connect(server.address), Backoff(0.3, first=0.1))
+    Cutting(server, messages.good, 2, *[0] * 100)
     with pytest.raises(UnavailableError, match="connection is lost") as caught:
-        resuming.generate("x")
+        client.generate("x")
     assert caught.value.last_index == 2
-    assert len(server.requests) == 6
+    assert 2 <= len(server.requests) < 20
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda e: type(e).__name__)
@@ -135,11 +136,88 @@ def test_a_refusal_is_not_asked_again(
     assert len(server.requests) == 1
 
 
-def test_a_stream_that_has_not_begun_is_not_resumed(server: Any, resuming: Any) -> None:
-    server.play_and_fail(CUT)
+def failing_at_first(server: Any, messages: Any, times: int) -> None:
+    """So many calls end with UNAVAILABLE before they begin."""
+
+    def script(_request: Any, context: Any) -> Iterator[Any]:
+        if len(server.requests) <= times:
+            context.abort_with_status(rpc_status.to_status(to_status(CUT)))
+        yield from messages.good
+
+    server.script = script
+
+
+def test_a_stream_that_has_not_begun_is_asked_again(server: Any, resuming: Any, messages: Any) -> None:
+    """By its name: the server may have begun it, and the news been lost."""
+    failing_at_first(server, messages, 2)
+    assert resuming.generate("x", {"n": 1}).text == "Hello!"
+    assert [list(request.resume_from) for request in server.requests] == [[], [0], [0]]
+    assert len({request.request_id for request in server.requests}) == 1
+    assert not any(request.received for request in server.requests)
+
+
+def test_a_name_of_the_callers_begins_anew(server: Any, resuming: Any, messages: Any) -> None:
+    """It may be that of another request, which nobody may take over."""
+    failing_at_first(server, messages, 1)
+    resuming.generate("x", request_id="mine")
+    assert [list(request.resume_from) for request in server.requests] == [[], []]
+
+
+def test_a_server_never_reached_is_not_asked_again(connect: Callable[..., Any]) -> None:
+    client = with_backoff(connect("127.0.0.1:1"), Backoff(3600.0, first=3600.0, longest=3600.0))
+    stream = client.stream("x")
     with pytest.raises(UnavailableError):
+        list(stream)
+    assert stream.num_resumes == 0
+
+
+def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[..., Any]) -> None:
+    """Whatever reached it: its next call finds nobody, and is made again for as long as there is patience."""
+    client = with_backoff(connect(server.address), Backoff(0.5, first=0.1))
+    client.models()
+    server.stop()
+    stream = client.stream("x")
+    with pytest.raises(UnavailableError):
+        list(stream)
+    assert stream.num_resumes > 0
+
+
+def test_a_cut_that_the_server_does_not_explain_is_resumed(
+    server: Any, resuming: Any, messages: Any
+) -> None:
+    """As gRPC cuts calls while it stops. A CANCELLED that our server explains is an answer."""
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        if request.resume_from:
+            yield from (messages.good[0], *messages.good[2:])
+        yield from messages.good[:2]
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+    server.script = script
+    assert resuming.generate("x").text == "Hello!"
+    server.play_and_fail(CancelledError("the client cancelled the request"), *messages.good[:2])
+    with pytest.raises(CancelledError, match="the client cancelled"):
         resuming.generate("x")
-    assert len(server.requests) == 1
+
+
+def test_a_cut_that_is_not_resumed_is_no_cancellation(
+    server: Any, client: Any, messages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody cancelled anything."""
+
+    def script(_request: Any, context: Any) -> Iterator[Any]:
+        yield messages.good[0]
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+    def cut(_request: Any, context: Any, _response: Any) -> Any:
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+    server.script = script
+    with pytest.raises(UnavailableError, match="the server ended the call"):
+        client.generate("x")
+    monkeypatch.setattr(server, "_unary", cut)
+    with pytest.raises(UnavailableError, match="the server ended the call"):
+        client.models()
 
 
 def test_a_refusal_of_the_resumption_is_the_error(server: Any, resuming: Any, messages: Any) -> None:
@@ -165,7 +243,7 @@ def test_the_deadline_is_that_of_all_calls_together(
     server: Any, connect: Callable[..., Any], messages: Any
 ) -> None:
     """A pause that would outlast it is cut short, and then it is over."""
-    client = with_backoff(connect(server.address), Backoff(5, first=600.0, longest=600.0))
+    client = with_backoff(connect(server.address), Backoff(600.0, first=600.0, longest=600.0))
 
     def script(request: Any, context: Any) -> Iterator[Any]:
         if request.resume_from:
@@ -182,7 +260,7 @@ def test_a_server_that_stays_away_is_not_asked_beyond_the_deadline(
     server: Any, connect: Callable[..., Any], messages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: from the deadline on a call every millisecond, and then UnavailableError."""
-    client = connect(server.address, max_resumes=10_000)
+    client = connect(server.address, resume_seconds=10_000)
     inner = client if isinstance(client, Client) else client._client
     made, calls = inner._generate, []
 
@@ -212,7 +290,7 @@ def in_an_hour(pausing: Callable[[], None]) -> Backoff:
         pausing()
         return 0.0
 
-    return Backoff(first=3600.0, longest=3600.0, uniform=uniform)
+    return Backoff(7200.0, first=3600.0, longest=3600.0, uniform=uniform)
 
 
 @pytest.mark.parametrize("closed", ["stream", "client"])
@@ -236,7 +314,7 @@ def test_whoever_is_struck_in_the_pause_reads_on_at_once(
 ) -> None:
     """Once: the broken call was read again, which took one more of the resumes, or ended the stream."""
     Cutting(server, messages.good, 1)
-    client = with_backoff(Client(server.address, max_resumes=1), in_an_hour(lambda: None))
+    client = with_backoff(Client(server.address), in_an_hour(lambda: None))
     stream = client.stream("x")
     chunks = [next(stream)]
 
@@ -417,12 +495,12 @@ def test_a_client_closes_after_an_interrupt_that_struck_inside_grpc(
     client.close()
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, None])
-def test_max_resumes_is_checked(value: Any) -> None:
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "5", True, None])
+def test_resume_seconds_are_checked(value: Any) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(InvalidArgumentError) as caught:
-            kind("127.0.0.1:1", max_resumes=value)
-        assert caught.value.field == "max_resumes"
+            kind("127.0.0.1:1", resume_seconds=value)
+        assert caught.value.field == "resume_seconds"
 
 
 # ---- the pure parts ------------------------------------------------------------------------------------
@@ -430,30 +508,54 @@ def test_max_resumes_is_checked(value: Any) -> None:
 
 def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
     late, early = Backoff(uniform=lambda: 0.0), Backoff(uniform=lambda: 1.0)
-    assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
     assert [early.pause(i) for i in range(3)] == [0.1, 0.2, 0.4]
-    assert late.pause(100_000) == 5.0
+    assert late.pause(100_000) == 2.0
 
 
 def begun(messages: Any, timeout: float | None = None, clock: ManualClock | None = None) -> Resuming:
     request = generation_pb2.GenerateRequest(text="x")
-    resuming = Resuming(request, timeout, Backoff(2, uniform=lambda: 0.0), clock or ManualClock())
+    resuming = Resuming(request, timeout, Backoff(1.0, uniform=lambda: 0.0), clock or ManualClock())
     for message in messages.good[:3]:
         resuming.feed(message)
     return resuming
 
 
-def test_no_more_pauses_than_resumes(messages: Any) -> None:
-    resuming = begun(messages)
-    assert [resuming.pause_after(CUT) for _ in range(3)] == [0.2, 0.4, None]
+def test_the_last_pause_ends_with_the_budget(messages: Any) -> None:
+    clock = ManualClock()
+    resuming = begun(messages, clock=clock)
+    pauses = []
+    while (pause := resuming.pause_after(CUT)) is not None:
+        pauses.append(pause)
+        clock.advance(pause)
+    assert pauses == pytest.approx([0.2, 0.4, 0.4])
 
 
-def test_progress_makes_the_next_pause_short_again(messages: Any) -> None:
-    resuming = begun(messages)
+def test_a_chunk_renews_budget_and_pauses(messages: Any) -> None:
+    clock = ManualClock()
+    resuming = begun(messages, clock=clock)
     assert resuming.pause_after(CUT) == 0.2
+    clock.advance(0.9)
     resuming.feed(messages.good[3])
     assert resuming.pause_after(CUT) == 0.2
+    clock.advance(0.9)
+    assert resuming.pause_after(CUT) == pytest.approx(0.1)
+    clock.advance(0.1)
     assert resuming.pause_after(CUT) is None
+
+
+def test_only_the_time_without_a_server_counts(messages: Any) -> None:
+    """A request that waits in the server's queue is served, also where no chunk comes."""
+    clock = ManualClock()
+    resuming = begun(messages, clock=clock)
+    assert resuming.pause_after(CUT) == 0.2
+    clock.advance(0.5)
+    resuming.next_request()
+    resuming.feed(messages.good[0])
+    clock.advance(3600.0)
+    assert resuming.pause_after(CUT) == 0.4
+    clock.advance(0.5)
+    assert resuming.pause_after(CUT) is None, "a server that begins and breaks makes no progress"
 
 
 def test_a_closed_client_is_no_reason_to_go_on(messages: Any) -> None:
@@ -477,7 +579,7 @@ def test_a_request_that_was_closed_before_its_beginning_was_read_is_still_told(m
 
 
 def test_a_pause_that_the_deadline_ends_is_the_last(messages: Any) -> None:
-    """Once: as often as resumes were left, with a millisecond each."""
+    """Not one that goes on with a millisecond each."""
     clock = ManualClock(100.0)
     resuming = begun(messages, 0.3, clock)
     assert resuming.pause_after(CUT) == 0.2
