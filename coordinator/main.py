@@ -59,8 +59,8 @@ async def _serve(config: CoordinatorConfig) -> None:
     if config.reflection:
         server.reflect(SERVICE)
 
-    async def drain(seconds: float) -> None:
-        await coordinator.drain(seconds)
+    async def drain() -> None:
+        await coordinator.drain(config.drain_timeout)
         if http is not None:
             await http.stop(FAREWELL_SECONDS)
 

@@ -105,7 +105,7 @@ class WorkerShell:
             self._engine, f"{role.name}-engine", cores=config.cores
         )
 
-    async def hand_over(self, _seconds: float) -> None:
+    async def hand_over(self) -> None:
         """What runs here can run elsewhere: end the streams, so that it does."""
         self.stopping.set()
         self.stop_locally()

@@ -244,7 +244,8 @@ class AsyncClient:
         """
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
-        stream = AsyncGenerationStream(self, Resuming(request, deadline, self._backoff, contact=self._contact))
+        resuming = Resuming(request, deadline, self._backoff, contact=self._contact)
+        stream = AsyncGenerationStream(self, resuming)
         self._streams.add(stream)
         return stream
 

@@ -1,8 +1,8 @@
 """When a stream that broke is asked for again, and how. No I/O, so both clients share it.
 
 A stream is asked for again while the time without a server is within a budget, which begins anew with every
-chunk. One that has not begun is asked for again too, unless the server was never reached: then its address may
-be wrong, and the error is the caller's at once. A refusal is an answer, and is not asked for again. Where the
+chunk. One that has not begun is asked for again too, unless the server was never reached: its address may be
+wrong, and the error is the caller's at once. A refusal is an answer, and is not asked for again. Where the
 deadline comes first, it is what the caller is told, and when it comes: the server is asked nothing that it
 cannot answer in time.
 """
@@ -68,7 +68,7 @@ class Resuming:
         clock: Clock = monotonic,
         contact: Contact | None = None,
     ) -> None:
-        """`timeout` seconds are for all calls together; None is no deadline. `contact` is that of the client."""
+        """`timeout` seconds are for all calls together; None is no deadline. `contact` is the client's."""
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
@@ -155,7 +155,7 @@ class Resuming:
     def next_request(self) -> generation_pb2.GenerateRequest:
         """What to send in the place of the call that broke: the rest, with the same seed and mode.
 
-        Before it has begun all of it is asked for. A name that is ours can be that of no other request, so the
+        Before it has begun all of it is asked for. A name that is ours is that of no other request, so the
         server may go on with what it has under it.
 
         Raises DeadlineExceededError where nobody could answer it in time.

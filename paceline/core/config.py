@@ -278,6 +278,8 @@ class CoordinatorConfig:
     """How long a request is held for a client whose connection is lost; 0 holds none."""
     unread_timeout: float = 60.0
     """Seconds a sequence may pause for a client that does not read; then its stream is cut."""
+    drain_timeout: float = 10.0
+    """Seconds that running requests have to end when the coordinator is told to stop; then they are ended."""
     reflection: bool = False
     """Describe the gRPC services to whoever asks (server reflection)."""
     exit_with_parent: bool = False
@@ -309,6 +311,11 @@ class CoordinatorConfig:
         for name in ("draft_timeout", "target_timeout", "recovery_timeout", "unread_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")
         _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
+        _check(
+            0 <= self.drain_timeout <= limits.MAX_REQUEST_SECONDS,
+            "drain_timeout",
+            f"must be in [0, {limits.MAX_REQUEST_SECONDS:g}]",
+        )
         _check(
             1 <= self.max_running <= limits.MAX_RUNNING_SEQUENCES,
             "max_running",

@@ -25,12 +25,10 @@ from paceline.rpc.auth import all_of, role_check, secret_check
 from paceline.rpc.credentials import server_credentials
 from paceline.rpc.health import Health
 from paceline.rpc.parent import stop_with_parent
+from paceline.rpc.running import RunningCalls
 from paceline.rpc.shield import ShieldInterceptor
 
 log = logging.getLogger(__name__)
-
-DRAIN_SECONDS = 10.0
-"""How long running calls may go on after SIGTERM."""
 
 FAREWELL_SECONDS = 1.0
 """How long calls that the end of the draining ended may take to tell their clients."""
@@ -111,7 +109,9 @@ class Server:
         self._heeds_signals = False
         checks = [role_check(role)] if tls is not None and tls.ca else []
         checks += [secret_check(secret)] if secret is not None else []
-        self.grpc = make_server([*interceptors, ShieldInterceptor(all_of(*checks))], SERVER_OPTIONS)
+        self._calls = RunningCalls()
+        shield = ShieldInterceptor(all_of(*checks, self._calls.check), self._calls.counted)
+        self.grpc = make_server([*interceptors, shield], SERVER_OPTIONS)
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -180,18 +180,18 @@ class Server:
             stop_with_parent(loop, self.request_stop)
 
     async def run_until_stopped(
-        self, *, exit_with_parent: bool, drain: Callable[[float], Awaitable[None]] | None = None
+        self, *, exit_with_parent: bool, drain: Callable[[], Awaitable[None]]
     ) -> None:
-        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then drain.
+        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then refuse new calls.
 
-        `drain(seconds)` refuses new calls, and returns when those that run have ended, which it sees to
-        within that time. Without it gRPC drains: it tells nobody why a call is refused or cut.
+        `drain()` returns when those that run have been told to end, or have ended.
 
         Raises InternalError, with `abandoned` true, when gRPC itself has stopped taking calls.
         """
         self.heed_signals(exit_with_parent=exit_with_parent)
         hears = await self._hears_until_stopped()
         log.info("stopping")
+        self._calls.close(f"the {self.role} is stopping")
         self._health.stop()
         if not hears:
             self.abandon()
@@ -200,11 +200,11 @@ class Server:
         if self.abandoned:
             await self.grpc.stop(None)
             return
-        if drain is None:
-            await self.grpc.stop(DRAIN_SECONDS)
-        else:
-            await drain(DRAIN_SECONDS)
-            await self.grpc.stop(FAREWELL_SECONDS)
+        await drain()
+        # While gRPC stops, it cancels new calls without a word. Until the old ones have ended, ours refuses
+        # them.
+        await self._calls.all_ended(FAREWELL_SECONDS)
+        await self.grpc.stop(FAREWELL_SECONDS)
 
     async def _hears_until_stopped(self) -> bool:
         """Whether gRPC took calls until the shutdown was asked for. When it stops it tells nobody."""

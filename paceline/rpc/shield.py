@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import grpc
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
 """Raises PacelineError to refuse a call; takes its context and its method's full name."""
+Counted = Callable[[], AbstractContextManager[None]]
 
 _UNREADABLE: Final = object()
 """Stands for bytes that are no message, between the deserialiser and the handler."""
@@ -32,8 +34,10 @@ _UNREADABLE: Final = object()
 class ShieldInterceptor(grpc.aio.ServerInterceptor):
     """Puts `check` in front of every method, also an unknown one, and tells of failures in our own words."""
 
-    def __init__(self, check: Check | None = None) -> None:
+    def __init__(self, check: Check | None = None, counted: Counted = contextlib.nullcontext) -> None:
+        """`counted` is around every handler while it runs."""
         self._check = check or (lambda _context, _method: None)
+        self._counted = counted
 
     async def intercept_service(
         self,
@@ -43,7 +47,8 @@ class ShieldInterceptor(grpc.aio.ServerInterceptor):
         """The method's handler behind the check."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
-        return _around(handler or refusal(NotFoundError("no such method"), unknown=True), self._check, method)
+        known = handler or refusal(NotFoundError("no such method"), unknown=True)
+        return _around(known, self._check, method, self._counted)
 
 
 def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
@@ -60,7 +65,7 @@ def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _around(handler: Any, check: Check, method: str) -> Any:
+def _around(handler: Any, check: Check, method: str, counted: Counted) -> Any:
     """A handler of the same kind."""
     receives, sends = handler.request_streaming, handler.response_streaming
     kind = f"{'stream' if receives else 'unary'}_{'stream' if sends else 'unary'}"
@@ -71,19 +76,21 @@ def _around(handler: Any, check: Check, method: str) -> Any:
         return _each_readable(request) if receives else _readable(request)
 
     async def single(request: Any, context: Context) -> Any:
-        try:
-            return await behavior(given(request, context), context)
-        except Exception as error:
-            await _end(context, error)
+        with counted():
+            try:
+                return await behavior(given(request, context), context)
+            except Exception as error:
+                await _end(context, error)
 
     async def several(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            # A call that is cancelled ends its handler at once, not when the handler is collected.
-            async with contextlib.aclosing(behavior(given(request, context), context)) as responses:
-                async for response in responses:
-                    yield response
-        except Exception as error:
-            await _end(context, error)
+        with counted():
+            try:
+                # A call that is cancelled ends its handler at once, not when the handler is collected.
+                async with contextlib.aclosing(behavior(given(request, context), context)) as responses:
+                    async for response in responses:
+                        yield response
+            except Exception as error:
+                await _end(context, error)
 
     # A handler that streams may also be a coroutine, which writes to the context.
     whole: Any = several if inspect.isasyncgenfunction(behavior) else single

@@ -39,7 +39,8 @@ from paceline.supervisor.processes import Process, Start, start_process
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT = 15.0  # seconds; more than a process takes to drain
+STOP_TIMEOUT = 15.0  # seconds; more than a process takes to end that drains for 10
+STOP_MARGIN = 5.0  # seconds that it may take beyond its drain
 _TAIL_LINES = 20
 _LAST_LINES_TIMEOUT = 2.0  # seconds to read what a dead child wrote last
 _NICE_STOP = (signal.SIGTERM, signal.SIGCONT)  # the second wakes a stopped process up to see the first

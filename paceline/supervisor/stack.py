@@ -24,7 +24,7 @@ from paceline.core.tls import Tls
 from paceline.supervisor.announcement import split_address
 from paceline.supervisor.arguments import Config, arguments, variable
 from paceline.supervisor.children import (
-    STOP_TIMEOUT,
+    STOP_MARGIN,
     ChildSpec,
     ChildStatus,
     Sink,
@@ -198,10 +198,13 @@ def serve_stack(
     config: StackConfig,
     *,
     sink: Sink = log_to_stderr,
-    stop_timeout: float = STOP_TIMEOUT,
+    stop_timeout: float | None = None,
     fork_server: ForkServer | None = None,
 ) -> Iterator[Stack]:
     """Run the stack for as long as the block lasts; no process is left behind, whatever ends it.
+
+    A process that has not ended `stop_timeout` seconds after it was told to is killed; None gives the
+    coordinator the time to drain.
 
     Who runs several stacks may let them share a `fork_server`; else each has its own, if it needs one.
 
@@ -215,6 +218,8 @@ def serve_stack(
     environment = _with_secret(child_environment(config.environment), fork_server)
     folder = working_folder()  # paths may be relative, and a restart must find what the first start found
     own = _own_fork_server(config, environment, remaining)
+    if stop_timeout is None:
+        stop_timeout = config.drain_seconds + STOP_MARGIN
     with (
         _folder_of_sockets(config) as sockets,
         own if fork_server is None else contextlib.nullcontext(fork_server) as forker,

@@ -61,6 +61,7 @@ _COORDINATOR = (
     "max_request_seconds",
     "resume_seconds",
     "unread_timeout",
+    "drain_timeout",
     "api_keys",
     "log_format",
     "otlp_traces_endpoint",
@@ -247,6 +248,12 @@ class StackConfig(StackOptions):
         return _build(
             CoordinatorConfig, {**values, **self.coordinator, "exit_with_parent": True}, "coordinator"
         )
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long the coordinator drains."""
+        seconds: float = self.coordinator.get("drain_timeout", self.drain_timeout)
+        return seconds
 
     def _certificate_of(self, role: str, prefix: str) -> dict[str, str]:
         """A process's files in the folder; nothing without one."""

@@ -54,6 +54,8 @@ class StackOptions:
     """How long a request is held for a client whose connection is lost; 0 holds none."""
     unread_timeout: float = 60.0
     """Seconds a sequence may pause for a client that does not read; then its stream is cut."""
+    drain_timeout: float = 10.0
+    """Seconds that running requests have to end when the coordinator is told to stop; then they are ended."""
     target_device: str = "auto"
     draft_device: str = "auto"
     target_dtype: str = "auto"

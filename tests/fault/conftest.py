@@ -18,7 +18,9 @@ def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
     from harness.stacks import running_stack
     from harness.waiting import HANG
 
-    with running_stack(pair_paths, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}) as stack:
+    with running_stack(
+        pair_paths, drain_timeout=0.5, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}
+    ) as stack:
         yield stack
         stack.check_logs()
 

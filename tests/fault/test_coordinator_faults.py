@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from harness.history import validate
 from harness.mid_stream import mid_stream
+from harness.reading import Reading
+from harness.restarting import Asked, restart, undisturbed
 from harness.resumed import history_of
 from harness.stacks import RunningStack
 from harness.waiting import HANG
 
-from paceline.client import Client, GenerationChunk, GenerationResult
+from paceline.client import Client
 
 PROMPT = "import os\n\n\ndef main("
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
@@ -32,65 +34,31 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 LENGTH = 300
 
 
-class Reading:
-    """A stream of the SDK in a thread of its own."""
+def read(client: Client, sampling: Mapping[str, Any]) -> Reading:
+    return Reading(client, PROMPT, {"max_tokens": LENGTH, "ignore_eos": True, **sampling})
 
-    def __init__(self, address: str, sampling: Mapping[str, Any]) -> None:
-        self.chunks: list[GenerationChunk] = []
-        self._client = Client(address, max_resumes=60)
-        parameters = {"max_tokens": LENGTH, "ignore_eos": True, **sampling}
-        self._stream = self._client.stream(
-            PROMPT, parameters, speculation={"num_speculative_tokens": 4}, timeout=HANG
-        )
-        self._changed = threading.Condition()
-        self._over = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
 
-    def _read(self) -> None:
-        try:
-            for chunk in self._stream:
-                with self._changed:
-                    self.chunks.append(chunk)
-                    self._changed.notify_all()
-        except BaseException as error:
-            self._error = error
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+@pytest.fixture(scope="module")
+def asked(faulty: RunningStack) -> Sequence[Asked]:
+    """With the answers of a run without faults."""
+    return undisturbed(faulty, 48)
 
-    @property
-    def over(self) -> bool:
-        """True when nothing more will come."""
-        return self._over
 
-    def wait_for_tokens(self, count: int) -> None:
-        """Until that many are there. Fails if the stream ends before."""
-
-        def enough() -> bool:
-            return sum(len(chunk.token_ids) for chunk in self.chunks) >= count
-
-        with self._changed:
-            self._changed.wait_for(lambda: self._over or enough(), HANG)
-            assert enough(), f"ended or hung early: {self._error!r}"
-
-    def result(self) -> tuple[GenerationResult, int]:
-        """The whole, and how often it was asked for again."""
-        self._thread.join(HANG)
-        self._client.close()
-        assert not self._thread.is_alive(), "the stream does not end"
-        if self._error is not None:
-            raise self._error
-        assert self._stream.result is not None
-        return self._stream.result, self._stream.num_resumes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_48_streams_survive_a_restart(
+    faulty: RunningStack, asked: Sequence[Asked], number: signal.Signals
+) -> None:
+    """Of a client with default settings, 16 of them asked again when the coordinator has been struck."""
+    counts = restart(faulty, number, asked, late=16)
+    assert counts == Counter(streams=64, lost=0, doubled=0, different=0, resumed=counts["resumed"])
+    assert counts["resumed"] >= 48
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.Signals) -> None:
     """Killed in mid-stream, and started again on the same port: the same tokens, each once.
 
-    One that is told to stop lets streams of this length end; whichever way it is, nothing is missing.
+    One that is told to stop may let streams of this length end; whichever way it is, nothing is missing.
     """
     wholes = {
         name: faulty.client.generate(
@@ -98,10 +66,10 @@ def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.
         )
         for name, sampling in SAMPLINGS.items()
     }
-    with mid_stream(faulty, lambda: [Reading(faulty.address, s) for s in SAMPLINGS.values()], 5) as readings:
+    with mid_stream(faulty, lambda: [read(faulty.client, s) for s in SAMPLINGS.values()], 5) as readings:
         ended = faulty.stack.kill("coordinator", number)
     for name, reading in zip(SAMPLINGS, readings, strict=True):
-        result, resumes = reading.result()
+        result = reading.result()
         whole = wholes[name]
         validate(history_of(reading.chunks), whole.token_ids)
         assert result.token_ids == whole.token_ids
@@ -112,7 +80,7 @@ def test_streams_survive_their_coordinator(faulty: RunningStack, number: signal.
                 list(position) for position in whole.logprobs
             ]
         if number is signal.SIGKILL:
-            assert resumes >= 1
+            assert reading.num_resumes >= 1
     faulty.stack.wait_for_restart("coordinator", after=ended, timeout=HANG)
 
 
@@ -123,7 +91,7 @@ def test_a_stream_survives_two_deaths(faulty: RunningStack) -> None:
     )
 
     def killed_once() -> list[Reading]:
-        with mid_stream(faulty, lambda: [Reading(faulty.address, sampling)], 40) as readings:
+        with mid_stream(faulty, lambda: [read(faulty.client, sampling)], 40) as readings:
             killed = faulty.stack.kill("coordinator", signal.SIGKILL)
         faulty.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
         return [*readings]
@@ -131,7 +99,7 @@ def test_a_stream_survives_two_deaths(faulty: RunningStack) -> None:
     with mid_stream(faulty, killed_once, 120) as (reading,):
         killed = faulty.stack.kill("coordinator", signal.SIGKILL)
     faulty.stack.wait_for_restart("coordinator", after=killed, timeout=HANG)
-    result, resumes = reading.result()
-    assert resumes >= 2
+    result = reading.result()
+    assert reading.num_resumes >= 2
     validate(history_of(reading.chunks), whole.token_ids)
     assert (result.token_ids, result.text) == (whole.token_ids, whole.text)

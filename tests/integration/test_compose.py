@@ -17,7 +17,8 @@ from harness.stacks import forked
 
 from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
-from paceline.rpc.server import DRAIN_SECONDS, FAREWELL_SECONDS
+from paceline.core.config import CoordinatorConfig
+from paceline.rpc.server import FAREWELL_SECONDS
 from paceline.supervisor import ChildSpec, Supervisor, discard
 
 ROOT = Path(__file__).parents[2]
@@ -179,8 +180,14 @@ def test_prometheus_finds_the_processes_of_both_kinds() -> None:
 
 
 def test_a_stopped_service_has_time_to_finish_what_runs() -> None:
+    drain = CoordinatorConfig(targets=("t:1",), tokenizer="t").drain_timeout
     for service in read_services().values():
-        assert float(service["stop_grace_period"].removesuffix("s")) >= DRAIN_SECONDS + FAREWELL_SECONDS
+        assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 3 * FAREWELL_SECONDS
+    longer = read_services({"PACELINE_DRAIN_TIMEOUT": "60", "PACELINE_STOP_GRACE_PERIOD": "70s"})
+    for suffix in ("", "-cpu"):
+        coordinator = longer[f"coordinator{suffix}"]
+        assert settings(coordinator)["drain-timeout"] == "60"
+        assert coordinator["stop_grace_period"] == "70s"
 
 
 def test_each_health_check_asks_its_own_port_and_every_service_keeps_the_hub_cache() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,6 @@ from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
 
 PROMPT = "def main("
-MANY = 100
-"""Resumes: these tests cut more often than a client puts up with by default."""
 TOKENS = 240
 FIRST_CUT = 300
 """Bytes: what a connection begins with and a few tokens."""
@@ -85,23 +84,12 @@ def limits() -> Iterator[int]:
 def read_with_cuts(
     address: str, sampling: Mapping[str, Any], **speculation: Any
 ) -> tuple[list[GenerationChunk], GenerationResult, int]:
-    """The chunks of a stream whose connection is reset again and again.
-
-    On a busy machine the first reset may come before the client has read how the stream begins. Then there
-    is nothing to resume, and it is the caller's to ask again.
-    """
-    for _ in range(MANY):
-        with CuttingProxy(address, limits()) as proxy, Client(proxy.address, max_resumes=MANY) as client:
-            stream = client.stream(PROMPT, sampling, speculation={**K, **speculation}, timeout=HANG)
-            try:
-                chunks = list(stream)
-            except UnavailableError:
-                if stream.request_id is not None:
-                    raise
-                continue
-            assert stream.result is not None
-            return chunks, stream.result, stream.num_resumes
-    pytest.fail("no stream begins")
+    """The chunks of a stream whose connection is reset again and again, perhaps before it has begun."""
+    with CuttingProxy(address, limits()) as proxy, Client(proxy.address, resume_seconds=HANG) as client:
+        stream = client.stream(PROMPT, sampling, speculation={**K, **speculation}, timeout=HANG)
+        chunks = list(stream)
+        assert stream.result is not None
+        return chunks, stream.result, stream.num_resumes
 
 
 def check_same(chunks: Sequence[GenerationChunk], result: GenerationResult, whole: GenerationResult) -> None:
@@ -154,21 +142,13 @@ def test_a_request_that_is_not_held_is_opened_again(
 
 async def test_the_async_client_resumes_as_well(stack: RunningStack) -> None:
     whole = stack.client.generate(PROMPT, COUPLED, speculation=K, timeout=HANG)
-    for _ in range(MANY):
-        with CuttingProxy(stack.address, limits()) as proxy:
-            async with AsyncClient(proxy.address, max_resumes=MANY) as client:
-                stream = client.stream(PROMPT, COUPLED, speculation=K, timeout=HANG)
-                try:
-                    chunks = [chunk async for chunk in stream]
-                except UnavailableError:
-                    if stream.request_id is not None:
-                        raise
-                    continue  # as in `read_with_cuts`
-                assert stream.result is not None
-                check_same(chunks, stream.result, whole)
-                assert stream.num_resumes >= 2
-                return
-    pytest.fail("no stream begins")
+    with CuttingProxy(stack.address, limits()) as proxy:
+        async with AsyncClient(proxy.address, resume_seconds=HANG) as client:
+            stream = client.stream(PROMPT, COUPLED, speculation=K, timeout=HANG)
+            chunks = [chunk async for chunk in stream]
+            assert stream.result is not None
+            check_same(chunks, stream.result, whole)
+            assert stream.num_resumes >= 2
 
 
 def test_a_seed_that_the_server_drew_is_kept(stack: RunningStack, forgetful: OwnCoordinator) -> None:
@@ -394,10 +374,12 @@ def test_a_deadline_ends_a_resumable_request_at_once(stack: RunningStack) -> Non
     stack.check_pools_whole()
 
 
-def test_exhausted_resumes_name_the_last_index(stack: RunningStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_spent_names_the_last_index(
+    stack: RunningStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sync_client, "CANCEL_SECONDS", HANG)
-    cuts = (20 * FIRST_CUT, FIRST_CUT)
-    with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, max_resumes=1) as client:
+    cuts = itertools.chain([20 * FIRST_CUT], itertools.repeat(0))
+    with CuttingProxy(stack.address, cuts) as proxy, Client(proxy.address, resume_seconds=0.5) as client:
         stream = client.stream(PROMPT, LONG, speculation=K, timeout=HANG)
         received = []
 
@@ -408,9 +390,8 @@ def test_exhausted_resumes_name_the_last_index(stack: RunningStack, monkeypatch:
         with pytest.raises(UnavailableError) as caught:
             read()
         assert caught.value.last_index == len(received) - 1 > 0
-        assert stream.num_resumes == 1
-    stack.client.status()
-    with stack.stub() as stub, pytest.raises(grpc.RpcError):
+        assert stream.num_resumes >= 1
+    with stack.stub() as stub:  # the client's own word of it did not come through either
         stub.Cancel(pb.CancelRequest(request_id=stream.request_id or ""), timeout=HANG)
     stack.check_pools_whole()
 

@@ -9,26 +9,31 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import IO, Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.waiting import HANG
 
 from paceline.rpc import server as module
 from paceline.rpc.server import Server
+from paceline.rpc.status import from_rpc_error
 
 METHOD = "/test.Test/Stream"
 CHILD = """
 import asyncio, sys
 from paceline.rpc.server import Server
 
+async def drained():
+    pass
+
 async def serve(exit_with_parent):
     server = Server("test", "127.0.0.1", 0)
     await server.start()
     server.announce()
-    await server.run_until_stopped(exit_with_parent=exit_with_parent)
+    await server.run_until_stopped(exit_with_parent=exit_with_parent, drain=drained)
 
 asyncio.run(serve(sys.argv[1] == "with its parent"))
 """
@@ -58,31 +63,40 @@ else:
 """
 
 
-class Slow(grpc.GenericRpcHandler):
+class Slow:
     """One stream that says hello, then waits until the test lets it end."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return grpc.unary_stream_rpc_method_handler(self._stream)
-
-    async def _stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield b"hello"
         await self.may_end.wait()
         yield b"goodbye"
 
 
-async def serve(slow: Slow, **options: Any) -> tuple[Server, asyncio.Task[None]]:
+async def drained() -> None:
+    """Nothing is waited for."""
+
+
+async def serve(
+    slow: Slow, drain: Callable[[], Awaitable[None]] = drained
+) -> tuple[Server, asyncio.Task[None]]:
     server = Server("test", "127.0.0.1", 0)
-    server.grpc.add_generic_rpc_handlers((slow,))
+    server.grpc.add_registered_method_handlers(
+        "test.Test", {"Stream": grpc.unary_stream_rpc_method_handler(slow.stream)}
+    )
     await server.start()
-    return server, asyncio.create_task(server.run_until_stopped(exit_with_parent=False, **options))
+    return server, asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def test_a_running_call_is_finished_before_the_process_ends() -> None:
     slow = Slow()
-    server, serving = await serve(slow)
+    server, serving = await serve(slow, lambda: _set(slow.may_end))
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")
         assert await call.read() == b"hello"
@@ -91,18 +105,16 @@ async def test_a_running_call_is_finished_before_the_process_ends() -> None:
         slow.may_end.set()
         assert await call.read() == b"goodbye"
         assert await call.read() is grpc.aio.EOF
-    await asyncio.wait_for(serving, module.DRAIN_SECONDS)
+    await asyncio.wait_for(serving, HANG)
 
 
-async def test_calls_that_outlast_the_draining_are_told_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.2)
+async def test_calls_that_outlast_the_draining_are_told_and_end() -> None:
     slow = Slow()
 
-    async def drain(seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def drain() -> None:
         slow.may_end.set()
 
-    server, serving = await serve(slow, drain=drain)
+    server, serving = await serve(slow, drain)
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")
         assert await call.read() == b"hello"
@@ -112,7 +124,7 @@ async def test_calls_that_outlast_the_draining_are_told_and_end(monkeypatch: pyt
 
 
 async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", 0.1)
     server, serving = await serve(Slow())
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream(METHOD)(b"")
@@ -121,6 +133,40 @@ async def test_calls_that_ignore_the_end_of_the_draining_are_cut(monkeypatch: py
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
         await serving
+
+
+async def test_new_calls_are_refused_until_the_old_have_ended() -> None:
+    """With UNAVAILABLE and our details, on the connection that is there; health goes on answering."""
+    slow, draining, may_drain = Slow(), asyncio.Event(), asyncio.Event()
+
+    async def drain() -> None:
+        draining.set()
+        await may_drain.wait()
+
+    server, serving = await serve(slow, drain)
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        old = channel.unary_stream(METHOD)(b"")
+        assert await old.read() == b"hello"
+        server.request_stop()
+        await draining.wait()
+
+        async def refused() -> None:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_stream(METHOD)(b"").read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert from_rpc_error(caught.value).message == "the test is stopping"
+            assert caught.value.trailing_metadata()
+
+        await refused()
+        may_drain.set()
+        for _ in range(20):
+            await refused()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        slow.may_end.set()
+        assert await old.read() == b"goodbye"
+        assert await old.read() is grpc.aio.EOF
+        await asyncio.wait_for(serving, HANG)
 
 
 async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
@@ -132,7 +178,7 @@ async def test_a_worker_whose_engine_died_hangs_up_at_once() -> None:
         server.abandon()
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
-        await asyncio.wait_for(serving, module.DRAIN_SECONDS / 2)
+        await asyncio.wait_for(serving, HANG)
     assert server.abandoned
 
 

@@ -46,12 +46,15 @@ import signal
 from paceline.rpc import event_loop
 from paceline.rpc.server import Server
 
+async def drained():
+    pass
+
 async def serve():
     server = Server("test", "127.0.0.1", 0)
     await server.start()
     server.heed_signals(exit_with_parent=False)
     server.announce()
-    await server.run_until_stopped(exit_with_parent=False)
+    await server.run_until_stopped(exit_with_parent=False, drain=drained)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 event_loop.run(serve())

@@ -182,9 +182,7 @@ def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[...,
     assert stream.num_resumes > 0
 
 
-def test_a_cut_that_the_server_does_not_explain_is_resumed(
-    server: Any, resuming: Any, messages: Any
-) -> None:
+def test_a_cut_that_the_server_does_not_explain_is_resumed(server: Any, resuming: Any, messages: Any) -> None:
     """As gRPC cuts calls while it stops. A CANCELLED that our server explains is an answer."""
 
     def script(request: Any, context: Any) -> Iterator[Any]:

@@ -90,6 +90,10 @@ async def test_a_call_that_runs_outlasts_such_a_name() -> None:
     await server.grpc.stop(None)
 
 
+async def drained() -> None:
+    """Nothing runs."""
+
+
 async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ended it: here what does end gRPC's own."""
     monkeypatch.setattr(module, "HEARING_SECONDS", 0.01)
@@ -100,7 +104,7 @@ async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.Mo
     )
     server = Server("target", "127.0.0.1", 0)
     await server.start()
-    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False))
+    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
     async with asyncio.timeout(HANG):
         async with calling(server.address, NO_TEXT):
             with pytest.raises(InternalError, match="gRPC takes no calls any more"):
@@ -111,7 +115,7 @@ async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.Mo
 async def test_who_is_asked_to_stop_has_not_gone_deaf() -> None:
     server = Server("target", "127.0.0.1", 0)
     await server.start()
-    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False))
+    serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
     server.request_stop()
     async with asyncio.timeout(HANG):
         await serving

@@ -99,7 +99,7 @@ async def test_a_watcher_that_takes_nothing_holds_nobody_up(served: Served) -> N
         assert (await other.read()).status == STATUS.NOT_SERVING
         other.cancel()
 
-        async def drain(_: float) -> None:
+        async def drain() -> None:
             pass
 
         serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drain))

@@ -1,0 +1,88 @@
+"""Streams over a stop or a death of their coordinator: what becomes of each is counted."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.history import HistoryError, validate
+from harness.mid_stream import mid_stream
+from harness.reading import Reading
+from harness.resumed import history_of
+from harness.stacks import RunningStack, together
+from harness.waiting import HANG
+from paceline.client import Client, GenerationResult
+
+LENGTH = 80
+BEGUN = 5
+"""Tokens that each stream has before the coordinator is struck."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request whose tokens are known from an undisturbed run."""
+
+    prompt: str
+    sampling: Mapping[str, Any]
+    whole: GenerationResult
+
+
+def undisturbed(stack: RunningStack, count: int) -> Sequence[Asked]:
+    """So many different requests, greedy and sampled by turns, and their answers."""
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (
+            f"import os\n\n\ndef function_{i}(",
+            {"max_tokens": LENGTH, "ignore_eos": True, "temperature": float(i % 2), "seed": i},
+        )
+        for i in range(count)
+    ]
+    wholes = together(
+        [lambda r=r: stack.client.generate(*r, timeout=HANG) for r in requests],  # type: ignore[misc]
+        at_once=16,
+    )
+    return [Asked(*request, whole) for request, whole in zip(requests, wholes, strict=True)]
+
+
+def restart(stack: RunningStack, number: signal.Signals, asked: Sequence[Asked], late: int) -> Counter[str]:
+    """Strike the coordinator while a client with default settings reads all of `asked`.
+
+    `late` of them are asked once more when it has been struck. Counts streams, and those that were `resumed`,
+    `lost` (an error, a gap or no end), `doubled` (a token or an end came twice) and `different`.
+    """
+    with Client(stack.address) as client:
+
+        def begin() -> list[Reading]:
+            return [Reading(client, each.prompt, each.sampling) for each in asked]
+
+        # The target stands still meanwhile, so that no stream ends before the coordinator does.
+        with mid_stream(stack, begin, BEGUN) as readings:
+            struck = stack.stack.kill("coordinator", number)
+            begun = [*readings, *(Reading(client, each.prompt, each.sampling) for each in asked[:late])]
+            stack.stack.supervisor.wait_until("coordinator", lambda status: status.pid != struck, HANG)
+        counts = Counter(streams=len(begun), lost=0, doubled=0, different=0, resumed=0)
+        for reading, each in zip(begun, [*asked, *asked[:late]], strict=True):
+            counts[_outcome(reading, each)] += 1
+            counts["resumed"] += reading.num_resumes > 0
+        del counts["sound"]
+    stack.stack.wait_for_restart("coordinator", after=struck, timeout=HANG)
+    return counts
+
+
+def _outcome(reading: Reading, asked: Asked) -> str:
+    try:
+        result = reading.result()
+    except Exception as error:
+        print(f"lost: {error!r}")
+        return "lost"
+    try:
+        validate(history_of(reading.chunks), asked.whole.token_ids)
+    except HistoryError as error:
+        print(f"broken: {error}")
+        told = str(error)
+        return "doubled" if "again" in told or "twice" in told else "lost" if "gap" in told else "different"
+    text = "".join(chunk.text for chunk in reading.chunks)
+    same = (result.token_ids, result.text, text) == (asked.whole.token_ids, *[asked.whole.text] * 2)
+    return "sound" if same and result.usage == asked.whole.usage else "different"
