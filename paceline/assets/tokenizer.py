@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import assets
-from paceline.core.errors import InvalidArgumentError, first_line
+from paceline.assets.causes import cause_of
+from paceline.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,7 +27,7 @@ def load_tokenizer(name: str, field: str) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception
         raise InvalidArgumentError(
-            field, f"{name} has no tokenizer.json that can be loaded: {first_line(error)}"
+            field, cause_of(name, "has no tokenizer.json that can be loaded", error)
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -99,7 +99,9 @@ class InternalError(PacelineError):
     """A defect, or a model that produced no usable numbers."""
 
 
-def first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, in one line; its kind where it says nothing. It may hold paths
-    and addresses: for whoever starts a process, not for clients."""
-    return next((line for each in str(error).splitlines() if (line := each.strip())), type(error).__name__)
+def in_one_line(error: BaseException) -> str:
+    """All that an error of somebody else's says, its lines joined; its kind where it says nothing.
+
+    It may hold paths and addresses: for whoever starts a process, not for clients.
+    """
+    return " ".join(str(error).split()) or type(error).__name__

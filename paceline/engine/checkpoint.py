@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transformers.utils.hub import cached_file
 
-from paceline.core.errors import InvalidArgumentError, first_line
+from paceline.core.errors import InvalidArgumentError, in_one_line
 
 _SUFFIX: Final = ".safetensors"
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
@@ -73,7 +73,7 @@ def _find(name: str, file: str) -> str | None:
         found: str | None = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
     except OSError as error:
         raise InvalidArgumentError(
-            "model", f"{file} of {name} cannot be looked up: {first_line(error)}"
+            "model", f"{file} of {name} cannot be looked up: {in_one_line(error)}"
         ) from error
     return found
 

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
 
-from paceline.core.errors import InvalidArgumentError, first_line
+from paceline.assets.causes import cause_of
+from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, inspect_attention
@@ -75,14 +76,16 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # of whatever kind: transformers and its configs have many
-        raise InvalidArgumentError(
-            "model", f"{name} has no configuration that can be loaded: {_reason(error)}"
-        ) from error
+        raise _refusal(name, "has no configuration that can be loaded", error) from error
     _refuse_unsupported(config)
     _refuse_quantised(name, config)
     # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
     config._attn_implementation = None
     check_weights(name, config)
+    try:  # before the weights, which take longer
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -93,13 +96,10 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise InvalidArgumentError(
-            "model", f"{name} cannot be loaded as a decoder with a tokenizer: {_reason(error)}"
-        ) from error
+        raise _refusal(name, "cannot be loaded as a decoder", error) from error
     model, found = loaded
     _refuse_incomplete(name, found)
     if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
@@ -280,14 +280,14 @@ def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
         raise InvalidArgumentError("model", f"{mismatched[0]} has another shape in the files of {name}")
 
 
-def _reason(error: Exception) -> str:
-    """One line. Of an error that means little without it, its kind is told as well."""
-    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+def _refusal(name: str, failed: str, error: Exception) -> InvalidArgumentError:
+    """Of an error that means little without it, its kind is told as well."""
+    if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
         # What it says itself begins with a heading.
-        return first_line(error.__cause__)
-    line = first_line(error)
-    told = isinstance(error, OSError | ValueError | ImportError)
-    return line if told else f"{type(error).__name__}: {line}"
+        return _refusal(name, failed, error.__cause__)
+    if not isinstance(error, OSError | ValueError | ImportError):
+        failed = f"{failed}: {type(error).__name__}"
+    return InvalidArgumentError("model", cause_of(name, failed, error))
 
 
 def _refuse_quantised(name: str, config: Any) -> None:

@@ -31,9 +31,9 @@ def test_an_invalid_argument_is_a_value_error_that_names_its_field() -> None:
 
 
 def test_an_error_in_one_line() -> None:
-    assert errors.first_line(OSError("gated\nread more")) == "gated"
-    assert errors.first_line(OSError("\n  gated \n")) == "gated"
-    assert errors.first_line(TimeoutError()) == "TimeoutError"
+    """All of it: a first line alone may be a heading."""
+    assert errors.in_one_line(OSError("one of:\n (1) this\n\n(2) that ")) == "one of: (1) this (2) that"
+    assert errors.in_one_line(TimeoutError()) == "TimeoutError"
 
 
 def test_the_fingerprint_is_of_the_vocabulary_not_of_its_order() -> None:

@@ -226,6 +226,43 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert len(caught.value.message.splitlines()) == 1
 
 
+def test_a_model_without_a_tokenizer_is_told_before_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    with pytest.raises(InvalidArgumentError, match="has no tokenizer that can be read; copy the files"):
+        load_model(tmp_path)
+
+
+def test_code_of_a_checkpoint_names_what_allows_it(tmp_path: Path) -> None:
+    save(tmp_path)
+    change(tmp_path, model_type="mine", auto_map={"AutoConfig": "mine.Mine"})
+    (tmp_path / "mine.py").write_text("raise SystemExit")
+    with pytest.raises(InvalidArgumentError, match="unless trust_remote_code allows it") as caught:
+        load_model(tmp_path)
+    assert caught.value.field == "model"
+
+
+def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
+    save(tmp_path)
+    change(tmp_path, model_type="llama9")
+    with pytest.raises(InvalidArgumentError, match="has the model type llama9, which this version"):
+        load_model(tmp_path)
+
+
+def test_an_error_of_several_lines_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("It is one of:\n(1) this\n(2) that")
+
+    save(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
+    with pytest.raises(InvalidArgumentError, match=r": It is one of: \(1\) this \(2\) that$"):
+        load_model(tmp_path)
+
+
 def test_a_device_without_room_is_no_fault_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +323,7 @@ def test_what_cannot_be_loaded_is_told_why(
 
     save(tmp_path)
     monkeypatch.setattr(getattr(transformers, of), "from_pretrained", refuse)
-    with pytest.raises(InvalidArgumentError, match=r": You are trying to access a gated repo\.$") as caught:
+    with pytest.raises(InvalidArgumentError, match="is gated: accept its terms on the hub") as caught:
         load_model(tmp_path)
     assert caught.value.field == "model"
 
