@@ -60,7 +60,7 @@ class DemoConfig:
         default_factory=lambda: StackConfig(target_device="cpu", draft_device="cpu", num_speculative_tokens=4)
     )
     """With a fixed K: a policy that finds the pair not worth drafting with would leave nothing to see. On the
-    CPU: on one device two workers that start together would both take what is free of its memory."""
+    CPU, which is there on every machine."""
     prompt: str = DEFAULT_PROMPT
     max_tokens: int = 160
     temperature: float = 0.7

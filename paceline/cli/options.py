@@ -38,7 +38,9 @@ _HELP = {
     "draft_dtype": "Number format of the draft worker.",
     "draft_threads": "The same for the draft.",
     "block_size": "Positions per cache block.",
-    "num_blocks": "Blocks of the cache; derived from free memory if not given.",
+    "num_blocks": "Blocks of a worker's cache; derived from free memory if not given.",
+    "gpu_memory_utilization": "Share of a GPU's whole memory for weights and cache, of both workers together "
+    "where they share it. If not given, the cache takes 85 % of what is free.",
     "max_model_len": "The longest sequence; the model's own length if not given. A target refuses a greater "
     "one, a draft takes its own.",
     "max_sequences": "The most sequences at a time.",

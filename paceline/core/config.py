@@ -66,6 +66,9 @@ class WorkerConfig:
     """Positions per cache block."""
     num_blocks: int | None = None
     """Blocks of the cache; None derives it from free memory."""
+    gpu_memory_utilization: float | None = None
+    """Share of the GPU's whole memory for weights and cache together; None takes 85 % of what the weights
+    leave free for the cache."""
     max_model_len: int | None = None
     """The longest sequence; None takes the model's own length. A target refuses a greater one, a draft takes
     its own."""
@@ -133,6 +136,11 @@ class WorkerConfig:
         )
         _check(self.block_size >= 1, "block_size", "must be at least 1")
         _check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "must be at least 1")
+        share = self.gpu_memory_utilization
+        if share is not None:
+            _check(0 < share <= 1, "gpu_memory_utilization", f"must be in (0, 1], got {share:g}")
+            _check(self.num_blocks is None, "gpu_memory_utilization", "cannot be used with num_blocks")
+            _check(self.device != "cpu", "gpu_memory_utilization", "is of a GPU, and device is cpu")
         _check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "must be at least 2")
         _check(
             self.max_batch_tokens > limits.MAX_SPECULATIVE_TOKENS,

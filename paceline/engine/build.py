@@ -15,9 +15,10 @@ from paceline.core.config import DraftConfig, WorkerConfig
 from paceline.core.cores import within_quota
 from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.on_disk import warn_of_what_is_not_kept
+from paceline.engine.cache_size import check_before_weights
 from paceline.engine.captured import CudaGraphs, Recorder
 from paceline.engine.device import keep_attention_from_cudnn, make_current
-from paceline.engine.loading import LoadedModel, load_model, make_runner
+from paceline.engine.loading import DTYPES, LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,9 @@ def build(config: WorkerConfig) -> Built:
     keep_attention_from_cudnn(device)
     try:
         return _build_on(device, config)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
         raise InvalidArgumentError(
             "num_blocks",
             f"{device} has no room for {config.model} and its cache; another process may have taken it. "
@@ -78,8 +81,18 @@ def build(config: WorkerConfig) -> Built:
 
 
 def _build_on(device: torch.device, config: WorkerConfig) -> Built:
+    name = assets.resolve(config.model)
+    if config.num_blocks is not None:
+        check_before_weights(
+            name,
+            device,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=DTYPES.get(config.dtype),
+            trust_remote_code=config.trust_remote_code,
+        )
     loaded = load_model(
-        assets.resolve(config.model),
+        name,
         device=device,
         dtype=None if config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
@@ -92,6 +105,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         loaded,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
+        memory_share=config.gpu_memory_utilization,
         max_model_len=max_model_len,
         lean=True,
         deterministic=config.deterministic,

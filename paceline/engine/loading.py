@@ -20,7 +20,8 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.attention import IMPLEMENTATION, inspect_attention
-from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, default_memory_bytes, num_blocks_for
+from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block, num_blocks_for
+from paceline.engine.cache_size import check_fits, memory_for_cache
 from paceline.engine.captured import Recorder, room_for_logits
 from paceline.engine.checkpoint import check_weights, refuse_single_file
 from paceline.engine.comparison import error_on_paged_cache, logits_of_transformers, tokens_to_compare
@@ -31,7 +32,7 @@ from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {
+DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -68,8 +69,8 @@ def load_model(
     safetensors only, and as they are: a quantised checkpoint is refused, and one that lacks some. Raises
     InvalidArgumentError naming `model` or `dtype`, and what a device without room raises.
     """
-    if dtype is not None and dtype not in _DTYPES:
-        raise InvalidArgumentError("dtype", f"must be one of {', '.join(_DTYPES)}, got {dtype}")
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
     name = str(path_or_id)
     device = torch.device(device)
     refuse_single_file(name)
@@ -90,7 +91,7 @@ def load_model(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
-            dtype=_dtype_to_load(config, device) if dtype is None else _DTYPES[dtype],
+            dtype=_dtype_to_load(config, device) if dtype is None else DTYPES[dtype],
             trust_remote_code=trust_remote_code,
             # Weights in any other format are a pickle.
             use_safetensors=True,
@@ -142,13 +143,15 @@ def make_runner(
     block_size: int | None = None,
     num_blocks: int | None = None,
     memory_bytes: int | None = None,
+    memory_share: float | None = None,
     max_model_len: int | None = None,
     lean: bool = False,
     deterministic: bool = False,
     quantization: str = "none",
     new_recorder: Callable[[], Recorder] | None = None,
 ) -> ModelRunner:
-    """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into free memory.
+    """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into the `memory_share`
+    of a GPU, or into free memory.
 
     `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache
     sized by memory never has more blocks than all sequences the server admits could fill. Before it is
@@ -173,11 +176,13 @@ def make_runner(
         # Before the cache takes its share of the memory that is left.
         room = room_for_logits(output_width(model), model.dtype, model.device)
     if num_blocks is None:
-        memory = default_memory_bytes(model.device) if memory_bytes is None else memory_bytes
+        memory = memory_for_cache(model.device, memory_share) if memory_bytes is None else memory_bytes
         num_blocks = min(
             num_blocks_for(memory, layers, size, model.dtype),
             MAX_RUNNING_SEQUENCES * -(-longest // size),
         )
+    else:
+        check_fits(num_blocks, size, bytes_per_block(layers, size, model.dtype), model.device)
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     short: LeanForward | CompiledForward | None = None

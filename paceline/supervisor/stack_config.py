@@ -25,7 +25,6 @@ _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
 
 _SHARED = (
     "block_size",
-    "num_blocks",
     "max_model_len",
     "max_batch_tokens",
     "max_mixed_prefill_tokens",
@@ -73,6 +72,11 @@ _COORDINATOR = (
 _OF_THE_DRAFT = ("draft", "lookahead_", "quantization", "support_")
 """How names of StackConfig's fields begin that say nothing without a draft worker; all but its model's."""
 
+_ONE_GPU: Final = 0.85
+"""Share of a GPU's memory that two workers on it take together, weights and caches; passes need the rest."""
+_SHARES: Final = {"target": 0.7, "draft": 0.3}
+"""How two workers on one GPU divide what they may take: a third of a target's weights and entries, or less,
+are common for a draft."""
 _FEW_SEQUENCES: Final = 1
 """As many as leave a draft time to fill on cores that the coordinator shares with the models."""
 _DEVICES = Path("/dev")
@@ -104,6 +108,7 @@ class StackConfig(StackOptions):
             needed, there = sum(map(self._threads_of, self.worker_roles)), len(usable_cores())
             if needed > there:
                 raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {there}")
+        self._check_memory()
         workers = [self.worker_config(role) for role in self.worker_roles]
         if self.fork_workers and not any(map(self.forks, workers)):
             raise InvalidArgumentError(
@@ -117,6 +122,22 @@ class StackConfig(StackOptions):
             concerns = f.name.startswith(_OF_THE_DRAFT) and f.name != "draft_model"
             if concerns and getattr(self, f.name) != default:
                 raise InvalidArgumentError(f.name, "is of a draft worker, and draft_model says there is none")
+
+    def _check_memory(self) -> None:
+        name = "gpu_memory_utilization"
+        if self.gpu_memory_utilization is not None:
+            _check_share(name, self.gpu_memory_utilization)
+            if self.num_blocks is not None:
+                raise InvalidArgumentError(name, "cannot be used with num_blocks")
+            if all(_on_cpu(self._device_of(role)) for role in self.worker_roles):
+                raise InvalidArgumentError(name, "is of a GPU, and no worker is on one")
+        if self._on_one_gpu:
+            shares = [self._gpu_share_of(role) or 0.0 for role in self.worker_roles]
+            if (both := sum(shares)) > 1:
+                raise InvalidArgumentError(
+                    f"draft_{name}",
+                    f"is {shares[1]:g} of the GPU that the target takes {shares[0]:g} of: {both:g} in all",
+                )
 
     @property
     def uses_local_sockets(self) -> bool:
@@ -163,6 +184,8 @@ class StackConfig(StackOptions):
             for name in ("model", "port", "device", "dtype", "metrics_port")
         }
         values["threads"] = self._threads_of(role)
+        values["num_blocks"] = self._blocks_of(role)
+        values["gpu_memory_utilization"] = self._gpu_share_of(role)
         values["cores"] = self._cores_of(role) if self._binds else ()
         values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
@@ -172,6 +195,40 @@ class StackConfig(StackOptions):
         own: Mapping[str, Any] = getattr(self, role)
         device: str = own.get("device", getattr(self, f"{role}_device"))
         return device
+
+    def _blocks_of(self, role: str) -> int | None:
+        """Of one worker's cache, before what `target` and `draft` say of its configuration."""
+        own: int | None = getattr(self, f"{role}_num_blocks")
+        share = getattr(self, f"{role}_gpu_memory_utilization")
+        return self.num_blocks if own is None and share is None else own
+
+    def _gpu_share_of(self, role: str) -> float | None:
+        """The part of its GPU that a worker may take; None where its blocks are counted, or on a CPU.
+
+        Two that start together on one GPU would each take what is free for both, so that they divide it.
+        """
+        own: Mapping[str, Any] = getattr(self, role)
+        share: float | None = getattr(self, f"{role}_gpu_memory_utilization")
+        if share is not None or own.get("gpu_memory_utilization") is not None:
+            return share
+        if self._blocks_of(role) is not None or own.get("num_blocks") is not None:
+            return None
+        if _on_cpu(self._device_of(role)):
+            return None
+        if not self._on_one_gpu:
+            return self.gpu_memory_utilization
+        return round((self.gpu_memory_utilization or _ONE_GPU) * _SHARES[role], 4)
+
+    @property
+    def _on_one_gpu(self) -> bool:
+        """Whether both workers compute on the same GPU. `auto` and `cuda` are the first one."""
+        devices = [self._device_of(role) for role in self.worker_roles]
+        first = {"auto": "cuda:0", "cuda": "cuda:0"}
+        return (
+            len(devices) > 1
+            and not any(map(_on_cpu, devices))
+            and (len({first.get(device, device) for device in devices}) == 1)
+        )
 
     def _threads_of(self, role: str) -> int:
         own: Mapping[str, Any] = getattr(self, role)
@@ -274,6 +331,11 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
         own = f"{role}_{error.field}"
         known_as = own if own in {f.name for f in fields(StackConfig)} else error.field
         raise InvalidArgumentError(known_as, error.description) from None
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise InvalidArgumentError(name, f"must be in (0, 1], got {share:g}")
 
 
 def _on_cpu(device: str) -> bool:

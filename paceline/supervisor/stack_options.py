@@ -83,6 +83,19 @@ class StackOptions:
     given, unless both models share a core."""
     block_size: int = 16
     num_blocks: int | None = None
+    """Blocks of each worker's cache, where not given singly; derived from free memory if not given."""
+    target_num_blocks: int | None = None
+    """Blocks of the target's cache."""
+    draft_num_blocks: int | None = None
+    """Blocks of the draft's cache."""
+    gpu_memory_utilization: float | None = None
+    """Share of each GPU's whole memory for the weights and caches of the workers on it, of both together
+    where they are on one. If not given, a cache takes 85 % of what is free; where both are on one GPU,
+    weights and caches take 85 % of its memory together."""
+    target_gpu_memory_utilization: float | None = None
+    """The target's own share of its GPU."""
+    draft_gpu_memory_utilization: float | None = None
+    """The draft's own share of its GPU."""
     max_model_len: int | None = None
     max_batch_tokens: int = 512
     """Rows of one pass, prefill chunks and verification together."""

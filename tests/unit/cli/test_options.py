@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,7 +70,7 @@ _COORDINATOR = CoordinatorConfig(
 )
 
 
-def changed(config: Any, leave: str = "") -> Any:
+def changed(config: Any, leave: Collection[str] = ()) -> Any:
     """The same with another value in every field that still has its default, but for `leave`."""
 
     def other(value: Any) -> Any:
@@ -88,17 +88,16 @@ def changed(config: Any, leave: str = "") -> Any:
         raise TypeError(f"an example for {value!r} is missing")
 
     same = {f.name: getattr(config, f.name) for f in fields(config)}
-    default = [f for f in fields(config) if same[f.name] == f.default and f.name != leave]
+    default = [f for f in fields(config) if same[f.name] == f.default and f.name not in leave]
     return replace(config, **{f.name: other(f.default) for f in default})
 
 
-DRAFT = changed(
-    DraftConfig(**_WORKER, quantization="int8", support_mass=0.9, support_bound=32), leave="local_socket"
-)
-TARGET = changed(TargetConfig(**_WORKER), leave="local_socket")
-LOCAL_DRAFT = DraftConfig(model="m", local_socket="a path/with a space")
-LOCAL_TARGET = TargetConfig(model="m", local_socket="a path/with a space")
-"""What has certificates has no local socket."""
+APART: dict[str, Any] = {"local_socket": "a path/with a space", "gpu_memory_utilization": 0.5}
+"""What has certificates has no local socket, and what counts blocks takes no share of a GPU."""
+DRAFT = changed(DraftConfig(**_WORKER, quantization="int8", support_mass=0.9, support_bound=32), leave=APART)
+TARGET = changed(TargetConfig(**_WORKER), leave=APART)
+LOCAL_DRAFT = DraftConfig(model="m", **APART)
+LOCAL_TARGET = TargetConfig(model="m", **APART)
 COORDINATOR = changed(_COORDINATOR)
 SWITCHES = {flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is False}
 OFF = {negative_flag(f.name): flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is True}

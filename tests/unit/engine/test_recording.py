@@ -205,18 +205,18 @@ def test_logits_have_their_room_before_the_cache_takes_the_rest(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    make, free = room_for_logits, loading.default_memory_bytes
+    make, free = room_for_logits, loading.memory_for_cache
 
     def room(*args: Any) -> Tensor:
         order.append("room")
         return make(*args)
 
-    def memory(device: Any) -> int:
+    def memory(device: Any, share: float | None) -> int:
         order.append("memory")
-        return min(free(device), 2**20)
+        return min(free(device, share), 2**20)
 
     monkeypatch.setattr(loading, "room_for_logits", room)
-    monkeypatch.setattr(loading, "default_memory_bytes", memory)
+    monkeypatch.setattr(loading, "memory_for_cache", memory)
     monkeypatch.setattr("paceline.engine.runner.ROWS", (1,))
     results: list[Tensor] = []
     runner = make_runner(models("llama"), new_recorder=lambda: keeping(results))

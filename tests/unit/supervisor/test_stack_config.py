@@ -42,7 +42,7 @@ NAMES = {f.name for f in fields(StackOptions)}
 ASKED = [
     (role, name)
     for role, cls in PROCESSES.items()
-    for name in sorted({f.name for f in fields(cls)} & NAMES - ELSEWHERE)
+    for name in sorted({f.name for f in fields(cls)} & NAMES - ELSEWHERE - {"gpu_memory_utilization"})
 ]
 
 

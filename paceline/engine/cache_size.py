@@ -1,0 +1,117 @@
+"""How much memory a cache may take, and whether the one that is asked for fits."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, Final
+
+import torch
+from transformers import AutoConfig
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine.cache import default_memory_bytes
+from paceline.engine.memory import available_bytes
+
+log = logging.getLogger(__name__)
+
+_GIB: Final = 1 << 30
+
+
+def memory_for_cache(device: torch.device, share: float | None) -> int:
+    """Bytes that a cache takes when nobody says how many blocks it has.
+
+    `share` is the part of a GPU's whole memory that this process may fill with its weights, which are there,
+    and its cache. Without one the cache takes a fixed part of what is free.
+
+    Raises InvalidArgumentError naming `gpu_memory_utilization` where the share leaves no room, or is more
+    than is free.
+    """
+    if share is None:
+        return default_memory_bytes(device)
+    if device.type != "cuda":
+        # `auto` found no GPU. What was asked of one says nothing of this machine's memory.
+        log.warning(
+            "--gpu-memory-utilization is of a GPU, and this worker found none: it computes on %s", device
+        )
+        return default_memory_bytes(device)
+    free, total = torch.cuda.mem_get_info(device)
+    allowed, held = int(total * share), torch.cuda.memory_reserved(device)
+    asked = f"{share:g} of the {_gib(total)} of {device} are {_gib(allowed)}"
+    if allowed <= held:
+        raise InvalidArgumentError(
+            "gpu_memory_utilization", f"{asked}, and the weights alone take {_gib(held)}: ask for more"
+        )
+    if allowed - held > free:
+        raise InvalidArgumentError(
+            "gpu_memory_utilization",
+            f"{asked}, of which the weights take {_gib(held)}, and only {_gib(free)} are free for the rest: "
+            f"ask for at most {(held + free) / total:.2f}, or end what else runs on this device",
+        )
+    return allowed - held
+
+
+def check_fits(num_blocks: int, block_size: int, block_bytes: int, device: torch.device) -> None:
+    """Raises InvalidArgumentError naming `num_blocks` for a cache that is larger than the free memory."""
+    free = _free_bytes(device)
+    needed = num_blocks * block_bytes
+    if free is not None and needed > free:
+        raise InvalidArgumentError(
+            "num_blocks",
+            f"{num_blocks} blocks of {block_size} positions take {_gib(needed)}, and {device} has "
+            f"{_gib(free)} free: at most {free // block_bytes} fit",
+        )
+
+
+def check_before_weights(
+    name: str,
+    device: torch.device,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype | None,
+    trust_remote_code: bool,
+) -> None:
+    """The same before the weights of the model `name` are loaded, which may take minutes.
+
+    Weights take their part of the memory later, so what passes here is checked again with them. A model whose
+    configuration does not tell what an entry holds passes.
+    """
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # loading it in earnest says what is wrong
+        log.debug("the cache of %s cannot be measured before its weights: %r", name, error)
+        return
+    width = numbers_per_position(config)
+    if width is not None:
+        # The smallest of ours where the checkpoint's own is taken: what does not fit in it fits in none.
+        block_bytes = block_size * width * (dtype or torch.bfloat16).itemsize
+        check_fits(num_blocks, block_size, block_bytes, device)
+
+
+def numbers_per_position(config: Any) -> int | None:
+    """Keys and values of one position over all layers; None for a model that keeps other ones than usual."""
+    text = config.get_text_config(decoder=True)
+    unusual = any(getattr(text, name, None) for name in ("kv_lora_rank", "num_kv_shared_layers"))
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    layers, hidden = (getattr(text, name, None) for name in ("num_hidden_layers", "hidden_size"))
+    counts: list[Any] = [heads, kv_heads, layers, hidden]
+    if unusual or not all(isinstance(count, int) and count > 0 for count in counts):
+        return None
+    heads, kv_heads, layers, hidden = counts
+    width: Any = getattr(text, "head_dim", None) or hidden // heads
+    return int(2 * layers * kv_heads * width) if isinstance(width, int) else None
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return available_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    with contextlib.suppress(RuntimeError):
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free
+
+
+def _gib(count: float) -> str:
+    return f"{count / _GIB:,.1f} GiB"

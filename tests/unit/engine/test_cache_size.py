@@ -1,0 +1,96 @@
+"""How much memory a cache takes, and what is said where it does not fit. The GPU is a pretended one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from paceline import assets
+from paceline.core.config import TargetConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.engine import build as build_module
+from paceline.engine.attention import inspect_attention
+from paceline.engine.cache_size import check_fits, memory_for_cache, numbers_per_position
+from paceline.engine.loading import load_model
+
+CUDA = torch.device("cuda:0")
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB, of which this process has 10 GiB of weights, and others 8 GiB."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (62 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 10 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10 * GIB)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_share_is_of_the_whole_gpu_less_the_weights() -> None:
+    assert memory_for_cache(CUDA, 0.5) == 30 * GIB
+    assert memory_for_cache(CUDA, None) == int(62 * GIB * 0.85)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.1, r"0\.1 of the 80\.0 GiB of cuda:0 are 8\.0 GiB, and the weights alone take 10\.0 GiB"),
+        (0.95, r"only 62\.0 GiB are free for the rest: ask for at most 0\.90"),
+    ],
+)
+def test_a_share_that_cannot_be_had_is_told_in_bytes(share: float, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as refused:
+        memory_for_cache(CUDA, share)
+    assert refused.value.field == "gpu_memory_utilization"
+
+
+def test_a_share_without_a_gpu_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert memory_for_cache(CPU, 0.5) > 0
+    assert "--gpu-memory-utilization is of a GPU" in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_blocks_that_do_not_fit_are_told_with_the_most_that_do() -> None:
+    check_fits(62, 16, GIB, CUDA)
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_fits(63, 16, GIB, CUDA)
+    assert refused.value.message == (
+        "num_blocks: 63 blocks of 16 positions take 63.0 GiB, and cuda:0 has 62.0 GiB free: at most 62 fit"
+    )
+
+
+def test_a_cache_that_does_not_fit_is_told_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr(build_module, "load_model", load)
+    config = TargetConfig(model="embedded:target", device="cpu", num_blocks=99_999_999, threads=1)
+    with pytest.raises(InvalidArgumentError, match=r"99999999 blocks of 16 positions .* at most \d+ fit"):
+        build_module.build(config)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_an_entry_is_measured_as_the_loaded_model_has_it(role: str) -> None:
+    name = assets.resolve(f"embedded:{role}")
+    layers = inspect_attention(load_model(name).model)
+    config = AutoConfig.from_pretrained(name)
+    assert numbers_per_position(config) == sum(layer.width for layer in layers)
+
+
+def test_an_entry_of_another_kind_is_not_guessed() -> None:
+    config = AutoConfig.from_pretrained(assets.resolve("embedded:draft"))
+    config.kv_lora_rank = 4
+    assert numbers_per_position(config) is None
+
+
+def test_what_the_system_refuses_is_told_like_a_full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(build_module, "load_model", load)
+    with pytest.raises(InvalidArgumentError, match="has no room for embedded:target") as refused:
+        build_module.build(TargetConfig(model="embedded:target", device="cpu", threads=1))
+    assert refused.value.field == "num_blocks"
