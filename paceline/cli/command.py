@@ -19,7 +19,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from paceline.cli.environment import unknown_variables
 from paceline.cli.groups import GROUPED_COMMANDS, OTHER, group_of, in_order
 from paceline.cli.vllm import translated
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.supervisor import ChildFailedError
 from paceline.telemetry.logs import configure_logging
 
@@ -46,6 +46,8 @@ class Command(TyperCommand):
         except InvalidArgumentError as error:
             field, description = told_as(ctx, error.field), _named_in(ctx, error.description)
             raise type(error)(field, description) from error
+        except UnavailableError as error:
+            raise UnavailableError(_named_in(ctx, error.message), error.last_index) from error
         except ChildFailedError as error:
             raise _of_child(ctx, error) from error
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.cli.options import option
+from paceline.client.reaching import DEFAULT_PORT
 from paceline.client.resuming import DEFAULT_RESUME_SECONDS
 from paceline.core.tls import Tls
 
-DEFAULT_PORT = 50151
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-Address = Annotated[str, option("address", "host:port of the coordinator.")]
+Address = Annotated[str, option("address", "host:port of the coordinator; a host alone means port 50151.")]
 """Whom to ask; where `paceline serve` listens if not given."""
 
 

@@ -56,7 +56,11 @@ def add(
         if any(key.name == name for key in keys):
             raise InvalidArgumentError("name", "has a key already; remove it first")
         write_keys(api_keys, KeyRing((*keys, made)))
-    print(token)
+        try:
+            print(token, flush=True)
+        except OSError:  # a key that nobody has seen must not stay
+            write_keys(api_keys, KeyRing(keys))
+            raise
 
 
 def list_keys(api_keys: File) -> None:

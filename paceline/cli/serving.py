@@ -10,8 +10,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from paceline.cli.connecting import DEFAULT_PORT, Transport
+from paceline.cli.connecting import Transport
 from paceline.cli.options import Defaults, option, options_from_fields
+from paceline.client.reaching import DEFAULT_PORT, Reach, checked_address
 from paceline.core.checks import device as check_device
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, check_dtype
 from paceline.core.cores import check_threads
@@ -197,7 +198,8 @@ def health(
     import grpc
     from grpc_health.v1 import health_pb2
 
-    with open_channel(address, (), transport.settings) as channel:
+    reach = Reach(checked_address(address), secure=transport.settings is not None)
+    with open_channel(reach.address, (), transport.settings) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -206,7 +208,7 @@ def health(
         try:
             response = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise reach.told(from_rpc_error(error)) from None
     state = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     if response.status != health_pb2.HealthCheckResponse.SERVING:
         raise UnavailableError(f"{address}: {state}")

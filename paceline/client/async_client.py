@@ -24,11 +24,12 @@ from paceline.client.channel import (
     readable,
     translated,
 )
+from paceline.client.reaching import Reach, checked_address
 from paceline.client.reading import Call, Reading
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
-from paceline.core.errors import CancelledError, PacelineError
+from paceline.core.errors import CancelledError, PacelineError, UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import open_aio_channel
 from paceline.v1 import generation_pb2
@@ -120,7 +121,7 @@ class AsyncGenerationStream:
         if pause is not None:
             self._pauses_until = asyncio.get_running_loop().time() + pause
             return
-        error = cut_by(error, closed=self._closed.is_set())
+        error = self._client._reach.told(cut_by(error, closed=self._closed.is_set()))
         self._end()
         self._assembler.fail(error)
 
@@ -177,13 +178,16 @@ class AsyncClient:
         api_key: str | None = None,
         resume_seconds: float = DEFAULT_RESUME_SECONDS,
     ) -> None:
-        """`address` is host:port. Connects with the first call, and belongs to that call's event loop.
+        """`address` is host:port, or a host alone for port 50151.
+
+        Connects with the first call, and belongs to that call's event loop.
 
         `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
         stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
         0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
         """
-        self.address = requests.checked_address(address)
+        self.address = checked_address(address)
+        self._reach = Reach(self.address, secure=tls is not None)
         self._metadata = call_metadata(api_key)
         self._tls = checked_tls(tls)
         self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
@@ -311,6 +315,8 @@ class AsyncClient:
                 answer = readable(await method(request, timeout=deadline, metadata=self._metadata))
         except CallCutError as error:
             raise cut_by(error, closed=self._closed) from error
+        except UnavailableError as error:
+            raise self._reach.told(error) from error
         self._contact.made = True
         return answer
 

@@ -41,7 +41,7 @@ def cut_by(error: PacelineError, *, closed: bool) -> PacelineError:
     return error
 
 
-_NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed")
+_NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
 """How gRPC's text begins where no connection came about."""
 
 

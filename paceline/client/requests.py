@@ -110,10 +110,3 @@ def checked_resume_seconds(resume_seconds: float) -> float:
     if not number or not 0 <= resume_seconds <= MAX_TIMEOUT:
         raise InvalidArgumentError("resume_seconds", f"must be in [0, {MAX_TIMEOUT:.0e}] seconds")
     return resume_seconds
-
-
-def checked_address(address: str) -> str:
-    """`host:port`, or any other name that gRPC resolves."""
-    if not isinstance(address, str) or not address:
-        raise InvalidArgumentError("address", "must be host:port")
-    return address

@@ -23,10 +23,11 @@ from paceline.client.channel import (
     cut_by,
     translated,
 )
+from paceline.client.reaching import Reach, checked_address
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
-from paceline.core.errors import CancelledError, PacelineError
+from paceline.core.errors import CancelledError, PacelineError, UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import open_channel
 from paceline.v1 import generation_pb2
@@ -118,7 +119,7 @@ class GenerationStream:
                 raise
             else:
                 return
-        error = cut_by(error, closed=self._closed.is_set())
+        error = self._client._reach.told(cut_by(error, closed=self._closed.is_set()))
         self.close()
         self._assembler.fail(error)
 
@@ -189,13 +190,14 @@ class Client:
         api_key: str | None = None,
         resume_seconds: float = DEFAULT_RESUME_SECONDS,
     ) -> None:
-        """`address` is host:port. Connects with the first call.
+        """`address` is host:port, or a host alone for port 50151. Connects with the first call.
 
         `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
         stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
         0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
         """
-        self.address = requests.checked_address(address)
+        self.address = checked_address(address)
+        self._reach = Reach(self.address, secure=tls is not None)
         self._metadata = metadata = call_metadata(api_key)
         self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
         self._contact = Contact()
@@ -296,6 +298,8 @@ class Client:
                 answer = method(request, timeout=deadline, metadata=self._metadata)
         except CallCutError as error:
             raise cut_by(error, closed=self._closed) from error
+        except UnavailableError as error:
+            raise self._reach.told(error) from error
         self._contact.made = True
         return answer
 

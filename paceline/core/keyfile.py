@@ -24,12 +24,24 @@ def read_keys(file: Path) -> KeyRing:
 
 def write_keys(file: Path, ring: KeyRing) -> None:
     """In one step, so that a server never reads half a file. Readable and writable by its owner only, who is
-    the one before where there was a file and we may say so."""
+    the one before where there was a file and we may say so.
+
+    Raises InvalidArgumentError naming `api_keys` where it cannot be written; the file is as it was then.
+    """
+    try:
+        _replace(file, render(ring))
+    except OSError as error:
+        raise InvalidArgumentError(
+            "api_keys", f"{file} cannot be written: {error.strerror}; nothing has changed"
+        ) from error
+
+
+def _replace(file: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     new = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(render(ring))
+            stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -107,3 +108,39 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         keys_module.add("alice", tmp_path / "none" / "keys.json")
     assert refused.value.field == "api_keys"
     assert str(tmp_path / "none") in refused.value.description
+
+
+def test_a_full_disk_is_named_and_the_file_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "keys.json"
+    keys_module.add("bob", file)
+    before = file.read_bytes()
+    capsys.readouterr()
+    monkeypatch.setattr("paceline.core.keyfile.os.fsync", full)
+    for words in (["add", "alice"], ["remove", "bob"]):
+        with pytest.raises(SystemExit) as end:
+            main(["keys", *words, "--api-keys", str(file)])
+        assert end.value.code == 2
+        out, err = capsys.readouterr()
+        said = f"error: --api-keys: {file} cannot be written: No space left on device; nothing has changed\n"
+        assert (out, err) == ("", said)
+        assert file.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"
+
+
+def test_a_key_that_nobody_could_be_shown_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "keys.json"
+    keys_module.add("bob", file)
+    monkeypatch.setattr("builtins.print", full)
+    with pytest.raises(OSError, match="No space left"):
+        keys_module.add("alice", file)
+    assert names(file) == {"bob"}

@@ -1,0 +1,145 @@
+"""Addresses as they are written, and what is said where no server answers: against real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.cli import app as cli
+from paceline.client import AsyncClient, Client, Tls
+from paceline.client.reaching import Reach, checked_address
+from paceline.core.errors import InternalError, InvalidArgumentError, UnavailableError
+
+Made = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        ("gpu-a", "gpu-a:50151"),
+        ("[::1]:7", "[::1]:7"),
+        ("[::1]", "[::1]:50151"),
+        ("::1", "[::1]:50151"),
+        ("unix:/run/x", "unix:/run/x"),
+        ("dns:///a:1", "dns:///a:1"),
+    ],
+)
+def test_an_address_without_a_port_has_ours(written: str, meant: str) -> None:
+    assert checked_address(written) == meant
+
+
+@pytest.mark.parametrize("written", [":5", "a:x", "a:0", "a:70000", "a:", "a b", "a:8000/v1", "a/v1", " "])
+def test_what_is_no_address_is_refused(written: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be host:port"):
+        checked_address(written)
+
+
+def test_a_url_is_told_as_one() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"http://127.0.0.1:8000 is a URL; gRPC's address is"):
+        Client("http://127.0.0.1:8000")
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    reach = Reach("a:1", secure=False)
+    for error in (UnavailableError("the queue is closed"), InternalError("Connection refused")):
+        assert reach.told(error) is error
+
+
+def test_the_last_index_stays() -> None:
+    error = UnavailableError("failed to connect to all addresses; Connection refused", 7)
+    told = Reach("a:1", secure=False).told(error)
+    assert isinstance(told, UnavailableError)
+    assert told.last_index == 7
+
+
+@pytest.fixture
+def plain() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.fixture
+def http() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def said(address: str, **settings: Any) -> str:
+    with Client(address, **settings) as client, pytest.raises(UnavailableError) as caught:
+        client.status(timeout=30)
+    return caught.value.message
+
+
+def free_port() -> int:
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        return int(there.getsockname()[1])
+
+
+async def test_nobody_there_is_said_by_every_call() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    assert said(address).startswith(f"nobody listens at {address}")
+    with Client(address) as client, pytest.raises(UnavailableError, match=r"^nobody listens at"):
+        client.generate("x", timeout=30)
+    async with AsyncClient(address) as asynchronous:
+        for call in (asynchronous.status(timeout=30), asynchronous.generate("x", timeout=30)):
+            with pytest.raises(UnavailableError, match=r"^nobody listens at"):
+                await call
+
+
+def test_an_unknown_host_is_said() -> None:
+    assert said("nosuchhost.invalid:5") == "the host of nosuchhost.invalid:5 is not known here"
+
+
+def test_tls_on_a_plain_port_is_said(plain: str) -> None:
+    assert said(plain, tls=Tls()).startswith(f"{plain} does not speak TLS")
+
+
+def test_the_port_of_http_is_said(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseHTTPRequestHandler, "log_message", lambda *_: None)
+    assert said(http).startswith(f"{http} answers HTTP/1 and not gRPC")
+
+
+@pytest.mark.parametrize(
+    ("text", "secure", "meaning"),
+    [
+        ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", False, "does not take plain text"),
+        ("ipv4:127.0.0.1:1: recvmsg:Connection reset by peer", False, "does not take plain text"),
+        ("Secure read failed (Socket closed)", True, "may demand a certificate of its clients"),
+        (
+            "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: self signed",
+            True,
+            "tls_ca names its file",
+        ),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", True, "tls_server_name says whom"),
+        ("connect: No route to host (113)", False, "cannot be reached over the network"),
+    ],
+)
+def test_what_grpc_says_is_told_in_our_words(text: str, secure: bool, meaning: str) -> None:
+    error = UnavailableError(f"failed to connect to all addresses; last error: {text}")
+    assert meaning in Reach("a:1", secure=secure).told(error).message
+
+
+def test_the_command_line_names_its_options(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["status", "--address", plain, "--tls"], ["health", plain, "--tls"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        assert end.value.code == 1
+        assert f"error: {plain} does not speak TLS: leave --tls-ca and" in capsys.readouterr().err
