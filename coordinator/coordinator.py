@@ -138,6 +138,11 @@ class Coordinator:
             return ""
 
     @property
+    def has_target(self) -> bool:
+        """True once a target was there, ready or not: `target_info` is known."""
+        return any(link.admitted for link in self.dispatcher.targets)
+
+    @property
     def accepting(self) -> bool:
         """True while a new request would be served."""
         return self.serving and not self.draining
@@ -285,7 +290,8 @@ class Coordinator:
         echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
         if call.resumption is None or record is None:
             return echo
-        fresh = ledger.fresh(self.vocabulary.detokenizer(request.prompt))
+        skips = request.call.sampling.skip_special_tokens
+        fresh = ledger.fresh(self.vocabulary.detokenizer(request.prompt, skip_special_tokens=skips))
         return itertools.chain(() if count else echo, record.missed(count, ledger, fresh))
 
     def _expire(self, choices: Sequence[Running]) -> None:
@@ -323,7 +329,9 @@ class Coordinator:
     def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
         if not call.sampling.echo:
             return ""
-        return call.prompt if isinstance(call.prompt, str) else self.vocabulary.decode(prompt)
+        if isinstance(call.prompt, str):
+            return call.prompt
+        return self.vocabulary.decode(prompt, skip_special_tokens=call.sampling.skip_special_tokens)
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
         """The commits of a request, those of each choice in order. Raises PacelineError."""

@@ -47,9 +47,12 @@ class StreamDetokenizer:
     fault stay; a row that remains faulty for more than BROKEN_TOKENS is decoded afresh from there on.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
-        self._special = special_tokens(tokenizer)
+        self._skips = skip_special_tokens
+        self._special = special_tokens(tokenizer) if skip_special_tokens else frozenset[str]()
         self._context: list[int] = []
         """The tokens given out last; they begin where a character does."""
         self._before = ""
@@ -123,7 +126,7 @@ class StreamDetokenizer:
         return token is not None and token not in self._special
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips))
 
 
 class StopSearch:

@@ -169,7 +169,9 @@ class Ledger:
         if token_id in self._eos or token_id in self._stop_ids:
             named = token_id if token_id in self._stop_ids else None
             self.finish = Finish(FinishReason.STOP, stop_token_id=named)
-            shown = self._sampling.include_stop_str_in_output and token_id in self._stop_ids
+            # The end-of-sequence token has a text only where special tokens have one.
+            has_text = token_id in self._stop_ids or not self._sampling.skip_special_tokens
+            shown = self._sampling.include_stop_str_in_output and has_text
             if not shown:
                 return ""
             text, stop = self._look_for_stops(self._detokenizer.push(token_id))

@@ -79,7 +79,9 @@ class Machines:
         return Ledger(
             prompt,
             params.sampling,
-            detokenizer=self._vocabulary.detokenizer(prompt),
+            detokenizer=self._vocabulary.detokenizer(
+                prompt, skip_special_tokens=params.sampling.skip_special_tokens
+            ),
             eos_token_ids=frozenset(info.eos_token_ids),
             max_model_len=info.max_model_len,
             choice=choice,

@@ -8,9 +8,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
 from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
 from coordinator.grpc_calls import CallObserver
+from coordinator.http import chat_template
+from coordinator.http.chat_template import ChatTemplate
 from coordinator.service import GenerationService
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
@@ -53,8 +56,9 @@ async def _serve(config: CoordinatorConfig) -> None:
     server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)
     work = asyncio.create_task(coordinator.run())
     _abandon_with(work, server)
-    http = _http_face(coordinator, config) if config.http else None
-    service = GenerationService(coordinator, server, http)
+    template = chat_template.load(config.tokenizer, config.chat_template)
+    http = _http_face(coordinator, config, template) if config.http else None
+    service = GenerationService(coordinator, server, Conversations(coordinator, template), http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
     if config.reflection:
         server.reflect(SERVICE)
@@ -112,10 +116,12 @@ def tell_of_client_certificates(config: CoordinatorConfig) -> None:
         log.info("clients must show a certificate of the authority in %s (tls_ca)", config.tls.ca)
 
 
-def _http_face(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
+def _http_face(
+    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None
+) -> HttpServer:
     from coordinator.http.app import make_server  # a coordinator without this face does not load it
 
-    return make_server(coordinator, config)
+    return make_server(coordinator, config, template)
 
 
 async def _announce(coordinator: Coordinator, server: Server, http: HttpServer | None) -> None:

@@ -270,6 +270,8 @@ class RoundMachine(Planner):
         num_draft = self._proposal.num_draft_tokens
         if self._is_drafted:
             self._draft.failures = 0
+        if self.ledger.num_generated == 0:
+            self.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, self.ledger.prompt_length)
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
         # The policy learns from the whole verdict; what is counted is what is committed.
         self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)

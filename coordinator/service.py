@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from coordinator.access import principal
+from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
 from coordinator.ledger import Commit
@@ -52,9 +53,16 @@ _STATES = {
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """What the SDK talks to."""
 
-    def __init__(self, coordinator: Coordinator, server: Server, http: HttpServer | None = None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        server: Server,
+        conversations: Conversations | None = None,
+        http: HttpServer | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._server = server
+        self._conversations = conversations or Conversations(coordinator, None)
         self._http = http
         self._cutting: set[asyncio.Task[None]] = set()
         """Calls that end once their clients have read what was sent before."""
@@ -259,7 +267,12 @@ def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
     finished = pb.GenerateFinished(
         choice=commit.choice,
         finish_reason=codec.finish_reason_to_proto(finish.reason),
-        usage=pb.Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated),
+        usage=pb.Usage(
+            prompt_tokens=prompt,
+            completion_tokens=generated,
+            total_tokens=prompt + generated,
+            cached_prompt_tokens=stats.cached_prompt_tokens,
+        ),
         speculative_decoding=pb.SpeculativeDecoding(
             mean_acceptance_length=stats.mean_acceptance_length,
             draft_acceptance_rate=stats.acceptance_rate,

@@ -25,6 +25,8 @@ class SpeculationStats:
     """Rounds whose proposal was there when the verdict came."""
     num_prompt_lookups: int = 0
     """Rounds whose proposal was copied from the sequence's own text."""
+    cached_prompt_tokens: int = 0
+    """Tokens of the prompt whose entries the target had cached when the sequence began."""
     histogram: list[int] = field(default_factory=list)
     """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
     reached: list[int] = field(default_factory=list)

@@ -47,10 +47,14 @@ class Vocabulary:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids, by default without special tokens."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Tokens as the vocabulary writes them; None for an id without one."""
+        return [self.tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     def token_text(self, token_id: int) -> str:
         """One token as it stands inside a text, special tokens included.
@@ -84,9 +88,9 @@ class Vocabulary:
                 found[ids] = None
         return tuple(found)
 
-    def detokenizer(self, prompt: Sequence[int]) -> StreamDetokenizer:
+    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> StreamDetokenizer:
         """An incremental decoder for what follows `prompt`."""
-        return StreamDetokenizer(self.tokenizer, prompt)
+        return StreamDetokenizer(self.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 
 
 @lru_cache(maxsize=4)

@@ -26,8 +26,9 @@ from coordinator.http import encoding, running
 from coordinator.http.errors import HttpError, from_error
 from coordinator.http.parameters import GenerationRequest
 from coordinator.http.usage import usage, usage_so_far
-from coordinator.ledger import Commit
+from coordinator.ledger import Commit, Finish
 from paceline.core.errors import CancelledError, PacelineError
+from paceline.core.types import FinishReason
 from paceline.rpc.codec import GenerateCall
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Answer:
             running.taken_on(self.coordinator, self.calls) as generations,
             contextlib.aclosing(running.parts(self.coordinator, generations)) as parts,
         ):
-            yield generations, parts
+            yield generations, _without_tokens(parts) if self.request.scores_only else parts
 
     def _events(
         self, chunks: Sequence[dict[str, Any]], generations: Sequence[Generation], told: int
@@ -141,8 +142,23 @@ class Answer:
         return [encoding.event(chunk | more) for chunk in chunks]
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        wanted = bool(self.request.include_speculative_decoding)
-        return usage(generations, include_speculative_decoding=wanted)
+        counts = usage(
+            generations, include_speculative_decoding=bool(self.request.include_speculative_decoding)
+        )
+        if self.request.scores_only:
+            counts |= {"completion_tokens": 0, "total_tokens": counts["prompt_tokens"]}
+        return counts
+
+
+async def _without_tokens(
+    parts: AsyncIterator[tuple[int, Commit]],
+) -> AsyncIterator[tuple[int, Commit]]:
+    """What is told of the prompt, and then the end: the token that the report came with is left out."""
+    async for choice, commit in parts:
+        if commit.token_ids:
+            yield choice, Commit(0, (), (), "", Finish(FinishReason.LENGTH), commit.choice)
+        else:
+            yield choice, commit
 
 
 def _start(request_id: str) -> dict[str, Any]:
@@ -155,13 +171,15 @@ def _body(content: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-async def until_named(request: Request, coordinator: Coordinator) -> None:
+async def until_named(request: Request, coordinator: Coordinator, *, needs_length: bool = False) -> None:
     """Wait for the first target, if only it can say what the model is called. The body has been read before.
+
+    So it is where the request `needs_length`, the model's.
 
     Raises UnavailableError if none comes in time, CancelledError when the client goes away, and
     ResourceExhaustedError when its key's limit is reached.
     """
-    if coordinator.known_name:
+    if coordinator.has_target if needs_length else coordinator.known_name:
         return
     # Who waits holds a body. Its sequences are counted once it is known how many they are; until then it
     # is one.

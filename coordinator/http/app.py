@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from coordinator import sampling_defaults
 from coordinator.access import Gate
+from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
-from coordinator.http import chat_template
 from coordinator.http.calls import CallObserver
-from coordinator.http.chat import ChatCompletions, Conversations
+from coordinator.http.chat import ChatCompletions
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.completions import Completions
 from coordinator.http.encoding import JsonResponse
@@ -26,6 +27,7 @@ from coordinator.http.metrics import make_registry
 from coordinator.http.openapi import document
 from coordinator.http.server import HttpServer
 from coordinator.http.text import Text
+from coordinator.sampling_defaults import SamplingDefaults
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import PacelineError
 
@@ -37,14 +39,24 @@ def make_app(
     gate: Gate | None = None,
     *,
     demands_certificates: bool = False,
+    defaults: SamplingDefaults | None = None,
 ) -> Starlette:
-    """The application; `registry` is what `/metrics` tells of, `gate` whom it serves: None is everybody."""
+    """The application; `registry` is what `/metrics` tells of, `gate` whom it serves: None is everybody.
+
+    `defaults` are the model's own of sampling parameters, None those of SamplingParams.
+    """
+    defaults = defaults or SamplingDefaults()
     conversations = Conversations(coordinator, template)
     text = Text(coordinator, conversations)
     information = Information(coordinator, registry or make_registry(coordinator))
+    chats = ChatCompletions(coordinator, conversations, defaults)
     routes = [
-        Route("/v1/completions", Completions(coordinator).create, methods=["POST"]),
-        Route("/v1/chat/completions", ChatCompletions(coordinator, conversations).create, methods=["POST"]),
+        Route("/v1/completions", Completions(coordinator, defaults).create, methods=["POST"]),
+        Route(
+            "/v1/chat/completions",
+            chats.create,
+            methods=["POST"],
+        ),
         Route("/v1/models", information.models),
         Route("/v1/models/{model:path}", information.model),
         Route("/tokenize", text.tokenize, methods=["POST"]),
@@ -71,9 +83,13 @@ async def _openapi(_request: Request) -> Response:
     return JsonResponse(document())
 
 
-def make_server(coordinator: Coordinator, config: CoordinatorConfig) -> HttpServer:
-    """The face on its port. Raises InvalidArgumentError for a chat template that cannot be used."""
-    template = chat_template.load(config.tokenizer, config.chat_template)
+def make_server(
+    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None
+) -> HttpServer:
+    """The face on its port. Raises InvalidArgumentError for sampling defaults that cannot be honoured."""
+    defaults = sampling_defaults.load(config)
     demands = config.tls is not None and bool(config.tls.ca)
-    app = make_app(coordinator, template, gate=coordinator.gate, demands_certificates=demands)
+    app = make_app(
+        coordinator, template, gate=coordinator.gate, demands_certificates=demands, defaults=defaults
+    )
     return HttpServer(app, config.host, config.http_port, config.tls, unread_timeout=config.unread_timeout)

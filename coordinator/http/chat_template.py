@@ -7,6 +7,7 @@ Templates are files of a model and are not trusted with more than the sandbox gi
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -105,6 +106,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as text. Raises InvalidArgumentError naming `messages` or `chat_template_kwargs`.
@@ -112,6 +114,7 @@ class ChatTemplate:
         Args:
             messages: `role`, `content` (a string or a list of text parts) and perhaps `name`.
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end where the content of the last message ends.
             variables: more variables of the template; one it does not read is refused.
         """
         for name in variables or {}:
@@ -120,6 +123,9 @@ class ChatTemplate:
                     "chat_template_kwargs", f"the model's chat template has no variable {name!r}"
                 )
         shown = [self._message(message) for message in messages]
+        mark = f"<{secrets.token_hex(8)}>"
+        if continue_final_message:
+            shown[-1] = _with_end(shown[-1], f"{mark} ")
         text = self._render(shown, add_generation_prompt, variables or {})
         named: dict[str, int] = {}
         for index, message in enumerate(shown):
@@ -133,7 +139,7 @@ class ChatTemplate:
             if self._renders_to(text, nameless, add_generation_prompt, variables or {}):
                 says = f"the model's chat template shows no name with the role {messages[first]['role']}"
                 raise InvalidArgumentError(f"messages[{first}].name", says)
-        return text
+        return _up_to(text, mark) if continue_final_message else text
 
     def _renders_to(self, text: str, *conversation: Any) -> bool:
         try:
@@ -170,6 +176,30 @@ class ChatTemplate:
         return shown
 
 
+def _with_end(message: Mapping[str, Any], end: str) -> dict[str, Any]:
+    """The same message with more text at the end of its content."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + end}
+    if not content:
+        raise InvalidArgumentError("continue_final_message", "the last message has no text to go on with")
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + end}]}
+
+
+def _up_to(text: str, mark: str) -> str:
+    """A rendered conversation up to the mark that follows the last message's content.
+
+    The mark is sent with a space behind it. A template that strips contents takes that away, and would have
+    taken the white space before the mark away too. Raises InvalidArgumentError.
+    """
+    at = text.rfind(mark)
+    if at < 0:
+        message = "the model's chat template does not show the last message's content"
+        raise InvalidArgumentError("continue_final_message", message)
+    kept = text.startswith(f"{mark} ", at)
+    return text[:at] if kept else text[:at].rstrip()
+
+
 def _without_name(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key != "name"}
 
@@ -204,7 +234,7 @@ def load(tokenizer: str, override: str = "") -> ChatTemplate | None:
 
     Raises InvalidArgumentError naming `chat_template`.
     """
-    config = _read_json(tokenizer, "tokenizer_config.json")
+    config = read_json(tokenizer, "tokenizer_config.json")
     if override:
         try:
             source: str | None = Path(override).read_text(encoding="utf-8")
@@ -227,13 +257,17 @@ def _special_tokens(tokenizer: str, config: Mapping[str, Any]) -> dict[str, str]
     values = dict(config)
     if "added_tokens_decoder" not in config:
         # Older checkpoints keep them in a file of their own, which then wins.
-        values |= _read_json(tokenizer, "special_tokens_map.json")
+        values |= read_json(tokenizer, "special_tokens_map.json")
     tokens = {name: values.get(name) for name in _SPECIAL_TOKENS}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _read_json(tokenizer: str, file: str) -> dict[str, Any]:
+def read_json(tokenizer: str, file: str) -> dict[str, Any]:
+    """An object in a file beside tokenizer.json; an empty one where there is no such file.
+
+    Raises InvalidArgumentError naming `tokenizer`.
+    """
     text = _read(tokenizer, file)
     try:
         values = json.loads(text) if text else {}

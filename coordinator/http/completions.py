@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -14,9 +14,12 @@ from coordinator.http import body
 from coordinator.http.answer import Answer, until_named
 from coordinator.http.errors import from_error
 from coordinator.http.logprobs import LogprobWriter, TextOffsets, spellings
-from coordinator.http.parameters import head_of, make_calls
+from coordinator.http.parameters import GenerationRequest, fingerprinted, head_of, make_calls, writer_of
 from coordinator.http.schemas import CompletionRequest
+from coordinator.http.usage import choice_stats
 from coordinator.ledger import Commit, Finish
+from coordinator.round import RoundMachine
+from coordinator.sampling_defaults import SamplingDefaults
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.rpc.codec import GenerateCall
@@ -25,27 +28,46 @@ from paceline.rpc.codec import GenerateCall
 class Completions:
     """The endpoint."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, defaults: SamplingDefaults) -> None:
         self._coordinator = coordinator
+        self._defaults = defaults
 
     async def create(self, request: Request) -> Answer:
         """Continue one prompt or several. Raises HttpError."""
         wanted = await body.read(request, CompletionRequest)
         try:
-            await until_named(request, self._coordinator)
+            await until_named(request, self._coordinator, needs_length=wanted.needs_model_length)
             head = head_of("cmpl", wanted, self._coordinator)
-            wording = partial(CompletionWording, head, wanted, LogprobWriter(self._coordinator.vocabulary))
-            return Answer(self._coordinator, calls_of(wanted, head["id"]), wording, wanted, head["id"])
+            calls = calls_of(wanted, head["id"], self._defaults.values)
+            if wanted.changes_prompt:
+                calls = [replace(call, prompt=await self._tokens(wanted, call)) for call in calls]
+
+            def wording(generations: Sequence[Generation]) -> CompletionWording:
+                known = fingerprinted(head, self._coordinator)
+                return CompletionWording(known, wanted, writer_of(wanted, self._coordinator), generations)
+
+            return Answer(self._coordinator, calls, wording, wanted, head["id"])
         except PacelineError as error:
             raise from_error(error, wanted.names) from None
 
+    async def _tokens(self, wanted: CompletionRequest, call: GenerateCall) -> tuple[int, ...]:
+        """The tokens of a prompt that the request cuts, or wants without special tokens."""
+        tokens: Sequence[int] = call.prompt if not isinstance(call.prompt, str) else ()
+        if isinstance(call.prompt, str):
+            special = wanted.add_special_tokens is not False
+            tokens = await self._coordinator.tokenize(call.prompt, add_special_tokens=special)
+        return wanted.truncated(tokens, call.sampling.max_tokens, self._coordinator)
 
-def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
+
+def calls_of(
+    wanted: CompletionRequest, request_id: str, defaults: Mapping[str, Any] | None = None
+) -> list[GenerateCall]:
     """One call a prompt; choices are counted through all of them.
 
-    Raises InvalidArgumentError naming the core field.
+    `defaults` are of sampling parameters that the request leaves out. Raises InvalidArgumentError naming
+    the core field.
     """
-    sampling = wanted.sampling(**_prompt_report(wanted))
+    sampling = wanted.sampling(defaults, **_prompt_report(wanted), **_limit(wanted))
     if wanted.best_of not in (None, sampling.n):
         raise InvalidArgumentError("best_of", f"must be n, which is {sampling.n}: no choice is thrown away")
     prompts = prompts_of(wanted.prompt)
@@ -54,7 +76,7 @@ def calls_of(wanted: CompletionRequest, request_id: str) -> list[GenerateCall]:
             "prompt", f"{len(prompts)} prompts of {sampling.n} choices are more than {limits.MAX_CHOICES}"
         )
     told = sampling.n * sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
-    check_reports(sampling.prompt_logprobs, told)
+    check_reports(wanted, sampling.prompt_logprobs, told)
     return make_calls(request_id, prompts, sampling, wanted.speculation(), wanted.cache_salt)
 
 
@@ -72,15 +94,32 @@ def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:
     return {"prompt_logprobs": wanted.logprobs}
 
 
-def check_reports(prompt_logprobs: int | None, num_tokens: int) -> None:
+def _limit(wanted: CompletionRequest) -> dict[str, int]:
+    """Where nothing is to be generated, one token is: the prompt's report comes with it."""
+    if wanted.max_tokens != 0:
+        return {}
+    if not wanted.echo:
+        raise InvalidArgumentError("max_tokens", "must be at least 1; 0 scores a prompt, with echo")
+    if wanted.min_tokens:
+        raise InvalidArgumentError("min_tokens", "must not be greater than max_tokens")
+    return {"max_tokens": 1}
+
+
+def check_reports(wanted: CompletionRequest, prompt_logprobs: int | None, num_tokens: int) -> None:
     """Bound what one answer tells of its prompts.
 
     Args:
+        wanted: the request.
         prompt_logprobs: the likeliest tokens that are told of each.
         num_tokens: tokens of the prompts of all choices: every choice tells its prompt again.
 
     Raises InvalidArgumentError naming the core field.
     """
+    if wanted.return_token_ids and num_tokens > limits.MAX_PROMPT_LOGPROBS:
+        raise InvalidArgumentError(
+            "return_token_ids",
+            f"at most {limits.MAX_PROMPT_LOGPROBS} tokens of prompts in all choices, not {num_tokens}",
+        )
     if prompt_logprobs is None:
         return
     told = (prompt_logprobs + 1) * num_tokens
@@ -116,7 +155,7 @@ class CompletionWording:
     ) -> None:
         # The parameters are those of a first choice: the report is asked for there, `n` is 1.
         reported = generations[0].params.sampling.prompt_logprobs
-        check_reports(reported, sum(len(each.prompt) * len(each.choices) for each in generations))
+        check_reports(wanted, reported, sum(len(each.prompt) * len(each.choices) for each in generations))
         self._head = {**head, "object": "text_completion"}
         self._wanted = wanted
         self._logprobs = logprobs
@@ -125,6 +164,8 @@ class CompletionWording:
         """Of each choice whose log-probabilities are told in parts: of its prompt, then of what follows."""
         self._echoes: dict[int, int] = {}
         """Characters of the prompt that each of them shows."""
+        self._opened: set[int] = set()
+        """The choices of which an event was made."""
 
     def opening(self) -> list[dict[str, Any]]:
         """Nothing comes before the text."""
@@ -132,10 +173,15 @@ class CompletionWording:
 
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
         """The event for one commit; none for tokens whose text is not there yet."""
-        if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish):
+        ids = self._wanted.return_token_ids and commit.token_ids
+        if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish or ids):
             return []
         lists = self._lists(choice, commit)
-        return [{**self._head, "choices": [_choice(choice, [commit], lists)]}]
+        told = _choice(choice, [commit], lists) | self._more(choice, [commit])
+        if self._wanted.return_token_ids and choice not in self._opened:
+            told["prompt_token_ids"] = list(self._generation_of(choice).prompt)
+        self._opened.add(choice)
+        return [{**self._head, "choices": [told]}]
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The event after all choices have ended."""
@@ -169,14 +215,24 @@ class CompletionWording:
                 echoed = sum(len(_echoed(commit)) for commit in commits)
                 lists = self._logprobs.completion(entries, self._offsets(prompt, echoed))
                 lists = {name: before.get(name, []) + values for name, values in lists.items()}
-            told.append(_choice(index, commits, lists) | ranked)
+            told.append(_choice(index, commits, lists) | ranked | self._more(index, commits))
+            if self._wanted.return_token_ids:
+                told[-1]["prompt_token_ids"] = list(prompt)
         return told
+
+    def _more(self, index: int, commits: Sequence[Commit]) -> dict[str, Any]:
+        """What a request asks to be told of a choice besides its text."""
+        generation = self._generation_of(index)
+        return choice_report(self._wanted, generation.machines[index % len(generation.choices)], commits)
+
+    def _generation_of(self, index: int) -> Generation:
+        return self._generations[index // len(self._generations[0].choices)]
 
     def _lists(self, index: int, commit: Commit) -> dict[str, list[Any]] | None:
         """What the next event tells of a choice."""
         if self._wanted.logprobs is None:
             return None
-        prompt = self._generations[index // len(self._generations[0].choices)].prompt
+        prompt = self._generation_of(index).prompt
         lists: dict[str, list[Any]] = {}
         first_token = None
         if index not in self._told:
@@ -196,15 +252,18 @@ class CompletionWording:
         return lists
 
     def _prompt_offsets(self, echo: str) -> TextOffsets:
-        """Of a prompt. The echo of one that came as text is that text; else special tokens are left out."""
-        offsets, prompt = self._offsets(()), self._wanted.prompt
-        if isinstance(prompt, str) or isinstance(prompt[0], str):
-            offsets.echo, offsets.spellings = echo, spellings(self._logprobs.vocabulary.tokenizer)
-        return offsets
+        """Of a prompt. The echo of one that came as text is that text; else it is that of its tokens."""
+        prompt = self._wanted.prompt
+        if self._wanted.changes_prompt or not (isinstance(prompt, str) or isinstance(prompt[0], str)):
+            return self._offsets(())
+        vocabulary = self._logprobs.vocabulary
+        return TextOffsets(vocabulary.detokenizer(()), 0, echo, spellings(vocabulary.tokenizer))
 
     def _offsets(self, prompt: Sequence[int], begin: int = 0) -> TextOffsets:
         """Of what follows a prompt, and begins there in a choice's text."""
-        return TextOffsets(self._logprobs.vocabulary.detokenizer(prompt), begin)
+        skips = self._wanted.skip_special_tokens is not False
+        detokenizer = self._logprobs.vocabulary.detokenizer(prompt, skip_special_tokens=skips)
+        return TextOffsets(detokenizer, begin)
 
 
 def _echoed(commit: Commit) -> str:
@@ -215,6 +274,18 @@ def _echoed(commit: Commit) -> str:
 def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] | None) -> dict[str, Any]:
     text = "".join(commit.text for commit in commits)
     return {"index": index, "text": text, "logprobs": logprobs, **finish_of(commits[-1].finish)}
+
+
+def choice_report(
+    wanted: GenerationRequest, machine: RoundMachine, commits: Sequence[Commit]
+) -> dict[str, Any]:
+    """What a request asks to be told of a choice besides its text: tokens, and at its end speculation."""
+    report: dict[str, Any] = {}
+    if wanted.return_token_ids:
+        report["token_ids"] = [token_id for commit in commits for token_id in commit.token_ids]
+    if wanted.include_speculative_decoding and commits[-1].finish is not None:
+        report["speculative_decoding_stats"] = choice_stats(machine)
+    return report
 
 
 def finish_of(finish: Finish | None) -> dict[str, Any]:

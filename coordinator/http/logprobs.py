@@ -67,6 +67,8 @@ class LogprobWriter:
     """Names tokens by their texts."""
 
     vocabulary: Vocabulary
+    names_by_id: bool = False
+    """Tokens are named `token_id:N`, as with vLLM, instead of by their texts."""
 
     def completion(
         self, entries: Sequence[TokenLogprobs], offsets: TextOffsets, *, first_token: int | None = None
@@ -128,12 +130,14 @@ class LogprobWriter:
             str(token_id): {
                 "logprob": _finite(logprob),
                 "rank": rank,
-                "decoded_token": self._text(token_id),
+                "decoded_token": self.vocabulary.token_text(token_id),
             }
             for token_id, logprob, rank in ((entry.token_id, entry.logprob, entry.rank), *ranked)
         }
 
     def _text(self, token_id: int) -> str:
+        if self.names_by_id:
+            return f"token_id:{token_id}"
         return self.vocabulary.token_text(token_id)
 
 

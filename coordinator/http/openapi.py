@@ -26,7 +26,12 @@ def _list(items: Any) -> dict[str, Any]:
 
 
 _NULLABLE_TEXT = {"type": ["string", "null"]}
-_USAGE = _object(prompt_tokens=_NUMBER, completion_tokens=_NUMBER, total_tokens=_NUMBER)
+_USAGE = _object(
+    prompt_tokens=_NUMBER,
+    completion_tokens=_NUMBER,
+    total_tokens=_NUMBER,
+    prompt_tokens_details=_object(cached_tokens=_NUMBER),
+)
 _MODEL = _object(
     id=_TEXT,
     object=_TEXT,
@@ -45,6 +50,7 @@ _ANSWERS = {
         object=_TEXT,
         created=_NUMBER,
         model=_TEXT,
+        system_fingerprint=_TEXT,
         choices=_list(_object(index=_NUMBER, text=_TEXT, finish_reason=_TEXT)),
         usage=_USAGE,
     ),
@@ -53,6 +59,7 @@ _ANSWERS = {
         object=_TEXT,
         created=_NUMBER,
         model=_TEXT,
+        system_fingerprint=_TEXT,
         choices=_list(
             _object(index=_NUMBER, message=_object(role=_TEXT, content=_TEXT), finish_reason=_TEXT)
         ),

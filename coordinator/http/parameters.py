@@ -1,8 +1,7 @@
 """What `/v1/completions` and `/v1/chat/completions` have in common: sampling, streaming, speculation.
 
 A parameter is honoured or refused with its name. `null` stands for the default, as with OpenAI. Parameters
-of OpenAI's and vLLM's that this server cannot honour are accepted with the values that change nothing
-(`NO_EFFECT`).
+of OpenAI's and vLLM's that this server cannot honour are in unsupported.py.
 """
 
 from __future__ import annotations
@@ -11,121 +10,58 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
-    GetJsonSchemaHandler,
     Tag,
-    model_validator,
 )
-from pydantic_core import CoreSchema
 
 from coordinator.coordinator import Coordinator
-from coordinator.http.errors import HttpError, unknown_parameter, unsupported_parameter
+from coordinator.http.errors import HttpError
+from coordinator.http.fields import Label, Schema, Strings, Texts, TokenIds, TolerantSchema, shape_of, told
+from coordinator.http.logprobs import LogprobWriter
 from coordinator.http.structures import (
-    FORMAT_NAMES,
+    JsonSchemaValue,
     ResponseFormat,
     StructuredOutputsBody,
     TextFormat,
+    format_names,
     structure_of,
 )
+from coordinator.http.unsupported import GENERATION, Unsupported
 from paceline.core import limits
+from paceline.core.checks import AUTO
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.structured import FIELD
 from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, StructuredOutputs
 from paceline.rpc.codec import GenerateCall, generate_request_from_proto, generate_request_to_proto
+from paceline.rpc.generation_codec import ContextLengthError
+from paceline.v1 import common_pb2
 
-MAX_LABEL_CHARACTERS = 512
 MAX_METADATA_ENTRIES = 16
-
-TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**32 - 1})]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-"""A list is judged by its first bad item: a report on each of a million would take seconds to make."""
-Strings = Annotated[list[str], Field(fail_fast=True)]
-Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
+PLACEHOLDER_MODELS = ("tgi", "dummy")
+"""What clients of TGI and of the hub send where they know no model's name."""
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""What vLLM called a structure before `structured_outputs`."""
 
 
-def told(description: str | None = None, **bounds: Any) -> Any:
-    """A field that may be left out. `bounds` are for the document: the core checks, once for all faces."""
-    return Field(None, description=description, json_schema_extra=bounds or None)
-
-
-def shape_of(value: Any) -> str:
-    """Which alternative of a field a value is meant to be: the tag that its type carries."""
-    match value:
-        case str():
-            return "<text>"
-        case bool() | [bool(), *_]:
-            return "<other>"
-        case int():
-            return "<number>"
-        case [int(), *_]:
-            return "<ids>"
-        case [list(), *_]:
-            return "<lists>"
-        case [dict(), *_]:
-            return "<parts>"
-    return "<texts>" if isinstance(value, list) else "<other>"
-
-
-def one_of(message: str) -> Discriminator:
-    """The choice among alternatives that are tagged with what `shape_of` gives."""
-    return Discriminator(shape_of, custom_error_type="alternatives", custom_error_message=message)
-
-
-Texts = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[Strings, Tag("<texts>")],
-    one_of("must be a string or a list of strings"),
-]
+def _shape_of_draft_tokens(value: Any) -> str:
+    return "<auto>" if value == AUTO else shape_of(value)
 
 
 DraftTokens = Annotated[
-    Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<text>")],
-    one_of("must be an integer or auto"),
+    Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<auto>")],
+    Discriminator(
+        _shape_of_draft_tokens,
+        custom_error_type="alternatives",
+        custom_error_message=f"must be an integer from 0 to {limits.MAX_SPECULATIVE_TOKENS}, or {AUTO}",
+    ),
 ]
-
-
-class Schema(BaseModel):
-    """A JSON object without implicit conversions and without unknown members."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class TolerantSchema(Schema):
-    """A request that may also say what is done anyway, in words that other servers know."""
-
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Parameters of OpenAI's and vLLM's without a field here, and their values that change nothing, for they
-    say what is done anyway. None always does.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_what_can_be_honoured(cls, values: Any) -> Any:
-        for name, value in values.items():
-            if name in cls.model_fields:
-                continue
-            if name not in cls.NO_EFFECT:
-                raise unknown_parameter(name)
-            if value is not None and not any(_same(value, other) for other in cls.NO_EFFECT[name]):
-                raise unsupported_parameter(name)
-        return {name: value for name, value in values.items() if name in cls.model_fields}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        schema = handler(core_schema)
-        properties = handler.resolve_ref_schema(schema)["properties"]
-        for name, values in cls.NO_EFFECT.items():
-            # Among numbers of JSON 1 and 1.0 are one, and values of an enum differ.
-            unlike = [value for index, value in enumerate(values) if value not in values[:index]]
-            properties[name] = {"enum": [*unlike, None], "default": None, "description": "Without effect."}
-        return schema
 
 
 class StreamOptions(Schema):
@@ -159,17 +95,9 @@ Temperature = Annotated[float, AfterValidator(_not_too_low)]
 class GenerationRequest(TolerantSchema):
     """What both endpoints take. A field that is None takes the default of SamplingParams."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "length_penalty": (1.0, 1),
-        "priority": (0,),
-        "return_token_ids": (False,),
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-    }
+    UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = GENERATION
 
-    model: str | None = told("The served model; null and an empty text take it.")
+    model: str | None = told("The served model; null, an empty text, `tgi` and `dummy` take it.")
     temperature: Temperature | None = told(
         f"Above 0 and below {limits.MIN_TEMPERATURE} it is raised to that.",
         minimum=0,
@@ -201,16 +129,31 @@ class GenerationRequest(TolerantSchema):
     )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
+    guided_json: JsonSchemaValue | None = told("As `structured_outputs.json`.")
+    guided_regex: str | None = told("As `structured_outputs.regex`.")
+    guided_choice: Strings | None = told("As `structured_outputs.choice`.")
+    guided_grammar: str | None = told("As `structured_outputs.grammar`.")
     n: int | None = told("Choices for each prompt.", minimum=1, maximum=limits.MAX_N)
     stream: bool | None = None
     stream_options: StreamOptions | None = told("Goes with stream=true.")
     speculative_decoding: SpeculativeDecoding | None = None
-    include_speculative_decoding: bool | None = told("Whether the usage says what speculation did.")
+    include_speculative_decoding: bool | None = told("Whether usage and choices say what speculation did.")
+    skip_special_tokens: bool | None = told("Leave special tokens out of the text; the default.")
+    add_special_tokens: bool | None = told("Put in those that the tokenizer adds: by default not in a chat.")
+    truncate_prompt_tokens: int | None = told(
+        "The most tokens of the prompt that are kept; -1 keeps what fits the model's length.",
+        minimum=-1,
+        maximum=limits.MAX_PROMPT_TOKENS,
+    )
+    truncation_side: Literal["left", "right"] | None = told("Which end is cut off; left is the default.")
+    return_token_ids: bool | None = told("Tell the tokens of prompt and choices.")
+    return_tokens_as_token_ids: bool | None = told("Name tokens of logprobs `token_id:N`.")
     cache_salt: str | None = told(
         "Requests with different salts never share cached prefixes.",
         maxLength=limits.MAX_CACHE_SALT_CHARACTERS,
     )
     user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
+    session_id: Label | None = told("As `user`.")
 
     @property
     def names(self) -> dict[str, str]:
@@ -220,8 +163,7 @@ class GenerationRequest(TolerantSchema):
             "acceptance": "speculative_decoding.acceptance",
             "prompt_lookup": "speculative_decoding.prompt_lookup",
         }
-        by_format = self.structured_outputs is None and self.response_format is not None
-        return names | FORMAT_NAMES if by_format else names
+        return names | self._structure_names
 
     @property
     def include_usage(self) -> bool:
@@ -234,21 +176,93 @@ class GenerationRequest(TolerantSchema):
         """Whether every event of a stream has it."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def sampling(self, **own: Any) -> SamplingParams:
-        """Raises InvalidArgumentError naming the core field."""
+    def sampling(self, defaults: Mapping[str, Any] | None = None, **own: Any) -> SamplingParams:
+        """The core's parameters. Raises InvalidArgumentError naming the core field.
+
+        Args:
+            defaults: of fields that the request leaves out, where they are not those of SamplingParams.
+            own: values that the endpoint gives to core fields.
+        """
         names = {f.name for f in fields(SamplingParams)} & set(type(self).model_fields)
         given = {name: value for name in names if (value := getattr(self, name)) is not None} | own
         if self.logit_bias is not None:
             given["logit_bias"] = _token_bias(self.logit_bias)
         given["structured_outputs"] = self._structure()
-        return SamplingParams(**given)
+        return SamplingParams(**{**(defaults or {}), **given})
 
     def _structure(self) -> StructuredOutputs | None:
-        if self.structured_outputs is None:
-            return None if self.response_format is None else structure_of(self.response_format)
-        if not (self.response_format is None or isinstance(self.response_format, TextFormat)):
-            raise InvalidArgumentError("response_format", "cannot be combined with structured_outputs")
-        return self.structured_outputs.value()
+        asked = self._structure_fields
+        if len(asked) > 1:
+            raise InvalidArgumentError(asked[-1], f"cannot be combined with {asked[0]}")
+        match asked:
+            case []:
+                return None
+            case ["structured_outputs"]:
+                assert self.structured_outputs is not None
+                return self.structured_outputs.value()
+            case ["response_format"]:
+                assert self.response_format is not None
+                return structure_of(self.response_format)
+        return StructuredOutputs(**{asked[0].removeprefix("guided_"): getattr(self, asked[0])})
+
+    @property
+    def _structure_fields(self) -> list[str]:
+        """The fields that ask for a structure."""
+        text = isinstance(self.response_format, TextFormat)
+        names = ("structured_outputs", *_GUIDED, *(() if text else ("response_format",)))
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def _structure_names(self) -> dict[str, str]:
+        """What the core's fields of a structure are called in this request."""
+        match self._structure_fields:
+            case ["response_format"]:
+                assert self.response_format is not None
+                return format_names(self.response_format)
+            case [name] if name in _GUIDED:
+                return {f"{FIELD}.{name.removeprefix('guided_')}": name, FIELD: name}
+        return {}
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt is reported and nothing is generated."""
+        return False
+
+    @property
+    def needs_model_length(self) -> bool:
+        """Whether only a target can say if the request fits."""
+        asked = max(self.token_limit or 0, self.min_tokens or 0)
+        return self.truncate_prompt_tokens == -1 or asked > limits.MAX_TOKENS
+
+    @property
+    def token_limit(self) -> int | None:
+        """What the core calls `max_tokens`."""
+        return self.max_tokens
+
+    def check_length(self, coordinator: Coordinator) -> None:
+        """Raises ContextLengthError for more tokens than the core can be asked for."""
+        for name, wanted in (("max_tokens", self.token_limit), ("min_tokens", self.min_tokens)):
+            if wanted is not None and wanted > limits.MAX_TOKENS:
+                length = coordinator.target_info().max_model_len
+                raise ContextLengthError(name, length, f"{wanted} after the prompt exceed it")
+
+    def truncated(
+        self, prompt: Sequence[int], max_tokens: int | None, coordinator: Coordinator
+    ) -> tuple[int, ...]:
+        """What `truncate_prompt_tokens` leaves of a prompt. Raises InvalidArgumentError.
+
+        Where it is -1, a prompt leaves room for `max_tokens`, or for one token.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            if self.truncation_side is not None:
+                raise InvalidArgumentError("truncation_side", "goes with truncate_prompt_tokens")
+            return tuple(prompt)
+        if most == 0 or most < -1:
+            raise InvalidArgumentError("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
+        if most == -1:
+            most = max(1, coordinator.target_info().max_model_len - (max_tokens or 1))
+        return tuple(prompt[:most] if self.truncation_side == "right" else prompt[-most:])
 
     def speculation(self) -> SpeculationParams:
         """Raises InvalidArgumentError naming the core field."""
@@ -260,13 +274,14 @@ class GenerationRequest(TolerantSchema):
 def check_model(name: str | None, served: str) -> None:
     """Raises HttpError with OpenAI's code for a model that is not there."""
     if name and name != served:
-        raise HttpError(
-            404, "model: this server does not serve it; see /v1/models", param="model", code="model_not_found"
-        )
+        message = f"model: this server serves {served} and no other model"
+        raise HttpError(404, message, param="model", code="model_not_found")
 
 
-def _same(value: Any, other: Any) -> bool:
-    return type(value) is type(other) and bool(value == other)
+def check_request_model(name: str | None, served: str) -> None:
+    """As `check_model`, for a request's body: clients of TGI that know no model send a word instead."""
+    if name not in PLACEHOLDER_MODELS:
+        check_model(name, served)
 
 
 def _token_bias(values: Mapping[str, float]) -> dict[int, float]:
@@ -286,15 +301,37 @@ def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) ->
     Raises HttpError for a model that is not there, InvalidArgumentError for options of no stream.
     """
     served = coordinator.model_name
-    check_model(wanted.model, served)
+    check_request_model(wanted.model, served)
+    wanted.check_length(coordinator)
     options = wanted.stream_options
     if options is not None and not wanted.stream:
         raise InvalidArgumentError("stream_options", "goes with stream=true")
     if options is not None and options.continuous_usage_stats and options.include_usage is False:
         raise InvalidArgumentError("stream_options.continuous_usage_stats", "goes with include_usage")
-    if wanted.stream and wanted.include_speculative_decoding and not wanted.include_usage:
-        raise InvalidArgumentError("include_speculative_decoding", "goes with stream_options.include_usage")
     return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": served}
+
+
+def fingerprinted(head: Mapping[str, Any], coordinator: Coordinator) -> dict[str, Any]:
+    """What every object of an answer begins with, once a target is there that answers."""
+    return {**head, "system_fingerprint": fingerprint_of(coordinator.target_info())}
+
+
+def fingerprint_of(info: common_pb2.WorkerInfo) -> str:
+    """OpenAI's `system_fingerprint`: another one where other tokens may follow from the same seed."""
+    parts = (
+        version("paceline"),
+        info.model,
+        info.dtype,
+        info.device,
+        info.tokenizer_fingerprint,
+        str(info.num_parameters),
+    )
+    return f"fp_{blake2b('|'.join(parts).encode(), digest_size=5).hexdigest()}"
+
+
+def writer_of(wanted: GenerationRequest, coordinator: Coordinator) -> LogprobWriter:
+    """What words the log-probabilities of an answer."""
+    return LogprobWriter(coordinator.vocabulary, names_by_id=bool(wanted.return_tokens_as_token_ids))
 
 
 def make_call(

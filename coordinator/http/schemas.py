@@ -8,17 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from coordinator.http.parameters import (
-    MAX_METADATA_ENTRIES,
-    GenerationRequest,
-    Label,
-    Schema,
-    Strings,
-    TokenIds,
-    TolerantSchema,
-    one_of,
-    told,
-)
+from coordinator.http.fields import Label, Schema, Strings, TokenIds, TolerantSchema, one_of, told
+from coordinator.http.parameters import MAX_METADATA_ENTRIES, GenerationRequest
+from coordinator.http.unsupported import CHAT, COMPLETION, SWITCHED_OFF_BY, TOKENIZE, Unsupported
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 
@@ -34,13 +26,10 @@ Prompt = Annotated[
 class CompletionRequest(GenerationRequest):
     """`/v1/completions`."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GenerationRequest.NO_EFFECT,
-        "add_special_tokens": (True,),
-        "suffix": ("",),
-    }
+    UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = COMPLETION
 
     prompt: Prompt
+    max_tokens: int | None = told("0 goes with echo.", minimum=0, maximum=limits.MAX_TOKENS)
     best_of: int | None = told("Only the value of n.")
     logprobs: int | None = told(
         "Likeliest tokens to report at each token.", minimum=0, maximum=limits.MAX_LOGPROBS
@@ -56,7 +45,19 @@ class CompletionRequest(GenerationRequest):
     def names(self) -> dict[str, str]:
         """A core field's name to the name it has in this request, where they differ."""
         renamed = self.echoes_logprobs and self.prompt_logprobs is None
-        return super().names | ({"prompt_logprobs": "logprobs"} if renamed else {})
+        names = super().names | {"text": "prompt"}
+        return names | ({"prompt_logprobs": "logprobs"} if renamed else {})
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt is reported and nothing is generated."""
+        return self.max_tokens == 0 and bool(self.echo)
+
+    @property
+    def changes_prompt(self) -> bool:
+        """Whether the prompt's tokens are not those that the core would make of it."""
+        cut = self.truncate_prompt_tokens is not None or self.truncation_side is not None
+        return cut or self.add_special_tokens is False
 
 
 class TextPart(Schema):
@@ -111,13 +112,6 @@ class Message(Schema):
         """What a chat template may see of it."""
         return self.model_dump(include={"role", "content", "name"}, exclude_none=True)
 
-    @property
-    def size(self) -> int:
-        """Characters of its text."""
-        if isinstance(self.content, str):
-            return len(self.content)
-        return sum(len(part.text) for part in self.content)
-
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=limits.MAX_MESSAGES)]
 
@@ -125,30 +119,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 class ChatRequest(GenerationRequest):
     """`/v1/chat/completions`."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GenerationRequest.NO_EFFECT,
-        "add_special_tokens": (False,),
-        "audio": (),
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "documents": (),
-        "echo": (False,),
-        "function_call": ("none",),
-        "functions": ([],),
-        "modalities": (["text"],),
-        "moderation": (),
-        "parallel_tool_calls": (True, False),
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "reasoning_effort": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none",),
-        "tools": ([],),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
+    UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = CHAT
 
     messages: Messages
     max_completion_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
@@ -159,6 +130,7 @@ class ChatRequest(GenerationRequest):
         maximum=limits.MAX_LOGPROBS,
     )
     add_generation_prompt: bool | None = told("Open the assistant's turn; the default.")
+    continue_final_message: bool | None = told("Go on with the last message instead of a new one.")
     chat_template_kwargs: dict[str, Any] | None = told("Variables of the model's chat template.")
     metadata: Annotated[dict[str, Label], Field(max_length=MAX_METADATA_ENTRIES)] | None = told(
         "Labels of the caller's: they change nothing, are not kept."
@@ -173,6 +145,15 @@ class ChatRequest(GenerationRequest):
         return (
             names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
         )
+
+    @classmethod
+    def _is_harmless(cls, name: str, values: Mapping[str, Any]) -> bool:
+        """Tools that may not be called are no reason to refuse a conversation."""
+        if name in SWITCHED_OFF_BY and values.get(SWITCHED_OFF_BY[name]) == "none":
+            return isinstance(values[name], list | None) and all(
+                isinstance(each, dict) for each in values[name] or ()
+            )
+        return super()._is_harmless(name, values)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -193,20 +174,16 @@ class ChatRequest(GenerationRequest):
 class TokenizeRequest(TolerantSchema):
     """`/tokenize`: a prompt, or a conversation."""
 
-    NO_EFFECT: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "mm_processor_kwargs": (),
-        "return_token_strs": (False,),
-        "tools": ([],),
-    }
+    UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = told("Those the tokenizer adds. Default: for a prompt.")
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = told("Tell the tokens as the vocabulary has them, too.")
 
 
 class DetokenizeRequest(Schema):

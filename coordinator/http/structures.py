@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from paceline.core import limits
 from paceline.core.structured import FIELD, StructuredOutputs
 
-_TYPES: Final = ("text", "json_object", "json_schema")
+_TYPES: Final = ("text", "json_object", "json_schema", "json", "regex")
 MAX_NAME_CHARACTERS: Final = 64
 
 
@@ -24,10 +24,41 @@ class TextFormat(_Schema):
     type: Literal["text"]
 
 
+def _schema_shape(value: Any) -> str:
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else "<other>"
+
+
+JsonSchemaValue = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(
+        _schema_shape,
+        custom_error_type="alternatives",
+        custom_error_message="must be a JSON schema: an object or its text",
+    ),
+]
+
+
 class JsonObjectFormat(_Schema):
-    """Any JSON object."""
+    """Any JSON object; with a value, which TGI takes, JSON that keeps to that schema."""
 
     type: Literal["json_object"]
+    value: JsonSchemaValue | None = None
+
+
+class JsonFormat(_Schema):
+    """TGI's: JSON that keeps to a schema."""
+
+    type: Literal["json"]
+    value: JsonSchemaValue
+
+
+class RegexFormat(_Schema):
+    """TGI's: a text that matches a regular expression."""
+
+    type: Literal["regex"]
+    value: str
 
 
 class JsonSchema(_Schema):
@@ -54,7 +85,9 @@ def _type_of(value: Any) -> str:
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
-    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")]
+    | Annotated[JsonFormat, Tag("<json>")]
+    | Annotated[RegexFormat, Tag("<regex>")],
     Discriminator(
         _type_of,
         custom_error_type="alternatives",
@@ -63,26 +96,10 @@ ResponseFormat = Annotated[
 ]
 
 
-def _schema_shape(value: Any) -> str:
-    if isinstance(value, str):
-        return "<text>"
-    return "<object>" if isinstance(value, dict) else "<other>"
-
-
 class StructuredOutputsBody(_Schema):
     """vLLM's structured_outputs: exactly one of json, regex, choice, grammar and json_object."""
 
-    json_text: (
-        Annotated[
-            Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-            Discriminator(
-                _schema_shape,
-                custom_error_type="alternatives",
-                custom_error_message="must be a JSON schema: an object or its text",
-            ),
-        ]
-        | None
-    ) = Field(None, alias="json")
+    json_text: JsonSchemaValue | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -95,20 +112,30 @@ class StructuredOutputsBody(_Schema):
         return StructuredOutputs.from_mapping(given)
 
 
-def structure_of(format_: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputs | None:
+AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | RegexFormat
+
+
+def structure_of(format_: AnyFormat) -> StructuredOutputs | None:
     """What a `response_format` asks for; None for text. Raises InvalidArgumentError naming the core field."""
     match format_:
         case TextFormat():
             return None
-        case JsonObjectFormat():
+        case JsonObjectFormat(value=None):
             return StructuredOutputs(json_object=True)
+        case JsonObjectFormat() | JsonFormat():
+            return StructuredOutputs(json=format_.value)
         case JsonSchemaFormat():
             return StructuredOutputs(json=format_.json_schema.json_schema)
+        case RegexFormat():
+            return StructuredOutputs(regex=format_.value)
 
 
-FORMAT_NAMES: Final = {
-    f"{FIELD}.json": "response_format.json_schema.schema",
-    f"{FIELD}.json_object": "response_format",
-    FIELD: "response_format",
-}
-"""What a core field is called in a request with a `response_format`."""
+def format_names(format_: AnyFormat) -> dict[str, str]:
+    """What the core's fields are called in a request with this `response_format`."""
+    schema = "json_schema.schema" if isinstance(format_, JsonSchemaFormat) else "value"
+    return {
+        f"{FIELD}.json": f"response_format.{schema}",
+        f"{FIELD}.regex": "response_format.value",
+        f"{FIELD}.json_object": "response_format",
+        FIELD: "response_format",
+    }

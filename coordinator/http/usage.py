@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from coordinator.generation import Generation
+from coordinator.round import RoundMachine
 from coordinator.stats import SpeculationStats
 
 
@@ -20,10 +21,30 @@ def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> d
     }
 
 
+def _cached(generations: Sequence[Generation]) -> int:
+    """Tokens of the prompts that the target had cached, each prompt counted with its first choice."""
+    return sum(generation.machines[0].stats.cached_prompt_tokens for generation in generations)
+
+
+def choice_stats(machine: RoundMachine) -> dict[str, Any]:
+    """What speculation did for one choice, as vLLM tells it."""
+    stats = machine.stats
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": {str(i): count for i, count in enumerate(stats.histogram) if count},
+        "num_spec_steps": stats.num_spec_steps,
+        "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": machine.num_speculative_tokens,
+    }
+
+
 def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
-    """As `usage_so_far`, at the end."""
+    """As `usage_so_far`, at the end, with the tokens of prompts that the target had cached."""
     machines = [machine for generation in generations for machine in generation.machines]
     counts = usage_so_far(generations, sum(machine.ledger.num_generated for machine in machines))
+    counts["prompt_tokens_details"] = {"cached_tokens": _cached(generations)}
     if include_speculative_decoding:
         total = summed(machine.stats for machine in machines)
         counts["speculative_decoding"] = {

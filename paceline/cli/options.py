@@ -67,6 +67,7 @@ _HELP = {
     "stop_token_ids": "Token that ends the generation; may be repeated.",
     "ignore_eos": "Go on after the end-of-sequence token.",
     "include_stop_str_in_output": "Keep the stop text at the end.",
+    "skip_special_tokens": "Leave special tokens out of the text.",
     "bad_words": "Text that may not be generated; may be repeated.",
     "allowed_token_ids": "Token that may be generated, and no other; may be repeated.",
 }

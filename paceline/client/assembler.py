@@ -71,6 +71,7 @@ class StreamAssembler:
         self._ended_before: set[int] = set()
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._usages: list[generation_pb2.Usage] = []
+        self._cached_prompt_tokens = 0
 
     @property
     def request_id(self) -> str | None:
@@ -216,6 +217,8 @@ class StreamAssembler:
             timings=_timings(finished.timings),
         )
         self._usages.append(finished.usage)
+        if finished.choice == 0:
+            self._cached_prompt_tokens = finished.usage.cached_prompt_tokens
         outputs = tuple(each.output for each in self._choices if each.output is not None)
         if len(outputs) == len(self._choices):
             self.result = self._whole(outputs)
@@ -242,7 +245,12 @@ class StreamAssembler:
             **{f.name: getattr(outputs[0], f.name) for f in fields(CompletionOutput)},
             request_id=self._started.request_id,
             acceptance=self.mode,
-            usage=Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),
+            usage=Usage(
+                prompt_tokens,
+                completion_tokens,
+                prompt_tokens + completion_tokens,
+                self._cached_prompt_tokens,
+            ),
             prompt_token_ids=tuple(self._started.prompt_token_ids) or None,
             prompt_logprobs=prompt_logprobs,
             outputs=outputs,

@@ -30,6 +30,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    cached_prompt_tokens: int = 0
+    """Tokens of the prompt whose entries the target had in its prefix cache, for the first completion."""
 
 
 @dataclass(frozen=True, slots=True)

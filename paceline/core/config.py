@@ -15,6 +15,8 @@ from paceline.core.types import AcceptanceMode
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "int8", "none")
 LOG_FORMATS = ("text", "json")
+NO_GENERATION_CONFIG = "none"
+GENERATION_CONFIGS = ("auto", NO_GENERATION_CONFIG)
 HAS_LOCAL_SOCKETS = hasattr(socket, "AF_UNIX")
 NO_LOCAL_SOCKETS = "is not there on this system"
 
@@ -238,6 +240,9 @@ class CoordinatorConfig:
     """Port of the HTTP face, on the same host; 0 takes a free one."""
     chat_template: str = ""
     """A file with a Jinja chat template; empty takes the tokenizer's own."""
+    generation_config: str = GENERATION_CONFIGS[0]
+    """Where HTTP requests that do not say take sampling parameters from: `auto` is generation_config.json
+    beside the tokenizer, `none` is Paceline's own defaults."""
     num_speculative_tokens: DraftTokens = AUTO
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
@@ -310,6 +315,11 @@ class CoordinatorConfig:
             f"must be in [0, 1], got {self.otlp_traces_sampling_ratio}",
         )
         _check_cores("message_cores", self.message_cores)
+        _check(
+            self.generation_config in GENERATION_CONFIGS,
+            "generation_config",
+            f"must be one of {', '.join(GENERATION_CONFIGS)}, got {self.generation_config}",
+        )
         draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         _check(
             1 <= self.max_num_speculative_tokens <= limits.MAX_SPECULATIVE_TOKENS,

@@ -38,6 +38,8 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     bad_words: Sequence[str] = ()
     """Text that may not be generated; one string stands for itself."""
     allowed_token_ids: Sequence[int] | None = None
@@ -61,7 +63,7 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
             if getattr(self, name) is not None or name != "allowed_token_ids":
                 object.__setattr__(self, name, items(name, getattr(self, name)))
-        for name in ("ignore_eos", "include_stop_str_in_output", "echo"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "echo"):
             require(isinstance(getattr(self, name), bool), name, "must be true or false")
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)

@@ -173,6 +173,8 @@ class Timings:
     prefill_rows_before: int = 0
     """Such rows for which a round waited until its first pass: of the pass that ran when it arrived, by how
     much of that was still to come. A target tells it."""
+    cached_tokens: int = 0
+    """Entries of this sequence that came from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ class Job:
             prefill=self.prefill,
             prefill_rows=self.prefill_in_pass,
             prefill_rows_before=self.prefill_before,
+            cached_tokens=self.reused,
         )
 
 

@@ -140,6 +140,7 @@ def timings_to_proto(timings: Timings) -> common_pb2.Timings:
         prefill_us=_microseconds(timings.prefill),
         prefill_rows=timings.prefill_rows,
         prefill_rows_before=timings.prefill_rows_before,
+        cached_tokens=timings.cached_tokens,
     )
 
 
@@ -153,6 +154,7 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
         prefill=message.prefill_us / 1e6,
         prefill_rows=message.prefill_rows,
         prefill_rows_before=message.prefill_rows_before,
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -105,6 +105,8 @@ def check_wire_ids(name: str, token_ids: Collection[int]) -> None:
 def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
     """Every field is set, so the receiver needs no defaults of its own.
 
+    `skip_special_tokens` is set where it is false only: receivers that do not know it refuse it.
+
     Raises InvalidArgumentError for a value that the wire's type cannot hold.
     """
     for name in _TOKEN_FIELDS:
@@ -127,6 +129,8 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
             setattr(message, name, value)
         except (TypeError, ValueError):
             raise InvalidArgumentError(name, "does not fit the wire's type") from None
+    if not params.skip_special_tokens:
+        message.skip_special_tokens = False
     if params.max_tokens is None:
         message.max_tokens = UNLIMITED_MAX_TOKENS
     if params.structure is not None:
@@ -168,7 +172,8 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     structure = structure_from_proto(message.structured_outputs) if has_structure else None
     refuse_unknown_fields(message, "sampling")
     given = {descriptor.name for descriptor, _ in message.ListFields()}
-    values = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS if name in given}
+    plain = (*_PLAIN_SAMPLING_FIELDS, "skip_special_tokens")
+    values = {name: getattr(message, name) for name in plain if name in given}
     if values.get("max_tokens") == UNLIMITED_MAX_TOKENS:
         values["max_tokens"] = None
     bias: dict[int, float] = {}
@@ -201,9 +206,11 @@ def mode_from_proto(value: int, name: str = "acceptance") -> AcceptanceMode:
 
 
 def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParams:
-    """What OpenSequence carries."""
+    """What OpenSequence carries. Workers make no text, and are not told of what concerns it alone."""
+    sampling = sampling_to_proto(params.sampling)
+    sampling.ClearField("skip_special_tokens")
     return common_pb2.SequenceParams(
-        sampling=sampling_to_proto(params.sampling),
+        sampling=sampling,
         acceptance_mode=_MODES[params.mode],
         prompt_length=params.prompt_length,
         bad_words_token_ids=[

@@ -48,6 +48,7 @@ _COORDINATOR = (
     "http",
     "http_port",
     "chat_template",
+    "generation_config",
     "num_speculative_tokens",
     "max_num_speculative_tokens",
     "acceptance",

@@ -31,6 +31,9 @@ class StackOptions:
     """Port of the HTTP face, on the same host; 0 takes a free one."""
     chat_template: str = ""
     """A file with a Jinja chat template; empty takes the tokenizer's own."""
+    generation_config: str = "auto"
+    """Where HTTP requests that do not say take sampling parameters from: `auto` is generation_config.json
+    beside the tokenizer, `none` is Paceline's own defaults."""
     target_port: int = 0
     draft_port: int = 0
     num_speculative_tokens: DraftTokens = AUTO

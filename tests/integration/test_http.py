@@ -290,3 +290,75 @@ def test_the_face_can_be_left_out(stack: RunningStack, pair_paths: Pair) -> None
     with own_coordinator(pair_paths, [stack.stack.address_of("target")], http=False) as own:
         assert own.supervisor.status("coordinator").http_address == ""
         assert own.client.status().coordinator.http_address == ""
+
+
+# ---- what vLLM's clients ask for ------------------------------------------------------------------
+
+
+def test_cached_tokens_are_in_the_usage(http: Http) -> None:
+    prompt = "def total(values):\n    return sum(values)\n" * 12
+    body = {"cache_salt": "cached tokens"}
+    counts = []
+    for _ in range(2):
+        got = http.openai.completions.create(model=http.model, prompt=prompt, max_tokens=2, extra_body=body)
+        assert got.usage is not None
+        assert got.usage.prompt_tokens_details is not None
+        counts.append(got.usage.prompt_tokens_details.cached_tokens)
+    assert counts[0] == 0
+    assert counts[1] == got.usage.prompt_tokens // 16 * 16
+
+
+def test_token_ids_of_a_chat_are_those_of_the_sdk(chat: Http, chatting: OwnCoordinator) -> None:
+    body: dict[str, Any] = {"return_token_ids": True, "include_speculative_decoding": True}
+    got = chat.openai.chat.completions.create(
+        model=chat.model, messages=MESSAGES, extra_body=body | EVERYTHING, **SAMPLING
+    ).model_dump()
+    want = chatting.client.generate(got["prompt_token_ids"], {**SAMPLING, **EVERYTHING}, timeout=HANG)
+    (choice,) = got["choices"]
+    assert tuple(choice["token_ids"]) == want.token_ids
+    stats = choice["speculative_decoding_stats"]
+    assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"].values())
+
+
+def test_a_prompt_is_scored_without_an_answer(http: Http) -> None:
+    asked: dict[str, Any] = {"model": http.model, "prompt": "def main():", "echo": True, "logprobs": 1}
+    scored = http.openai.completions.create(max_tokens=0, **asked)
+    longer = http.openai.completions.create(max_tokens=1, temperature=0, **asked)
+    mine, other = scored.choices[0], longer.choices[0]
+    assert mine.text == "def main():"
+    assert mine.logprobs is not None
+    assert other.logprobs is not None
+    assert other.logprobs.token_logprobs is not None
+    assert mine.logprobs.token_logprobs == other.logprobs.token_logprobs[:-1]
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+
+
+def test_special_tokens_show_where_asked_for(http: Http, oracle: Oracle) -> None:
+    """The end of the text is one, and is kept in the text with the stop strings."""
+    end = oracle.tokenizer.eos_token
+    (end_id,) = oracle.eos_token_ids
+    asked: dict[str, Any] = {"include_stop_str_in_output": True, "logit_bias": {str(end_id): 100}}
+    texts = []
+    for skips in (True, False):
+        body = {**asked, "skip_special_tokens": skips}
+        got = http.openai.completions.create(
+            model=http.model, prompt="def main():", temperature=0, extra_body=body
+        )
+        texts.append(got.choices[0].text)
+    assert texts == ["", end]
+
+
+def test_an_answer_may_be_begun_for_the_model(chat: Http, chatting: OwnCoordinator) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "def add("}]
+    got = chat.openai.chat.completions.create(
+        model="tgi",
+        messages=messages,
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+        **SAMPLING,
+    )
+    prompt = "# system: Write Python.\n# user: A function that adds two numbers.\n# assistant: def add("
+    ids = chatting.client.tokenize(prompt, timeout=HANG)
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == len(ids)
+    assert got.choices[0].message.content == chatting.client.generate(ids, SAMPLING, timeout=HANG).text

@@ -68,6 +68,15 @@ def test_a_second_request_hits_and_gets_the_tokens_of_a_cold_one(
         oracle.check_greedy(prompt, warm, 24, ignore_eos=True)
 
 
+def test_the_usage_tells_the_cached_tokens(stack: RunningStack, oracle: Oracle) -> None:
+    prompt, salt = prompt_of(oracle), next(salts)
+    told = [
+        stack.client.generate(prompt, {"max_tokens": 2, "n": 2}, cache_salt=salt, timeout=HANG).usage
+        for _ in range(2)
+    ]
+    assert [usage.cached_prompt_tokens for usage in told] == [0, FULL]
+
+
 def test_a_shared_beginning_is_shared_and_the_rest_is_not(stack: RunningStack, oracle: Oracle) -> None:
     salt, same = next(salts), prompt_of(oracle)
     first, second = (*same, 5, 6, 7), (*same[: 10 * BLOCK], *prompt_of(oracle, 37)[:90])

@@ -65,6 +65,7 @@ _COORDINATOR = CoordinatorConfig(
     http_port=2,
     message_cores=(1, 0),
     chat_template="a/template.jinja",
+    generation_config="none",
     log_format="json",
     otlp_traces_endpoint="https://c:4317",
 )

@@ -51,7 +51,8 @@ def test_the_result_is_json(messages: Any) -> None:
     plain = json.loads(json.dumps(feed_all(messages.good).require_result().to_dict()))
     assert plain["origins"] == ["target", "accepted", "correction", "target"]
     assert plain["acceptance"] == "block"
-    assert plain["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    counts = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, "cached_prompt_tokens": 0}
+    assert plain["usage"] == counts
     assert plain["speculative_decoding"]["acceptance_rate_per_position"] == [1.0, 0.5]
 
 

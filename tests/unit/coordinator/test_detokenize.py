@@ -249,3 +249,14 @@ def test_special_tokens_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None
         for token_id in ids_of(byte_fallback(), ["</s>", "<s>", "beyond"] * 10):
             assert detokenizer.push(token_id) == ""
     assert [detokenizer.push(token_id) for token_id in ids_of(byte_fallback(), ["<0xA5>"])] == ["日"]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_special_tokens_are_text_where_asked_for(make: Callable[[], Tokenizer]) -> None:
+    tokenizer = make()
+    prompt, generated = ids_of(tokenizer, ["<s>", "a"]), ids_of(tokenizer, ["b", "</s>", "<s>", "a"])
+    detokenizer = StreamDetokenizer(tokenizer, prompt, skip_special_tokens=False)
+    text = "".join([*map(detokenizer.push, generated), detokenizer.finish()])
+    whole, before = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt + generated, prompt))
+    assert before + text == whole
+    assert "</s>" in text

@@ -274,3 +274,11 @@ def test_a_stop_string_in_what_was_held_back_ends_the_sequence(
 def test_an_incomplete_character_behind_a_stop_string_is_not_shown() -> None:
     part = commit(ledger(detokenizer=TwoPartDetokenizer(), stop=["b"]), "cba")
     assert part.text == "c"
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("include", [True, False])
+def test_the_end_token_shows_where_special_tokens_do(skips: bool, include: bool) -> None:
+    part = commit(ledger(skip_special_tokens=skips, include_stop_str_in_output=include), "abz")
+    assert part.text == ("abz" if include and not skips else "ab")
+    assert part.finish == Finish(FinishReason.STOP)

@@ -51,6 +51,7 @@ from paceline.core.types import (
     Proposal,
     SamplingParams,
     SequenceParams,
+    Timings,
     TokenOrigin,
     Verdict,
 )
@@ -246,6 +247,17 @@ def test_a_round_is_committed_before_it_is_emitted_and_emitted_before_the_next_b
     actions = it.judge(5, 6, 7)
     assert it.generated == [4, 5, 6, 7]
     assert [type(a) for a in actions] == [Emit, ToDraft]
+
+
+@pytest.mark.parametrize(("told", "counted"), [(0, 0), (2, 2), (9, len(PROMPT))])
+def test_the_first_verdict_tells_what_was_cached(told: int, counted: int) -> None:
+    """A later one may tell of entries that the sequence had left behind itself."""
+    it = Driver(k=0)
+    it(Signal.TARGET_READY)
+    for number, cached in ((1, told), (2, 3)):
+        verdict = Verdict(0, (4,), it.length, Timings(cached_tokens=cached))
+        it(RoundVerdict("s", 1, number, verdict))
+    assert it.machine.stats.cached_prompt_tokens == counted
 
 
 @pytest.mark.parametrize("ending", [(5, EOS, 7, 8), (5, 6, 7, EOS)])

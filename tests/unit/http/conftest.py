@@ -22,6 +22,7 @@ from coordinator.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
 from paceline.rpc.codec import GenerateCall, check_against_model
+from paceline.v1 import common_pb2
 
 MAX_MODEL_LEN = 2048
 Script = Callable[[GenerateCall], AsyncIterator[Commit]]
@@ -84,13 +85,17 @@ class ScriptedCoordinator:
         except UnavailableError:
             return ""
 
+    @property
+    def has_target(self) -> bool:
+        return self.found.is_set()
+
     async def wait_for_target(self) -> None:
         await self.found.wait()
 
     def target_info(self) -> Any:
         if not self.found.is_set():
             raise UnavailableError("no target worker is there yet")
-        return SimpleNamespace(
+        return common_pb2.WorkerInfo(
             model="files/of/the/target", max_model_len=MAX_MODEL_LEN, vocabulary_size=self.vocabulary.size
         )
 
@@ -108,7 +113,7 @@ class ScriptedCoordinator:
         prompt = await self.tokenize(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         check_against_model(call, len(prompt), self.vocabulary.size, MAX_MODEL_LEN)
         ledger = SimpleNamespace(num_generated=2)
-        machine = SimpleNamespace(ledger=ledger, stats=SpeculationStats())
+        machine = SimpleNamespace(ledger=ledger, stats=SpeculationStats(), num_speculative_tokens=4)
         self.running += 1
         try:
             yield SimpleNamespace(

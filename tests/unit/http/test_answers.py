@@ -43,6 +43,15 @@ async def stream(client: httpx2.AsyncClient, path: str, values: dict[str, Any]) 
     return events_of(answer.content)
 
 
+def usage_of(prompt: int, completion: int, cached: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
 async def test_a_completion(client: httpx2.AsyncClient, coordinator: Any) -> None:
     answer = await client.post("/v1/completions", json={"prompt": "def main():", "model": "a/model"})
     content = answer.json()
@@ -51,7 +60,7 @@ async def test_a_completion(client: httpx2.AsyncClient, coordinator: Any) -> Non
     assert content["choices"] == [
         {"index": 0, "text": "hello0 world", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
-    assert content["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    assert content["usage"] == usage_of(4, 2)
     (call,) = coordinator.calls
     assert call.prompt == "def main():"
 
@@ -65,7 +74,7 @@ async def test_choices_are_counted_through_all_prompts(client: httpx2.AsyncClien
         (2, "hello0 world"),
         (3, "hello1 world"),
     ]
-    assert content["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert content["usage"] == usage_of(3, 8)
     texts = ["", "", "", ""]
     for event in await stream(client, "/v1/completions", values):
         for choice in event["choices"] if event else ():
@@ -377,7 +386,7 @@ class SimpleRequest:
     """As much of a request as an answer needs."""
 
     stream = True
-    include_usage = tells_usage_so_far = False
+    include_usage = tells_usage_so_far = scores_only = False
     names: dict[str, str] = {}  # noqa: RUF012
     sampling = SamplingParams()
     speculation = SpeculationParams()

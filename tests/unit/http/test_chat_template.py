@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.conversations import Conversations
 from coordinator.http import chat_template
-from coordinator.http.chat import Conversations
 from coordinator.http.chat_template import ChatTemplate, load
-from coordinator.http.schemas import Message
 from paceline import assets
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -103,8 +102,35 @@ async def test_text_and_tokens_are_those_of_transformers(
         want = oracle.apply_chat_template(messages, tokenize=False, **options)
         assert template.render(messages, **options) == want
         tokens = oracle.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
-        typed = [Message(**message) for message in messages]
-        assert await Conversations(coordinator, template).encode(typed, **options) == tokens
+        assert await Conversations(coordinator, template).encode(messages, **options) == tokens
+
+
+@pytest.mark.parametrize("source", [TURNS, STRICT, HELPERS, PARTS])
+@pytest.mark.parametrize("end", ["an answer", "an answer  ", " x\n", ""])
+def test_a_continued_message_ends_as_with_transformers(source: str, end: str, folder: Path) -> None:
+    configure(folder, chat_template=source)
+    messages = [turn("hello"), turn(end, ASSISTANT)]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    want = transformers_tokenizer(folder).apply_chat_template(messages, tokenize=False, **options)
+    template = load(str(folder))
+    assert template is not None
+    assert template.render(messages, **options) == want
+
+
+def test_a_continued_message_may_come_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    for source in (PARTS, TURNS):
+        text = ChatTemplate(source).render([turn("x"), turn(parts, ASSISTANT)], **options)
+        assert text.endswith("b ")
+
+
+def test_what_is_not_shown_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    for messages in ([turn("x"), turn("y", ASSISTANT)], [turn("x"), turn([], ASSISTANT)]):
+        with pytest.raises(InvalidArgumentError) as caught:
+            template.render(messages, continue_final_message=True)
+        assert caught.value.field == "continue_final_message"
 
 
 def test_text_parts_reach_a_template_that_takes_them_and_are_joined_for_others(folder: Path) -> None:
@@ -308,13 +334,13 @@ async def test_a_conversation_is_bounded_before_it_is_rendered(
     monkeypatch.setattr(chat_template.ChatTemplate, "render", None)
     conversations = Conversations(coordinator, ChatTemplate(TURNS))
     with pytest.raises(InvalidArgumentError) as caught:
-        await conversations.encode([Message(**turn("x" * 6)), Message(**turn("y" * 6))])
+        await conversations.encode([turn("x" * 6), turn("y" * 6)])
     assert caught.value.field == "messages"
 
 
 async def test_a_long_conversation_is_rendered_elsewhere_and_the_same(coordinator: Any) -> None:
     conversations = Conversations(coordinator, ChatTemplate(TURNS))
     text = "word " * 4000
-    tokens = await conversations.encode([Message(**turn(text))])
+    tokens = await conversations.encode([turn(text)])
     rendering = ChatTemplate(TURNS).render([turn(text)])
     assert tokens == await coordinator.tokenize(rendering, add_special_tokens=False)

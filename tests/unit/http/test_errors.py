@@ -197,7 +197,6 @@ async def test_names_are_those_of_the_request(client: httpx2.AsyncClient) -> Non
             {"stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",
         ),
-        ({"include_speculative_decoding": True, "stream": True}, "include_speculative_decoding"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["x"] * 3, "n": 100}, "prompt"),

@@ -89,7 +89,7 @@ async def test_what_changes_nothing_may_be_said_when_tokens_are_asked_for(
     coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
 ) -> None:
     """Clients of vLLM's send its defaults."""
-    names = ("chat_template", "continue_final_message", "mm_processor_kwargs", "return_token_strs", "tools")
+    names = ("chat_template", "media_io_kwargs", "mm_processor_kwargs", "tools")
     values = {"continue_final_message": False, "return_token_strs": False, "tools": []}
     for asked in ({"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}):
         async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
@@ -115,7 +115,7 @@ async def test_no_name_of_a_model_is_the_served_one(client: httpx2.AsyncClient) 
         ({"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": 3}, "prompt"),
-        ({"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ({"prompt": "x", "continue_final_message": True}, "continue_final_message"),
         ({"prompt": "x", "return_token_strings": None}, "return_token_strings"),
     ],
 )
@@ -143,8 +143,8 @@ def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> 
     """Nothing else may be given by it: a client that is checked against it is to get through."""
     schema = document()["components"]["schemas"][model.__name__]
     assert schema["additionalProperties"] is False
-    assert set(schema["properties"]) == {*model.model_fields, *model.NO_EFFECT}
-    for name, harmless in model.NO_EFFECT.items():
+    assert set(schema["properties"]) == {*model.model_fields, *model.UNSUPPORTED}
+    for name, harmless in ((name, each.harmless) for name, each in model.UNSUPPORTED.items()):
         values = schema["properties"][name]["enum"]
         assert [value for value in values if value not in harmless] == [None]
         assert [value for value in harmless if value not in values] == []

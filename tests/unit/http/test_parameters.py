@@ -43,7 +43,7 @@ def test_what_is_not_given_has_the_defaults_of_the_core(model: Any, least: dict[
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
 def test_null_is_the_default(model: Any, least: dict[str, Any]) -> None:
-    nulls = {name: None for name in (*model.model_fields, *model.NO_EFFECT) if name not in least}
+    nulls = {name: None for name in (*model.model_fields, *model.UNSUPPORTED) if name not in least}
     assert read(model, least | nulls) == read(model, least)
 
 
@@ -98,50 +98,12 @@ def test_an_unknown_parameter_is_refused_even_if_null(model: Any, least: dict[st
 
 @pytest.mark.parametrize(("model", "least"), BOTH)
 def test_unsupported_parameters_pass_with_what_changes_nothing_only(model: Any, least: Any) -> None:
-    for name, harmless in model.NO_EFFECT.items():
-        for value in harmless:
+    for name, parameter in model.UNSUPPORTED.items():
+        for value in parameter.harmless:
             assert read(model, {**least, name: value}) == read(model, least)
         error = refused(model, {**least, name: {"some": "thing"}})
         assert (error.param, error.code) == (name, "unsupported_parameter")
-
-
-CHAT_DEFAULTS = {"continue_final_message": False, "echo": False, "verbosity": "medium"}
-
-
-@pytest.mark.parametrize(
-    ("model", "least", "special", "more"),
-    [(CompletionRequest, COMPLETION, True, {}), (ChatRequest, CHAT, False, CHAT_DEFAULTS)],
-)
-def test_vllm_s_own_defaults_pass(model: Any, least: Any, special: bool, more: dict[str, Any]) -> None:
-    """Clients send them all. Any other value is refused with its name."""
-    defaults = {
-        "add_special_tokens": special,
-        "length_penalty": 1.0,
-        "priority": 0,
-        "return_token_ids": None,
-        "skip_special_tokens": True,
-        "spaces_between_special_tokens": True,
-        "truncate_prompt_tokens": None,
-        "use_beam_search": False,
-    }
-    assert read(model, {**least, **defaults, **more}) == read(model, least)
-    assert read(model, {**least, "length_penalty": 1}) == read(model, least)
-    others = {
-        "add_special_tokens": not special,
-        "length_penalty": 1.1,
-        "priority": 1,
-        "return_token_ids": True,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "truncate_prompt_tokens": 8,
-        "use_beam_search": True,
-    }
-    if more:
-        others |= {"continue_final_message": True, "echo": True, "verbosity": "low"}
-        others |= {"chat_template": "{{ 1 }}", "documents": [{"text": "x"}]}
-    for name, value in others.items():
-        error = refused(model, {**least, name: value})
-        assert (error.param, error.code) == (name, "unsupported_parameter")
+        assert error.message == f"{name}: {parameter.why}"
 
 
 @pytest.mark.parametrize(("model", "least"), BOTH)

@@ -8,8 +8,15 @@ import pytest
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams
+from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams, Timings
 from paceline.rpc import codec
+from paceline.rpc.codec import (
+    sampling_from_proto,
+    sampling_to_proto,
+    sequence_params_to_proto,
+    timings_from_proto,
+    timings_to_proto,
+)
 from paceline.v1 import common_pb2, target_pb2
 
 
@@ -101,3 +108,19 @@ def test_named_tokens_are_of_the_vocabulary(field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.check_named_tokens(SamplingParams(**{field: [0, 10]}), 10)  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_special_tokens_are_named_where_they_are_asked_for() -> None:
+    """Receivers that do not know the field serve all other requests; workers make no text."""
+    shown = SamplingParams(skip_special_tokens=False, seed=1)
+    message = sampling_to_proto(shown)
+    assert message.HasField("skip_special_tokens")
+    assert sampling_from_proto(message) == shown
+    assert not sampling_to_proto(SamplingParams()).HasField("skip_special_tokens")
+    params = SequenceParams(shown, AcceptanceMode.COUPLED, 1)
+    assert not sequence_params_to_proto(params).sampling.HasField("skip_special_tokens")
+
+
+def test_cached_tokens_cross_the_wire() -> None:
+    timings = Timings(rows=3, sequences=1, cached_tokens=64)
+    assert timings_from_proto(timings_to_proto(timings)) == timings

@@ -34,7 +34,12 @@ SET_BY_THE_STACK = {
     "exit_with_parent",
 }
 FOR_MEASUREMENTS = {"least_pass_seconds"}
-CHOICES = {"log_format": "json", "quantization": "none", "otlp_traces_endpoint": "http://localhost:4317"}
+CHOICES = {
+    "generation_config": "none",
+    "log_format": "json",
+    "quantization": "none",
+    "otlp_traces_endpoint": "http://localhost:4317",
+}
 ELSEWHERE = {"tls_certificate", "tls_key", "tls_ca", "local_sockets", "host", "port"}
 """Of two processes by the same name, or with a meaning of its own for a stack."""
 

@@ -435,6 +435,7 @@ def test_one_that_waits_for_its_first_chunk_takes_what_others_have_computed_mean
     while not second.offset:
         worker.run(*(job for job in (first, second) if job.remaining), budget=9)
     assert (second.reused, second.remaining) == (8, 0)
+    assert (first.timings().cached_tokens, second.timings().cached_tokens) == (0, 8)
     assert worker.runner.passes == [9, 1]
 
 
