@@ -56,6 +56,15 @@ class Health(health_pb2_grpc.HealthServicer):
             raise NotFoundError("no such service")
         return health_pb2.HealthCheckResponse(status=state)
 
+    async def List(  # noqa: N802 - the service's name for it
+        self, request: health_pb2.HealthListRequest, context: Context
+    ) -> health_pb2.HealthListResponse:
+        """The state of each name that was set."""
+        response = health_pb2.HealthListResponse()
+        for service, state in self._states.items():
+            response.statuses[service].status = state
+        return response
+
     async def Watch(  # noqa: N802 - the service's name for it
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import grpc
 import pytest
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
@@ -14,7 +16,7 @@ from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack, sound_stack
 from harness.waiting import HANG
-from harness.wire import channel_with_secret
+from harness.wire import SECRET, channel_with_secret
 
 SERVICES = {
     "coordinator": ("paceline.v1.GenerationService", {"Generate", "Cancel", "Tokenize", "Detokenize"}),
@@ -50,6 +52,34 @@ def test_a_reflection_client_finds_services_methods_and_messages(switched: Runni
                 *(field.name for field in generate.input_type.fields),
                 *(oneof.name for oneof in generate.input_type.oneofs),
             }
+
+
+@pytest.mark.parametrize("role", SERVICES)
+def test_every_registered_method_is_answered(switched: RunningStack, role: str) -> None:
+    """With a result, or with an error that says what is wrong: none is one that its servicer inherits."""
+    address = switched.stack.address_of(role)
+    with channel_with_secret(address) as channel, grpc.insecure_channel(address) as plain:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        pool = DescriptorPool(database)
+        names = database.get_services()
+        methods = [method for name in names for method in pool.FindServiceByName(name).methods]
+        codes = {method.full_name: _code_of_an_empty_call(plain, method) for method in methods}
+    undone = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL}
+    assert {name: code for name, code in codes.items() if code in undone} == {}
+    assert {f"grpc.health.v1.Health.{name}" for name in ("Check", "List", "Watch")} <= set(codes)
+
+
+def _code_of_an_empty_call(channel: grpc.Channel, method: MethodDescriptor) -> grpc.StatusCode:
+    """Of one empty message, once the first answer is there."""
+    call = channel.stream_stream(f"/{method.containing_service.full_name}/{method.name}")(
+        iter([b""]), timeout=HANG, metadata=SECRET.metadata
+    )
+    try:
+        next(call, None)
+    except grpc.RpcError as error:
+        return error.code()
+    call.cancel()
+    return grpc.StatusCode.OK
 
 
 def test_without_the_prefix_cache_nothing_is_looked_for(switched: RunningStack, oracle: Oracle) -> None:

@@ -57,6 +57,14 @@ async def test_a_name_that_nobody_knows(served: Served) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_all_known_names_are_listed(served: Served) -> None:
+    await served.server.set_serving(True, [MINE])
+    await served.server.set_serving(False)
+    answer = await served.stub.List(health_pb2.HealthListRequest(), timeout=HANG)
+    told = {name: state.status for name, state in answer.statuses.items()}
+    assert told == {"": STATUS.NOT_SERVING, MINE: STATUS.SERVING}
+
+
 async def test_a_watcher_is_told_what_changes_and_nothing_twice(served: Served) -> None:
     watch = served.watch(MINE)
     assert (await watch.read()).status == STATUS.SERVICE_UNKNOWN
