@@ -7,10 +7,11 @@ Names load when they are first used, so that importing a part of the package cos
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""Type checkers take it for true. `typing` has the same, and takes its time to load."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.client import (
         AcceptanceMode,
         AlreadyExistsError,
@@ -73,6 +74,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name. Raises AttributeError for any other."""
+    from importlib import import_module, metadata
+
     value: Any
     if name == "__version__":
         value = metadata.version("paceline")

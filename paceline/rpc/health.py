@@ -19,6 +19,8 @@ from paceline.core.errors import InvalidArgumentError, NotFoundError
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
+_MESSAGES: Any = health_pb2
+"""With those that the type stubs do not know yet."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -57,10 +59,10 @@ class Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=state)
 
     async def List(  # noqa: N802 - the service's name for it
-        self, request: health_pb2.HealthListRequest, context: Context
-    ) -> health_pb2.HealthListResponse:
+        self, request: Any, context: Context
+    ) -> Any:
         """The state of each name that was set."""
-        response = health_pb2.HealthListResponse()
+        response = _MESSAGES.HealthListResponse()
         for service, state in self._states.items():
             response.statuses[service].status = state
         return response
