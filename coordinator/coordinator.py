@@ -304,9 +304,14 @@ class Coordinator:
         if self.draining:
             raise UnavailableError("the coordinator is stopping")
 
+    def close(self) -> None:
+        """End the process that compiles structures, if it runs. May be repeated."""
+        self._structures.close()
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those that run end; after `seconds` they are told to."""
         self.draining = True
+        self._structures.close()
         self.requests.hold_no_more()
         try:
             async with asyncio.timeout(seconds):

@@ -62,10 +62,14 @@ MAX_STRUCTURE_SECONDS: Final = 0.5
 MAX_FOLLOW_SECONDS: Final = 2.0
 """Processor time for following what a client that resumes has of all choices: of some 500,000 tokens. In a
 worker, for following one text that it has not followed yet."""
+MAX_STRUCTURE_BYTES: Final = 256 * 1024 * 1024
+"""Memory for compiling a structure and trying it, or for following a text of it."""
 MAX_STRUCTURE_CHECKS: Final = 256
 """Structures that wait for being compiled at a time; one more is refused with RESOURCE_EXHAUSTED."""
+MAX_TENANT_STRUCTURE_CHECKS: Final = 64
+"""Those of one tenant among them."""
 MAX_COMPILED_STRUCTURES: Final = 256
-"""Structures a worker keeps compiled; those of which the coordinator remembers what its check found."""
+"""Structures a worker keeps compiled; those of which a server remembers what its check found."""
 
 MAX_N: Final = 128
 """Completions of one request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from coordinator.coordinator import Coordinator
@@ -17,9 +19,11 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture
-async def coordinator(vocabulary: Vocabulary) -> Coordinator:
+async def coordinator(vocabulary: Vocabulary) -> AsyncIterator[Coordinator]:
     config = CoordinatorConfig(targets=("a:1", "b:1"), tokenizer="embedded:target")
-    return Coordinator(config, vocabulary)
+    made = Coordinator(config, vocabulary)
+    yield made
+    made.close()
 
 
 @pytest.fixture

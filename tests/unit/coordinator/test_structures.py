@@ -1,20 +1,19 @@
-"""The coordinator's check of structured_outputs: beside the event loop, bounded, remembered."""
+"""The coordinator's check of structured_outputs: in a process of its own, for whoever calls."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
+from coordinator.access import Principal, principal
+from coordinator.coordinator import Coordinator
 from coordinator.structures import Structures
 from coordinator.vocabulary import Vocabulary
-from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
+from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.structured import StructuredOutputs
-from paceline.grammar import Grammars
+from paceline.core.types import SamplingParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall
 
 GOOD = StructuredOutputs(regex="[a-z]+")
 BAD = StructuredOutputs(regex="(")
@@ -22,30 +21,18 @@ EOS = [0]
 
 
 @pytest.fixture
-def structures(vocabulary: Vocabulary) -> Iterator[Structures]:
+async def structures(vocabulary: Vocabulary) -> AsyncIterator[Structures]:
     made = Structures(vocabulary)
     yield made
-    made._thread.shutdown()
+    made.close()
 
 
-async def test_a_good_one_passes_and_a_bad_one_is_refused_by_name_again_and_again(
-    structures: Structures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked = []
-    right = Grammars.check
-
-    def noting(self: Grammars, wanted: StructuredOutputs) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        checked.append(wanted)
-        right(self, wanted)
-
-    monkeypatch.setattr(Grammars, "check", noting)
+async def test_a_bad_one_is_refused_by_name(structures: Structures) -> None:
     for _ in range(2):
         await structures.check(GOOD, EOS)
         with pytest.raises(InvalidArgumentError, match="regex parse error") as caught:
             await structures.check(BAD, EOS)
         assert caught.value.field == "structured_outputs.regex"
-    assert checked == [GOOD, BAD]
 
 
 async def test_a_model_without_an_end_is_said(structures: Structures) -> None:
@@ -54,44 +41,34 @@ async def test_a_model_without_an_end_is_said(structures: Structures) -> None:
     assert caught.value.field == "structured_outputs"
 
 
-async def test_the_event_loop_goes_on_and_the_queue_is_bounded(
-    structures: Structures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MAX_STRUCTURE_CHECKS", 2)
-    begun, released = threading.Event(), threading.Event()
-
-    def slow(self: Grammars, wanted: StructuredOutputs) -> None:
-        begun.set()
-        assert released.wait(60)
-
-    monkeypatch.setattr(Grammars, "check", slow)
-    waiting: list[asyncio.Task[Any]] = [
-        asyncio.create_task(structures.check(StructuredOutputs(regex=name), EOS)) for name in "ab"
-    ]
-    assert await asyncio.to_thread(begun.wait, 60)
-    with pytest.raises(ResourceExhaustedError):
+async def test_what_is_remembered_is_the_callers_own(structures: Structures) -> None:
+    model = structures._model(EOS)
+    for name in ("", "mine"):
+        token = principal.set(Principal(name))
+        assert not structures._checks.passed(name, model, GOOD)
         await structures.check(GOOD, EOS)
-    released.set()
-    await asyncio.gather(*waiting)
-    await structures.check(GOOD, EOS)
+        assert structures._checks.passed(name, model, GOOD)
+        principal.reset(token)
 
 
-async def test_what_is_remembered_is_bounded(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_COMPILED_STRUCTURES", 2)
-    for name in "abc":
-        await structures.check(StructuredOutputs(regex=name), EOS)
-    assert [wanted.regex for wanted in structures._found] == ["b", "c"]
-
-
-async def test_what_a_client_has_of_a_structured_text_keeps_to_it(
-    structures: Structures, vocabulary: Vocabulary
-) -> None:
-    """Once: a resumed request whose tokens did not was taken for a defect of the worker."""
+async def test_received_tokens_keep_to_it(structures: Structures, vocabulary: Vocabulary) -> None:
+    """A resumed request whose tokens do not looks like a defect of the worker otherwise."""
     fine, wrong = await vocabulary.encode("abc"), await vocabulary.encode("a1")
     await structures.check(GOOD, EOS)
     await structures.check_received(GOOD, EOS, [fine, [], fine[:1]])
     with pytest.raises(InvalidArgumentError) as caught:
         await structures.check_received(GOOD, EOS, [fine, wrong])
     assert caught.value.field == "received"
-    assert structures._grammars is not None
-    assert not structures._grammars._compiled, "what a text made of it would stay as long"
+
+
+async def test_a_drain_ends_the_process_at_once(served: Coordinator) -> None:
+    await served._structures.check(GOOD, EOS)
+    assert served._structures.process.pid is not None
+    await served.drain(0)
+    assert served._structures.process.pid is None
+    call = GenerateCall("r", (5,), SamplingParams(structured_outputs=BAD), SpeculationParams())
+    with pytest.raises(UnavailableError):
+        async with served.generating(call):
+            pass
+    with pytest.raises(UnavailableError, match="stopping"):
+        await served._structures.check(BAD, EOS)

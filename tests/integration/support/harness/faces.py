@@ -83,6 +83,7 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
     finally:
         await http.stop(1)
         await server.grpc.stop(None)
+        coordinator.close()
 
 
 def find_target(coordinator: Coordinator) -> None:

@@ -1,0 +1,153 @@
+"""A server's end of the process that compiles structures (child.py): started when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.errors import UnavailableError
+from paceline.core.structured import StructuredOutputs
+from paceline.grammar.child import HEADER, TOKEN, frame
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = (sys.executable, "-P", "-m", "paceline.grammar.child")
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""A process that forks must have one thread: a fork would wait for ever for a lock that another one held."""
+_TRIES = 2
+"""A process may have been ended from outside between two structures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a structure is compiled for."""
+
+    vocabulary_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class CompileProcess:
+    """Answers one request at a time. Used on one event loop; `close` ends the process at once."""
+
+    def __init__(self, tokenizer: Callable[[], str | None]) -> None:
+        """`tokenizer` gives the content of tokenizer.json, on another thread; None if there is none."""
+        self._tokenizer = tokenizer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._loaded: Model | None = None
+        self._requests = 0
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def check(self, model: Model, wanted: StructuredOutputs) -> dict[str, Any]:
+        """The answer, as child.py has it. Raises UnavailableError where no process can be had."""
+        return await self._ask(model, {"do": "check", "structure": _members(wanted)})
+
+    async def follow(
+        self, model: Model, wanted: StructuredOutputs, texts: Sequence[Sequence[int]]
+    ) -> dict[str, Any]:
+        """The answer for texts of token ids. Raises as `check`."""
+        tokens = array(TOKEN)
+        for text in texts:
+            tokens.extend(text)
+        header = {"do": "follow", "structure": _members(wanted), "lengths": [len(text) for text in texts]}
+        return await self._ask(model, header, tokens.tobytes())
+
+    def close(self) -> None:
+        """End the process, and what it compiles, for good. May be repeated."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process, self._loaded = self._process, None, None
+        if process is None:
+            return
+        self._writer.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # its fork too
+        process.wait()
+
+    async def _ask(self, model: Model, header: dict[str, Any], tail: bytes = b"") -> dict[str, Any]:
+        for _ in range(_TRIES):
+            if self._closed:
+                break
+            try:
+                return await self._try(model, header, tail)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                log.warning("the process that compiles structures is gone: %s", type(error).__name__)
+                self._end()
+        raise UnavailableError("structured_outputs cannot be compiled just now")
+
+    async def _try(self, model: Model, header: dict[str, Any], tail: bytes) -> dict[str, Any]:
+        if self._process is None:
+            await self._start()
+        if self._loaded != model:
+            await self._load(model)
+        self._requests += 1
+        request = self._requests
+        try:
+            self._writer.write(frame(header | {"id": request}, tail))
+            await self._writer.drain()
+            while True:
+                answer = await self._read()
+                if answer["id"] == request:  # else it is of one that was given up
+                    return answer
+        except asyncio.CancelledError:
+            if self._process is not None:
+                self._writer.write(frame({"do": "give up", "id": request}))
+            raise
+
+    async def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - forks and executes, no more
+                    _PROGRAM,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=os.environ | _ONE_THREAD,
+                    process_group=0,
+                )
+            except BaseException:
+                writer.close()
+                raise
+        self._reader, self._writer = reader, writer
+
+    async def _load(self, model: Model) -> None:
+        tokenizer = await asyncio.to_thread(self._tokenizer)
+        header = {
+            "do": "load",
+            "vocabulary_size": model.vocabulary_size,
+            "eos_token_ids": list(model.eos_token_ids),
+            "has_tokenizer": tokenizer is not None,
+        }
+        self._writer.write(frame(header, (tokenizer or "").encode()))
+        self._loaded = model
+
+    async def _read(self) -> dict[str, Any]:
+        length, tail = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        message = await self._reader.readexactly(length + tail)
+        answer: dict[str, Any] = json.loads(message[:length])
+        return answer
+
+
+def _members(wanted: StructuredOutputs) -> Mapping[str, Any]:
+    value = getattr(wanted, wanted.kind)
+    return {wanted.kind: value, "disable_any_whitespace": wanted.disable_any_whitespace}
