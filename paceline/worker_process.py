@@ -30,6 +30,10 @@ from paceline.engine.build import Built, build
 from paceline.engine.holdings import Holdings
 from paceline.engine.loading import take_over_library_logs
 from paceline.engine.loop import Engine, EngineThread
+from paceline.engine.structured import tokenizer_of
+from paceline.grammar import Grammars
+from paceline.grammar.checks import StructureChecks
+from paceline.grammar.process import CompileProcess
 from paceline.kv import BlockPool
 from paceline.rpc import event_loop
 from paceline.rpc.codec import PROTOCOL_VERSION
@@ -37,6 +41,7 @@ from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.local import LocalServer
 from paceline.rpc.parent import leave_with_parent
 from paceline.rpc.server import Server, host_in_address, tune_interpreter
+from paceline.rpc.structures import StructureGuard
 from paceline.rpc.worker import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.tracing import Spans, make_spans
@@ -62,6 +67,7 @@ class Holder(Engine[Any, Any], Protocol):
     """An engine that holds sequences, and says what it does."""
 
     observer: WorkerObserver
+    grammars: Grammars | None
 
     @property
     def holdings(self) -> Holdings[Any]:
@@ -104,6 +110,9 @@ class WorkerShell:
         self.thread: EngineThread[Any, Any] = EngineThread(
             self._engine, f"{role.name}-engine", cores=config.cores
         )
+        checks = StructureChecks(CompileProcess(lambda: tokenizer_of(self._built.loaded)))
+        self.guard = StructureGuard(self.thread, checks, self._engine.grammars)
+        """The engine thread for whoever sends commands."""
 
     async def hand_over(self) -> None:
         """What runs here can run elsewhere: end the streams, so that it does."""
@@ -115,7 +124,7 @@ class WorkerShell:
         """Served at the local socket too, where one is wanted. Raises UnavailableError naming it."""
         path = self._config.local_socket
         if path:
-            server = LocalServer(path, self._instance_id, self.thread, self._role.dialect)
+            server = LocalServer(path, self._instance_id, self.guard, self._role.dialect)
             server.start()
             self._local = server
         try:
@@ -251,6 +260,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
         finally:
             watcher.cancel()
+            shell.guard.close()
             shell.stop_locally()  # before all that takes time: nobody answers these streams any more
             if not shell.thread.stop(_STOP_SECONDS):
                 _leave_the_engine()

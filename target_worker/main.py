@@ -45,7 +45,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         stream = serve_stream(
             request_iterator,
             context,
-            self._shell.thread,
+            self._shell.guard,
             DIALECT,
             self._shell.stopping,
         )

@@ -83,7 +83,7 @@ class Verifier:
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
-        self._grammars = grammars
+        self.grammars = grammars
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
         self.holdings: Holdings[Verdict] = Holdings(
@@ -153,7 +153,7 @@ class Verifier:
 
     def _open(self, command: OpenSequence) -> None:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
-        grammar = grammar_for(command.params, self._grammars)
+        grammar = grammar_for(command.params, self.grammars)
         held = self.holdings.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)

@@ -34,10 +34,15 @@ class Restriction:
     least 1. The rows behind them allow everything: a verdict may not go further than the last of these."""
 
 
+def tokenizer_of(loaded: LoadedModel) -> str | None:
+    """The content of a model's tokenizer.json; None if it has none."""
+    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    return None if backend is None else str(backend.to_str())
+
+
 def grammars_of(loaded: LoadedModel) -> Grammars:
     """The grammars of a model's tokenizer."""
-    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
-    return Grammars(None if backend is None else backend.to_str(), loaded.vocab_size, loaded.eos_token_ids)
+    return Grammars(tokenizer_of(loaded), loaded.vocab_size, loaded.eos_token_ids)
 
 
 def grammar_for(params: SequenceParams, grammars: Grammars | None) -> GrammarState | None:
@@ -50,7 +55,7 @@ def grammar_for(params: SequenceParams, grammars: Grammars | None) -> GrammarSta
         return None
     if grammars is None:
         raise InvalidArgumentError(FIELD, "this worker has no tokenizer")
-    return grammars.start(wanted)
+    return grammars.start(wanted, params.cache_salt)
 
 
 def restriction(

@@ -43,7 +43,10 @@ first tokens."""
 
 
 class Grammars:
-    """The grammars of one model's tokenizer. Not thread-safe: one thread compiles, and uses the states."""
+    """The grammars of one model's tokenizer.
+
+    Not thread-safe, but for `compiled` and `holds`: one thread starts and uses the states.
+    """
 
     def __init__(
         self,
@@ -60,70 +63,93 @@ class Grammars:
             eos_token_ids: the tokens that end a text.
             clock: processor time of the calling thread, in seconds.
         """
-        self._vocabulary_size = vocabulary_size
-        self._ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
+        self.vocabulary_size = vocabulary_size
+        self.ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
         self._clock = clock
-        self._compiled: dict[StructuredOutputs, Prototype] = {}
-        """The one that was asked for last is the last."""
+        self._compiled: dict[tuple[str, StructuredOutputs], Prototype] = {}
+        """By salt: how fast a sequence begins must not tell what others ask for. The one that was asked for
+        last is the last."""
         self._unusable = ""
         self._tokenizer = self._load(tokenizer)
 
     def _load(self, tokenizer: str | None) -> LLTokenizer | None:
         if tokenizer is None:
             self._unusable = "the model has no tokenizer.json"
-        elif not self._ends:
+        elif not self.ends:
             self._unusable = "the model has no end-of-sequence token, which a finished text needs"
         else:
             try:
                 text = _plain(tokenizer)
-                known = LLTokenizer(text, eos_token=list(self._ends))
-                if known.vocab_size < self._vocabulary_size:
-                    known = LLTokenizer(text, n_vocab=self._vocabulary_size, eos_token=list(self._ends))
+                known = LLTokenizer(text, eos_token=list(self.ends))
+                if known.vocab_size < self.vocabulary_size:
+                    known = LLTokenizer(text, n_vocab=self.vocabulary_size, eos_token=list(self.ends))
             except ValueError as error:
                 self._unusable = f"the model's tokenizer cannot be used for it: {reason_of(str(error))}"
             else:
                 return known
         return None
 
-    def start(self, wanted: StructuredOutputs) -> GrammarState:
-        """A state at the beginning of a text. What is compiled is kept, for others that ask for the same.
+    def start(self, wanted: StructuredOutputs, salt: str = "") -> GrammarState:
+        """A state at the beginning of a text. What is compiled is kept, for others of the same salt that ask
+        for the same.
 
         Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
         constraint's own field.
         """
-        known = self._compiled.pop(wanted, None)
+        known = self._compiled.pop((salt, wanted), None)
         if known is not None and known.seconds > _KEPT_SECONDS:
             known = None
         begun = self._clock()
         state = self._state(wanted, known)
         state.prototype.seconds += self._clock() - begun
         self._make_room(state.prototype.seconds)
-        self._compiled[wanted] = state.prototype
+        self._compiled[salt, wanted] = state.prototype
         return state
+
+    def holds(self, wanted: StructuredOutputs, salt: str = "") -> bool:
+        """True if `start` need not compile it. Called from any thread."""
+        return (salt, wanted) in self._compiled
+
+    def compiled(self, wanted: StructuredOutputs) -> Prototype:
+        """One to `keep`; it stays here only then. Called from any thread; raises as `start`."""
+        tokenizer = self._usable()
+        begun = self._clock()
+        prototype = Prototype(lambda: self._compile(wanted, tokenizer))
+        prototype.seconds = self._clock() - begun
+        return prototype
+
+    def keep(self, wanted: StructuredOutputs, salt: str, prototype: Prototype) -> None:
+        """Keep what was compiled, as the one that was asked for last."""
+        if not self.holds(wanted, salt):
+            self._make_room(prototype.seconds)
+            self._compiled[salt, wanted] = prototype
 
     def alone(self, wanted: StructuredOutputs) -> GrammarState:
         """A state at the beginning of a text, of which nothing stays when it goes. Raises as `start`."""
         return self._state(wanted)
 
     def _state(self, wanted: StructuredOutputs, prototype: Prototype | None = None) -> GrammarState:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise InvalidArgumentError(FIELD, self._unusable)
+        tokenizer = self._usable()
         return GrammarState(
             prototype or Prototype(lambda: self._compile(wanted, tokenizer)),
             wanted.field,
-            self._vocabulary_size,
+            self.vocabulary_size,
             tokenizer.vocab_size,
-            self._ends,
+            self.ends,
             self._clock,
         )
+
+    def _usable(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            raise InvalidArgumentError(FIELD, self._unusable)
+        return self._tokenizer
 
     def _make_room(self, seconds: float) -> None:
         """Forget others until one more, of so many seconds, may be kept: first what took much for one alone,
         then what was not asked for longest. Never what is asked for: all sequences of a worker wait while it
         is compiled."""
-        for wanted in [w for w, other in self._compiled.items() if other.seconds > _MUCH_SECONDS]:
-            del self._compiled[wanted]
+        for key in [key for key, other in self._compiled.items() if other.seconds > _MUCH_SECONDS]:
+            del self._compiled[key]
         taken = seconds + sum(other.seconds for other in self._compiled.values())
         while self._compiled and (
             taken > _KEPT_SECONDS or len(self._compiled) >= limits.MAX_COMPILED_STRUCTURES
@@ -147,7 +173,7 @@ class Grammars:
         tokens: list[int] = []
         for _ in range(_TRIAL_TOKENS):
             (row,) = state.masks(tokens)
-            row[list(self._ends)] = False
+            row[list(self.ends)] = False
             if not row.any():
                 break
             tokens.append(int(row.argmax()))

@@ -29,8 +29,6 @@ WATCH_SECONDS = 1.0
 class Engine(Protocol):
     """What the shell needs of the engine thread."""
 
-    on_death: Callable[[], None] | None
-
     @property
     def seconds_since_progress(self) -> float:
         """How long ago the loop last went round."""

@@ -131,7 +131,7 @@ def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPat
     one = grammars()
     for pattern in ("a", "b", "a", "c"):
         one.start(StructuredOutputs(regex=pattern))
-    assert [wanted.regex for wanted in one._compiled] == ["a", "c"]
+    assert [wanted.regex for _, wanted in one._compiled] == ["a", "c"]
 
 
 def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_memory() -> None:
@@ -147,7 +147,7 @@ def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_mem
         busy.masks([1] * count)
         between = 2  # what is asked since room was made
         assert sum(kept.seconds for kept in one._compiled.values()) <= compiler._KEPT_SECONDS + between
-    assert second not in one._compiled
+    assert not one.holds(second)
     assert one.start(second).masks([1]).tolist() == busy.masks([1]).tolist()
 
 
@@ -211,3 +211,33 @@ def test_truncation_and_padding_of_a_tokenizer_change_nothing() -> None:
     changed = Grammars(tokenizer.to_str(), VOCAB, (0,))
     wanted = StructuredOutputs(regex="(ab|c)+")
     assert changed.start(wanted).masks([3]).tolist() == grammars().start(wanted).masks([3]).tolist()
+
+
+def test_a_compiled_structure_serves_its_salt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a sequence begins would tell whether another tenant asked for the same lately."""
+    one, wanted = grammars(), StructuredOutputs(regex="a")
+    one.start(wanted, "mine")
+    assert one.holds(wanted, "mine")
+    assert not one.holds(wanted, "yours")
+    compiled, right = [], compiler.Grammars._compile
+
+    def counting(self: Grammars, wanted: StructuredOutputs, tokenizer: Any) -> Any:
+        compiled.append(wanted)
+        return right(self, wanted, tokenizer)
+
+    monkeypatch.setattr(compiler.Grammars, "_compile", counting)
+    one.start(wanted, "mine")
+    assert compiled == []
+    one.start(wanted, "yours")
+    assert compiled == [wanted]
+
+
+def test_one_compiled_elsewhere_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, wanted = grammars(), StructuredOutputs(regex="a")
+    prototype = one.compiled(wanted)
+    assert not one.holds(wanted)
+    one.keep(wanted, "", prototype)
+    monkeypatch.setattr(compiler.Grammars, "_compile", None)
+    assert one.start(wanted).prototype is prototype
+    one.keep(wanted, "", prototype)
+    assert len(one._compiled) == 1

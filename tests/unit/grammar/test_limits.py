@@ -106,7 +106,7 @@ def test_a_lexer_that_takes_nothing_any_more_is_not_taken_for_the_grammar_s_answ
     state.masks(letters(2))
     use_up(known)
     # As if nobody had told.
-    shared = known._compiled[WANTED]
+    shared = known._compiled["", WANTED]
     shared.renewals, shared._matcher = state._renewals, state._base
     assert following.follows(letters(6), math.inf)
     assert state.masks(letters(6)).any()

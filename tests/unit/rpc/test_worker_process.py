@@ -37,6 +37,7 @@ class FakeEngine:
         self.dies = True
         self.stuck, self.let_go = threading.Event(), threading.Event()
         self.observer: Any = None
+        self.grammars = None
         self.holdings: Any = ()
 
     @property

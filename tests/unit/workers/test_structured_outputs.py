@@ -310,7 +310,7 @@ def test_planted_bugs_are_caught(
 
 def test_a_worker_without_a_tokenizer_refuses_by_name() -> None:
     pair = Pair(SamplingParams(seed=1))
-    pair.target._grammars = None
+    pair.target.grammars = None
     params = SequenceParams(sampling_of(LANGUAGES["regex"]), AcceptanceMode.COUPLED, N)
     (failed,) = pair.target.handle(OpenSequence("t", 1, PROMPT, params), 0.0)
     assert isinstance(failed, SequenceFailed)
