@@ -97,11 +97,12 @@ class Coordinator:
 
     async def run(self) -> None:
         """Keep links and deadlines going until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for link in self.links:
-                group.create_task(link.run())
-            group.create_task(self.dispatcher.sweep())
-            group.create_task(self.requests.sweep())
+        with contextlib.closing(self._structures):
+            async with asyncio.TaskGroup() as group:
+                for link in self.links:
+                    group.create_task(link.run())
+                group.create_task(self.dispatcher.sweep())
+                group.create_task(self.requests.sweep())
 
     async def wait_until_ready(self, draft_seconds: float) -> None:
         """Until a target serves and every draft is ready or refused (those only up to a time)."""

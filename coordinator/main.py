@@ -90,7 +90,6 @@ async def _serve(config: CoordinatorConfig) -> None:
             raise _failure({"the links to the workers died": work, "readiness could not be told": announcing})
     finally:
         work.cancel()
-        coordinator.close()
         if spans is not None:
             await asyncio.to_thread(spans.close)
 
