@@ -50,20 +50,16 @@ class CallObserver(grpc.aio.ServerInterceptor):
             return handler
         # What a client makes up is no name of a metric.
         name = method.removeprefix("/") if method in METHODS else UNKNOWN
-        if handler.request_streaming:
-            # No method of ours takes a stream: such a handler is one that refuses, whatever was called.
-            return grpc.stream_stream_rpc_method_handler(self._single(name, _refused(handler.stream_stream)))
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._streaming(name, handler.unary_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._single(name, handler.unary_unary),
-            handler.request_deserializer,
-            handler.response_serializer,
+        # The shield behind makes all of them take streams.
+        kind = f"stream_{'stream' if handler.response_streaming else 'unary'}"
+        behaviour = getattr(handler, kind)
+        # One that streams may also be a coroutine, which writes to the context.
+        observe = self._streaming if inspect.isasyncgenfunction(behaviour) else self._single
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        observed: Handler = make(
+            observe(name, behaviour), handler.request_deserializer, handler.response_serializer
         )
+        return observed
 
     def _single(self, method: str, behaviour: Any) -> Any:
         async def observed(request: Any, context: Context) -> Any:
@@ -99,20 +95,6 @@ class CallObserver(grpc.aio.ServerInterceptor):
             finally:
                 self._recorder.grpc_calls[method, code] += 1
                 call.finish(code, self._clock())
-
-
-def _refused(behaviour: Any) -> Any:
-    """A handler that sends nothing, as a coroutine: it may be one, or a generator."""
-
-    async def refuse(requests: Any, context: Context) -> None:
-        ending = behaviour(requests, context)
-        if inspect.isawaitable(ending):
-            await ending
-        else:
-            async for _ in ending:
-                pass
-
-    return refuse
 
 
 def _code_of(context: Context) -> str:

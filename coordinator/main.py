@@ -17,6 +17,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.service import GenerationService
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
+from paceline.core import descriptors, limits
 from paceline.core.config import CoordinatorConfig
 from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
@@ -24,6 +25,7 @@ from paceline.core.secret import read_secret
 from paceline.rpc import event_loop
 from paceline.rpc.credentials import check_files
 from paceline.rpc.parent import leave_with_parent
+from paceline.rpc.ports import client_port
 from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
 from paceline.telemetry.logs import configure_logging
 from paceline.telemetry.tracing import make_spans
@@ -53,11 +55,19 @@ async def _serve(config: CoordinatorConfig) -> None:
     coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
     # Refusals are counted as well: the observer stands before the one that asks for keys.
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
-    server = Server("coordinator", config.host, config.port, tls=config.tls, interceptors=interceptors)
+    most = descriptors.connections(2 if config.http else 1)
+    server = Server(
+        "coordinator",
+        config.host,
+        config.port,
+        tls=config.tls,
+        interceptors=interceptors,
+        bounds=client_port(min(most, limits.MAX_CLIENT_CONNECTIONS), config.max_request_seconds),
+    )
     work = asyncio.create_task(coordinator.run())
     _abandon_with(work, server)
     template = chat_template.load(config.tokenizer, config.chat_template)
-    http = _http_face(coordinator, config, template) if config.http else None
+    http = _http_face(coordinator, config, template, most) if config.http else None
     service = GenerationService(coordinator, server, Conversations(coordinator, template), http)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server.grpc)
     if config.reflection:
@@ -117,11 +127,11 @@ def tell_of_client_certificates(config: CoordinatorConfig) -> None:
 
 
 def _http_face(
-    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None
+    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None, most: int
 ) -> HttpServer:
     from coordinator.http.app import make_server  # a coordinator without this face does not load it
 
-    return make_server(coordinator, config, template)
+    return make_server(coordinator, config, template, min(most, limits.MAX_HTTP_CONNECTIONS))
 
 
 async def _announce(coordinator: Coordinator, server: Server, http: HttpServer | None) -> None:

@@ -84,7 +84,7 @@ async def _openapi(_request: Request) -> Response:
 
 
 def make_server(
-    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None
+    coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None, max_connections: int
 ) -> HttpServer:
     """The face on its port. Raises InvalidArgumentError for sampling defaults that cannot be honoured."""
     defaults = sampling_defaults.load(config)
@@ -92,4 +92,11 @@ def make_server(
     app = make_app(
         coordinator, template, gate=coordinator.gate, demands_certificates=demands, defaults=defaults
     )
-    return HttpServer(app, config.host, config.http_port, config.tls, unread_timeout=config.unread_timeout)
+    return HttpServer(
+        app,
+        config.host,
+        config.http_port,
+        config.tls,
+        unread_timeout=config.unread_timeout,
+        max_connections=max_connections,
+    )

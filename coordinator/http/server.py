@@ -32,6 +32,10 @@ KEEP_ALIVE_SECONDS = 75
 """How long a connection may be idle between two requests: longer than common proxies and pools keep one."""
 
 
+_CLOSES = b"connection: close\r\ncontent-length: 0\r\n\r\n"
+"""What follows the status line of an answer that has no body and is the last."""
+
+
 class _Flow(FlowControl):
     """Says when a connection is read again."""
 
@@ -54,8 +58,9 @@ class BoundedProtocol(HttpToolsProtocol):
     At any time it waits for a head, for its next request, or for an answer that is being made.
     """
 
-    def __init__(self, *args: Any, unread_timeout: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, unread_timeout: float, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
         self._unread_timeout = unread_timeout
         self._taking: Taking | None = None
         self.parser: RequestParser = RequestParser(self)
@@ -70,6 +75,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the last one that came, which may wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self._max_connections:
+            self.transport = transport
+            transport.write(STATUS_LINE[503] + _CLOSES)
+            transport.close()
+            return
         self._taking = Taking(transport, self._unread_timeout)
         super().connection_made(cast(asyncio.Transport, self._taking))
         self.flow = _Flow(transport, self._is_read_again)
@@ -146,6 +156,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         self._nothing_ended = True
         super().data_received(data)
         if self.transport.is_closing():
@@ -156,8 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > limits.MAX_HTTP_HEAD_BYTES:
                 if self._in_head:  # else an answer may be on its way already
-                    refusal = STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-                    self.transport.write(refusal)
+                    self.transport.write(STATUS_LINE[431] + _CLOSES)
                 self.transport.close()
                 return
         self._await_request()
@@ -226,10 +237,18 @@ class HttpServer:
     """An ASGI application on a port."""
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, tls: Tls | None = None, *, unread_timeout: float = 60.0
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        tls: Tls | None = None,
+        *,
+        unread_timeout: float = 60.0,
+        max_connections: int = limits.MAX_HTTP_CONNECTIONS,
     ) -> None:
         """Without `tls` plain text. A client is cut that takes nothing of an answer that is made for
-        `unread_timeout` seconds. Raises InvalidArgumentError naming the TLS file that cannot be used."""
+        `unread_timeout` seconds. While `max_connections` are open others are answered 503 and closed.
+        Raises InvalidArgumentError naming the TLS file that cannot be used."""
         if tls is not None:
             check_files(tls)
         self._tls = tls
@@ -239,7 +258,9 @@ class HttpServer:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
-                http=partial(BoundedProtocol, unread_timeout=unread_timeout),  # type: ignore[arg-type]
+                http=partial(  # type: ignore[arg-type]
+                    BoundedProtocol, unread_timeout=unread_timeout, max_connections=max_connections
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -247,7 +268,6 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=limits.MAX_HTTP_CONNECTIONS,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 **_tls_settings(tls),
             )

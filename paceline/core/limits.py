@@ -14,6 +14,26 @@ MAX_METADATA_BYTES: Final = 16 * 1024
 """Headers of one gRPC call."""
 MAX_CALLS_PER_CONNECTION: Final = 8192
 """Calls that one gRPC connection carries at a time; one more waits at its sender."""
+MAX_CLIENT_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+"""One message to the port for clients: the longest prompt, and all that a client sends back to resume a
+request, with all lists of a request as long as they may be."""
+MAX_CALLS_PER_CLIENT_CONNECTION: Final = 1024
+"""The same of a connection to the port for clients."""
+MAX_CLIENT_CONNECTIONS: Final = 4096
+"""gRPC connections of clients; one more is closed at once. Fewer where there are fewer file descriptors."""
+MAX_WORKER_CONNECTIONS: Final = 256
+"""The same of a worker: those of its coordinators, and health checks."""
+IDLE_SECONDS: Final = 120.0
+"""A gRPC connection of a client that has no call is closed after so long. gRPC does so at once, also under a
+call that is on its way: a client should close it first."""
+CLIENT_IDLE_SECONDS: Final = 60.0
+"""When the SDK does; its next call opens another."""
+CONNECTION_SECONDS: Final = 3600.0
+"""A gRPC connection of a client that is older, give or take a tenth, takes no new calls."""
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long a gRPC connection may take to begin, TLS included."""
+MAX_HEALTH_WATCHERS: Final = 256
+"""Calls of `Health/Watch` at a time; one more is refused with RESOURCE_EXHAUSTED."""
 MAX_REQUEST_SECONDS: Final = 86_400.0
 """A request that is older, waiting included, ends with DEADLINE_EXCEEDED."""
 
@@ -127,7 +147,8 @@ MAX_HTTP_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers."""
 
 MAX_HTTP_CONNECTIONS: Final = 8192
-"""Connections to the HTTP port. While so many are open, every request on any of them is answered 503."""
+"""Connections to the HTTP port; one more is answered 503 and closed. Fewer where there are fewer file
+descriptors."""
 
 MAX_API_KEYS: Final = 1024
 MAX_KEY_NAME_CHARACTERS: Final = 64

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.secret import WorkerSecret
-from paceline.rpc.shield import Check
+
+if TYPE_CHECKING:
+    from paceline.rpc.shield import Check
 
 DOMAIN: Final = "paceline.internal"
 """`.internal` is reserved for private use: no public authority certifies such a name."""

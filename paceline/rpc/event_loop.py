@@ -8,7 +8,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from paceline.core import slices
+from paceline.core import descriptors, slices
 
 Result = TypeVar("Result")
 
@@ -16,9 +16,10 @@ Result = TypeVar("Result")
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """`asyncio.run` on uvloop, which takes a message out of gRPC and puts one in with less work; where there
     is none (Windows), on asyncio's own loop. This thread, and those that it starts, carry messages: they ask
-    for short slices of a core. Until the loop has a handler of its own for it, SIGINT ends the process at
-    once, as SIGTERM does."""
+    for short slices of a core. The process may have as many file descriptors as the system allows. Until the
+    loop has a handler of its own for it, SIGINT ends the process at once, as SIGTERM does."""
     slices.shorten()
+    descriptors.raise_limit()
     _end_by_interrupt()
     try:
         import uvloop

@@ -7,14 +7,15 @@ everybody from being told, and whoever has something to tell waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError, NotFoundError
+from paceline.core.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -30,6 +31,7 @@ class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._states: dict[str, int] = {"": NOT_SERVING}
         self._stopping = False
+        self._num_watchers = 0
         self._changed = asyncio.Event()
         """Set at the next change, and then replaced."""
 
@@ -71,8 +73,20 @@ class Health(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """The state, and then each other one, up to `stop`; what changes while a watcher does not read it is
-        left out."""
-        name, told = _name(request), None
+        left out. Raises ResourceExhaustedError where too many watch."""
+        name = _name(request)
+        if self._num_watchers >= limits.MAX_HEALTH_WATCHERS:
+            raise ResourceExhaustedError("too many watch the health of this process")
+        self._num_watchers += 1
+        try:
+            async with contextlib.aclosing(self._told(name)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._num_watchers -= 1
+
+    async def _told(self, name: str) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        told = None
         while True:
             # Taken before the state is looked at, which may change while the watcher is told.
             changed = self._changed

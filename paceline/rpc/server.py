@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.core import limits
+from paceline.core.descriptors import connections
 from paceline.core.errors import InternalError, UnavailableError
 from paceline.core.secret import WorkerSecret
 from paceline.core.tls import Tls
@@ -25,6 +26,8 @@ from paceline.rpc.auth import all_of, role_check, secret_check
 from paceline.rpc.credentials import server_credentials
 from paceline.rpc.health import Health
 from paceline.rpc.parent import stop_with_parent
+from paceline.rpc.ports import PortBounds
+from paceline.rpc.reading import Readings
 from paceline.rpc.running import RunningCalls
 from paceline.rpc.shield import ShieldInterceptor
 
@@ -42,12 +45,10 @@ SWITCH_SECONDS = 0.0002
 """How long one Python thread may keep another waiting."""
 
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
-    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
     # Between the two gRPC refuses at random: the bound is one bound.
     ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", limits.MAX_METADATA_BYTES),
-    ("grpc.max_concurrent_streams", limits.MAX_CALLS_PER_CONNECTION),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -97,9 +98,12 @@ class Server:
         tls: Tls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         secret: WorkerSecret | None = None,
+        bounds: PortBounds | None = None,
+        max_request_bytes: Callable[[], int] | None = None,
     ) -> None:
         """`tls` None is plain text; `interceptors` stand before the one that every server has. With `secret`
-        every method but health demands it."""
+        every method but health demands it. `bounds` None are those of a worker; `max_request_bytes` is for
+        what they cannot know from the beginning."""
         self.role = role
         self._tls = tls
         self._host = host_in_address(host)
@@ -110,8 +114,11 @@ class Server:
         checks = [role_check(role)] if tls is not None and tls.ca else []
         checks += [secret_check(secret)] if secret is not None else []
         self._calls = RunningCalls()
-        shield = ShieldInterceptor(all_of(*checks, self._calls.check), self._calls.counted)
-        self.grpc = make_server([*interceptors, shield], SERVER_OPTIONS)
+        bounds = bounds or PortBounds(connections=min(connections(1), limits.MAX_WORKER_CONNECTIONS))
+        readings = Readings(bounds.message_bytes, max_request_bytes)
+        shield = ShieldInterceptor(all_of(*checks, self._calls.check), self._calls.counted, readings)
+        options = bounds.options | dict(SERVER_OPTIONS)
+        self.grpc = make_server([*interceptors, shield], tuple(options.items()))
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

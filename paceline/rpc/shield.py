@@ -17,7 +17,9 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError, PacelineError
+from paceline.rpc.reading import Reading, Readings
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
@@ -32,12 +34,22 @@ _UNREADABLE: Final = object()
 
 
 class ShieldInterceptor(grpc.aio.ServerInterceptor):
-    """Puts `check` in front of every method, also an unknown one, and tells of failures in our own words."""
+    """Puts `check` in front of every method, also an unknown one, and tells of failures in our own words.
 
-    def __init__(self, check: Check | None = None, counted: Counted = contextlib.nullcontext) -> None:
-        """`counted` is around every handler while it runs."""
+    A method that takes one message is served as one that takes a stream, which callers cannot tell apart: so
+    its message is read after the check and within the bounds of `readings`.
+    """
+
+    def __init__(
+        self,
+        check: Check | None = None,
+        counted: Counted = contextlib.nullcontext,
+        readings: Readings | None = None,
+    ) -> None:
+        """`counted` is around every handler while it runs: from when its message is there."""
         self._check = check or (lambda _context, _method: None)
         self._counted = counted
+        self._readings = readings or Readings(limits.MAX_MESSAGE_BYTES)
 
     async def intercept_service(
         self,
@@ -48,7 +60,7 @@ class ShieldInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         known = handler or refusal(NotFoundError("no such method"), unknown=True)
-        return _around(known, self._check, method, self._counted)
+        return _around(known, self._check, method, self._counted, self._readings.of(method))
 
 
 def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
@@ -65,28 +77,37 @@ def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _around(handler: Any, check: Check, method: str, counted: Counted) -> Any:
-    """A handler of the same kind."""
+def _around(handler: Any, check: Check, method: str, counted: Counted, reading: Reading) -> Any:
+    """A handler that takes a stream, and answers as this one does."""
     receives, sends = handler.request_streaming, handler.response_streaming
-    kind = f"{'stream' if receives else 'unary'}_{'stream' if sends else 'unary'}"
-    behavior = getattr(handler, kind)
+    end = "stream" if sends else "unary"
+    behavior = getattr(handler, f"{'stream' if receives else 'unary'}_{end}")
+    read = _tolerant(handler.request_deserializer)
 
-    def given(request: Any, context: Context) -> Any:
+    async def given(requests: Any, context: Context) -> Any:
         check(context, method)
-        return _each_readable(request) if receives else _readable(request)
+        if receives:
+            return _each_readable(requests)
+        data = await reading.one(context)
+        check(context, method)  # again: the server may be stopping by now
+        return _readable(data if read is None else read(data))
 
-    async def single(request: Any, context: Context) -> Any:
-        with counted():
+    async def single(requests: Any, context: Context) -> Any:
+        with contextlib.ExitStack() as running:
             try:
-                return await behavior(given(request, context), context)
+                request = await given(requests, context)
+                running.enter_context(counted())
+                return await behavior(request, context)
             except Exception as error:
                 await _end(context, error)
 
-    async def several(request: Any, context: Context) -> AsyncIterator[Any]:
-        with counted():
+    async def several(requests: Any, context: Context) -> AsyncIterator[Any]:
+        with contextlib.ExitStack() as running:
             try:
+                request = await given(requests, context)
+                running.enter_context(counted())
                 # A call that is cancelled ends its handler at once, not when the handler is collected.
-                async with contextlib.aclosing(behavior(given(request, context), context)) as responses:
+                async with contextlib.aclosing(behavior(request, context)) as responses:
                     async for response in responses:
                         yield response
             except Exception as error:
@@ -94,8 +115,8 @@ def _around(handler: Any, check: Check, method: str, counted: Counted) -> Any:
 
     # A handler that streams may also be a coroutine, which writes to the context.
     whole: Any = several if inspect.isasyncgenfunction(behavior) else single
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(whole, _tolerant(handler.request_deserializer), handler.response_serializer)
+    make = getattr(grpc, f"stream_{end}_rpc_method_handler")
+    return make(whole, read if receives else None, handler.response_serializer)
 
 
 def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

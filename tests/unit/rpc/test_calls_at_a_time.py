@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core import limits
-from paceline.rpc import server as module
+from paceline.rpc.ports import client_port
 from paceline.rpc.server import Server
 
 HANG = 30.0
@@ -18,13 +18,10 @@ MOST = 2
 OPTION = "grpc.max_concurrent_streams"
 
 
-async def test_one_call_more_than_the_bound_waits_at_its_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = dict(module.SERVER_OPTIONS)
-    assert options[OPTION] == limits.MAX_CALLS_PER_CONNECTION
-    # The same server, with a bound that a test can reach.
-    few = {name: MOST if name == OPTION else value for name, value in options.items()}
-    monkeypatch.setattr(module, "SERVER_OPTIONS", tuple(few.items()))
-    server = Server("coordinator", "127.0.0.1", 0)
+async def test_one_call_more_than_the_bound_waits_at_its_sender() -> None:
+    assert client_port(1, 1.0).options[OPTION] == limits.MAX_CALLS_PER_CLIENT_CONNECTION
+    # The same, with a bound that a test can reach.
+    server = Server("coordinator", "127.0.0.1", 0, bounds=replace(client_port(10, 60.0), calls=MOST))
     await server.start()
     began: asyncio.Queue[int] = asyncio.Queue()
 

@@ -20,6 +20,9 @@ class Context:
     def __init__(self) -> None:
         self.ends = 0
 
+    async def read(self) -> bytes:
+        return b""
+
     async def abort_with_status(self, status: Any) -> None:
         self.ends += 1
         raise (
@@ -53,9 +56,9 @@ def test_a_caller_who_has_gone_is_not_told_twice(streams: bool, caplog: pytest.L
         shielded = await ShieldInterceptor().intercept_service(continuation, Details())  # type: ignore[arg-type]
         context = Context()
         if streams:
-            assert [part async for part in shielded.unary_stream(None, context)] == []
+            assert [part async for part in shielded.stream_stream(None, context)] == []
         else:
-            assert await shielded.unary_unary(None, context) is None
+            assert await shielded.stream_unary(None, context) is None
         return context.ends
 
     with caplog.at_level(logging.ERROR):

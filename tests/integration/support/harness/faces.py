@@ -27,6 +27,7 @@ from paceline.core.config import CoordinatorConfig
 from paceline.core.keys import ApiKey, KeyRing, digest
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, Resumption, generate_request_to_proto
+from paceline.rpc.ports import client_port
 from paceline.rpc.server import Server
 from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
@@ -69,7 +70,8 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
     real = coordinator.detokenize
     coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(coordinator.gate)]
-    server = Server("coordinator", "127.0.0.1", 0, interceptors=interceptors)
+    bounds = client_port(100, config.max_request_seconds)
+    server = Server("coordinator", "127.0.0.1", 0, interceptors=interceptors, bounds=bounds)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationService(coordinator, server), server.grpc
     )

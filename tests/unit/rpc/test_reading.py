@@ -1,0 +1,172 @@
+"""Messages that do not end: who sends them is told, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.core import limits
+from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
+from paceline.rpc import reading as module
+from paceline.rpc.ports import client_port
+from paceline.rpc.reading import MAX_OPEN_REQUEST_BYTES, Reading
+from paceline.rpc.server import Server
+from tests.unit.rpc.raw_http2 import Connection, connect
+
+HANG = 30.0
+CHECK = b"/grpc.health.v1.Health/Check"
+RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = b"grpc-status\x018", b"grpc-status\x014"
+SAID = limits.MAX_CLIENT_MESSAGE_BYTES
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server("coordinator", "127.0.0.1", 0, bounds=client_port(100, 60.0))
+    await server.start()
+    try:
+        async with asyncio.timeout(HANG):
+            yield server
+    finally:
+        await server.grpc.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def raw(server: Server) -> AsyncIterator[Connection]:
+    connection = await connect(server.address)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def check(server: Server, name: str = "") -> Any:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=HANG)
+
+
+@pytest.mark.parametrize("method", [b"Check", b"Watch"])
+async def test_half_a_message_has_a_time(method: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_SECONDS", 0.05)
+    async with serving() as server, raw(server) as connection:
+        stream = await connection.half(b"/grpc.health.v1.Health/" + method, SAID, 1000)
+        assert DEADLINE_EXCEEDED in await connection.end_of(stream)
+
+
+async def test_so_many_messages_are_unfinished_at_a_time() -> None:
+    """The first ones are given up; whole messages are answered meanwhile."""
+    async with serving() as server, raw(server) as connection:
+        most = module.UNFINISHED_BYTES // limits.MAX_CLIENT_MESSAGE_BYTES
+        streams = [await connection.half(CHECK, SAID, 1000) for _ in range(most + 4)]
+        for stream in streams[:4]:
+            assert b"too many requests" in await connection.end_of(stream)
+        await check(server)
+        assert len(connection.ended) <= 5  # the check took a place as well
+        assert not {*streams[5:]} & {*connection.ended}
+
+
+async def test_an_open_method_takes_small_messages_only() -> None:
+    async with serving() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await check(server, "x" * MAX_OPEN_REQUEST_BYTES)
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"at most {MAX_OPEN_REQUEST_BYTES} bytes" in (failure.value.details() or "")
+
+
+async def test_a_call_without_a_message_is_told_so() -> None:
+    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await channel.stream_unary(CHECK.decode())(iter(()), timeout=HANG)
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_message_above_the_port_s_bound_is_refused() -> None:
+    async with serving() as server, raw(server) as connection:
+        stream = await connection.half(CHECK, SAID + 1, 1000)
+        assert RESOURCE_EXHAUSTED in await connection.end_of(stream)
+
+
+async def test_a_call_that_is_not_read_holds_64_kib_at_most() -> None:
+    async with serving() as server, raw(server) as connection:
+        assert (await connection.end_of(await connection.half(b"/a/b", SAID))) != b""
+        assert connection._initial == 65_535
+
+
+async def test_watchers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_HEALTH_WATCHERS", 2)
+    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await stub.Watch(health_pb2.HealthCheckRequest()).read()
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for watch in watches:
+            watch.cancel()
+        while server._health._num_watchers:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        again = stub.Watch(health_pb2.HealthCheckRequest())
+        await again.read()
+        again.cancel()
+
+
+class Calls:
+    """Contexts whose messages come when a test says so."""
+
+    def __init__(self) -> None:
+        self.messages: list[asyncio.Future[Any]] = []
+
+    async def read(self) -> Any:
+        message = asyncio.get_running_loop().create_future()
+        self.messages.append(message)
+        return await message
+
+
+async def begun(reading: Reading, calls: Any) -> asyncio.Task[bytes]:
+    before = len(calls.messages)
+    task = asyncio.create_task(reading.one(calls))
+    while len(calls.messages) == before:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_what_is_given_up_may_still_be_here() -> None:
+    reading, calls = Reading(1, HANG, lambda: 10), Calls()
+    first = await begun(reading, calls)
+    second = await begun(reading, calls)
+    for message in calls.messages:
+        message.set_result(b"whole")
+    assert [await first, await second] == [b"whole"] * 2
+    assert not reading._unfinished
+
+
+async def test_each_end_of_a_message_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
+    reading, calls = Reading(1, 0.05, lambda: 4), Calls()
+    first = await begun(reading, calls)
+    second = await begun(reading, calls)
+    with pytest.raises(ResourceExhaustedError):
+        await first
+    with pytest.raises(DeadlineExceededError):
+        await second
+    third = await begun(reading, calls)
+    third.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    fourth = await begun(reading, calls)
+    calls.messages[-1].set_result(b"large")
+    with pytest.raises(InvalidArgumentError):
+        await fourth
+    assert not reading._unfinished
+    assert len(reading._reads) == 3  # until their calls end
+    for message in calls.messages[:-1]:
+        message.set_exception(grpc.aio.UsageError("over"))
+    while reading._reads:  # noqa: ASYNC110
+        await asyncio.sleep(0)
