@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import grpc
 
 from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
@@ -56,14 +58,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     # Refusals are counted as well: the observer stands before the one that asks for keys.
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
     most = descriptors.connections(2 if config.http else 1)
-    server = Server(
-        "coordinator",
-        config.host,
-        config.port,
-        tls=config.tls,
-        interceptors=interceptors,
-        bounds=client_port(min(most, limits.MAX_CLIENT_CONNECTIONS), config.max_request_seconds),
-    )
+    server = _server(config, interceptors, min(most, limits.MAX_CLIENT_CONNECTIONS))
     work = asyncio.create_task(coordinator.run())
     _abandon_with(work, server)
     template = chat_template.load(config.tokenizer, config.chat_template)
@@ -102,6 +97,14 @@ async def _serve(config: CoordinatorConfig) -> None:
         work.cancel()
         if spans is not None:
             await asyncio.to_thread(spans.close)
+
+
+def _server(
+    config: CoordinatorConfig, interceptors: Sequence[grpc.aio.ServerInterceptor], max_connections: int
+) -> Server:
+    bounds = client_port(max_connections, config.max_request_seconds)
+    address = config.host, config.port
+    return Server("coordinator", *address, tls=config.tls, interceptors=interceptors, bounds=bounds)
 
 
 def _abandon_with(task: asyncio.Task[Any], server: Server) -> None:

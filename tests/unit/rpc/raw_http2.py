@@ -60,7 +60,7 @@ async def read_until(reader: asyncio.StreamReader, part: bytes) -> bytes:
     return came
 
 
-WINDOW_UPDATE, RST_STREAM, GOAWAY = 8, 3, 7
+RST_STREAM, PING, WINDOW_UPDATE = 3, 6, 8
 
 
 class Connection:
@@ -97,6 +97,8 @@ class Connection:
                 key, value = struct.unpack_from(">HI", payload, begin)
                 self._initial = value if key == 4 else self._initial
             self._writer.write(frame(SETTINGS, ACKNOWLEDGED, 0))
+        elif kind == PING and not flags & ACKNOWLEDGED:
+            self._writer.write(frame(PING, ACKNOWLEDGED, 0, payload))
         elif kind == WINDOW_UPDATE:
             self._windows[stream] = self._windows.get(stream, self._initial) + int.from_bytes(payload, "big")
         elif kind == HEADERS:
