@@ -56,9 +56,8 @@ async def _serve(config: CoordinatorConfig) -> None:
     vocabulary = Vocabulary.load(config.tokenizer)
     coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
     # Refusals are counted as well: the observer stands before the one that asks for keys.
-    interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(gate)]
     most = descriptors.connections(2 if config.http else 1)
-    server = _server(config, interceptors, min(most, limits.MAX_CLIENT_CONNECTIONS))
+    server = _server(config, [CallObserver(coordinator.recorder), KeyInterceptor(gate)], most)
     work = asyncio.create_task(coordinator.run())
     _abandon_with(work, server)
     template = chat_template.load(config.tokenizer, config.chat_template)
@@ -100,9 +99,9 @@ async def _serve(config: CoordinatorConfig) -> None:
 
 
 def _server(
-    config: CoordinatorConfig, interceptors: Sequence[grpc.aio.ServerInterceptor], max_connections: int
+    config: CoordinatorConfig, interceptors: Sequence[grpc.aio.ServerInterceptor], most: int
 ) -> Server:
-    bounds = client_port(max_connections, config.max_request_seconds)
+    bounds = client_port(min(most, limits.MAX_CLIENT_CONNECTIONS), config.max_request_seconds)
     address = config.host, config.port
     return Server("coordinator", *address, tls=config.tls, interceptors=interceptors, bounds=bounds)
 
