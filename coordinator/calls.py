@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COMPLETION, CHAT = "text_completion", "chat"
+"""What a request does, by the names of OpenTelemetry's conventions."""
+
 current: ContextVar[Call | None] = ContextVar("paceline_call", default=None)
 """The call on whose behalf this task runs."""
 
@@ -38,6 +41,8 @@ class Call:
     began: float
     traceparent: str = ""
     """What the client sent."""
+    operation: str = COMPLETION
+    """Of its requests: COMPLETION or CHAT."""
     quiet: bool = False
     """Asked for again and again by machines: its line is of level DEBUG."""
     context: dict[str, Any] = field(default_factory=dict)

@@ -31,6 +31,10 @@ class RoundRecord:
     began: float = 0.0
     ended: float = 0.0
     """When its verdict came."""
+    target_since: float | None = None
+    """Where the target began it by itself: a moment before that, for all that is known here."""
+    left_target: float = 0.0
+    """A moment before its verdict left the target."""
     hit: bool = False
     """Its proposal was there when the verdict before it came."""
     copied: bool = False
@@ -56,6 +60,8 @@ class RoundRecord:
     def judged(self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit) -> None:
         """Its verdict was committed, maybe not whole."""
         self.ended, self.verify, self.verify_waited = now, timings, waited
+        since = now - waited if self.target_since is None else self.target_since
+        self.left_target = since + timings.queue + timings.compute
         self.num_draft, self.num_tokens = num_draft, len(commit.token_ids)
         self.num_accepted = commit.origins.count(TokenOrigin.ACCEPTED)
 
@@ -67,6 +73,8 @@ class RequestRecord:
     call: GenerateCall
     model: str
     began: float
+    operation: str = "text_completion"
+    """Its name by OpenTelemetry's conventions (calls.py)."""
     ended: float = 0.0
     request_id: str = ""
     """Empty for one that was refused before it had one."""

@@ -27,7 +27,9 @@ class Reporting:
     @contextlib.contextmanager
     def observed(self, call: GenerateCall, model: str) -> Iterator[RequestRecord]:
         """The record of a request that runs for as long as the block does."""
-        request = RequestRecord(call, model, self._clock())
+        of = calls.current.get()
+        operation = calls.COMPLETION if of is None else of.operation
+        request = RequestRecord(call, model, self._clock(), operation)
         tell_all(self._observers, lambda observer: observer.request_began(request))
         try:
             yield request
@@ -44,7 +46,7 @@ class Reporting:
         finally:
             request.ended = self._clock()
             tell_all(self._observers, lambda observer: observer.request_ended(request))
-            if (of := calls.current.get()) is not None:
+            if of is not None:
                 if request.request_id:
                     of.name(request.request_id)
                 of.requests.append(request)

@@ -196,8 +196,9 @@ class RoundMachine(Planner):
     def _went_on(self, proposal: Proposal, now: float, *, late: bool) -> list[Action]:
         """The target does not wait: the next round is in progress there, or will be as it reads what it was
         told. Where that was `late` it is asked as well, in case that it could not make use of it."""
-        source = self._source_ahead
+        source, since = self._source_ahead, self._record.left_target
         self._next_round(now)
+        self._record.target_since = since
         self._wanted, self._proposal = proposal.num_draft_tokens, proposal
         if proposal.num_draft_tokens and source is not None:
             self._copies(source)
@@ -284,7 +285,7 @@ class RoundMachine(Planner):
         self.stats.record(self._record)
         self.committed = self._record
         if commit.finish is not None:
-            return [Emit(commit), *self._close()]
+            return [Emit(commit), *self._finish(now, goes_on=following is not None)]
         if following is None:
             return [Emit(commit), *self._begin_round(now)]
         return [Emit(commit), *self._went_on(following, now, late=verdict.went_on_with is None)]

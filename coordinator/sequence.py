@@ -82,6 +82,11 @@ class Sequence:
         return self._target.open and self.phase is not Phase.WAITING
 
     @property
+    def unfinished(self) -> RoundRecord | None:
+        """The round that has begun and is not committed."""
+        return self._record if self._record.number and not self._record.num_tokens else None
+
+    @property
     def losses(self) -> int:
         """Target workers that were lost in this round."""
         return self._target.losses
@@ -137,6 +142,13 @@ class Sequence:
 
     def _close_draft(self) -> list[Action]:
         return [ToDraft(command) for command in self._draft.closing()]
+
+    def _finish(self, now: float, *, goes_on: bool) -> list[Action]:
+        """The ledger has ended, and a target that `goes_on` has begun a round behind that end."""
+        if goes_on:
+            since = self._record.left_target
+            self._record = RoundRecord(self.round + 1, now, target_since=since)
+        return self._close()
 
     def _close(self) -> list[Action]:
         """Both workers may forget the sequence."""

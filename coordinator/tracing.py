@@ -16,7 +16,6 @@ from paceline.telemetry.tracing import Attributes, OpenSpan, Spans, Value
 if TYPE_CHECKING:
     from coordinator.running import Running
 
-OPERATION = "text_completion"
 _SAMPLING = {
     "max_tokens": "gen_ai.request.max_tokens",
     "temperature": "gen_ai.request.temperature",
@@ -41,7 +40,7 @@ class Tracer:
         """Begin its span, in the trace that its client named."""
         call = calls.current.get()
         parent = parse(call.traceparent) if call is not None and call.traceparent else None
-        span = self._spans.begin(f"{OPERATION} {request.model}".strip(), parent, request.began)
+        span = self._spans.begin(f"{request.operation} {request.model}".strip(), parent, request.began)
         if span is not None:
             request.traceparent = str(span.parent)
             self._open[request.traceparent] = span
@@ -54,16 +53,10 @@ class Tracer:
             span.end(request.ended, _about(request), error)
 
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
-        """A span of one round."""
-        machine = running.machine
-        if not machine.params.traceparent:
+        """A span of one round that was committed."""
+        if not running.machine.params.traceparent:
             return
-        request = parse(machine.params.traceparent)
-        assert request is not None
         attributes: dict[str, Value] = {
-            "paceline.sequence_id": machine.sequence_id,
-            "paceline.choice": machine.ledger.choice,
-            "paceline.round": record.number,
             "paceline.num_draft_tokens": record.num_draft,
             "paceline.num_accepted_tokens": record.num_accepted,
             "paceline.num_committed_tokens": record.num_tokens,
@@ -75,11 +68,31 @@ class Tracer:
         }
         if record.draft is not None:
             attributes["paceline.draft_seconds"] = record.draft_waited
-        span_id = round_span_id(request, machine.sequence_id, record.number)
-        self._spans.record("round", request, record.began, now, attributes, span_id=span_id)
+        self._round(running, record, now, attributes)
 
     def sequence_ended(self, running: Running, now: float) -> None:
-        """Its request's span says it all."""
+        """A span of the round that it did not come to the end of: workers may have sent theirs below it."""
+        record = running.machine.unfinished
+        if record is not None and running.machine.params.traceparent:
+            error = "" if running.error is None else code_name(running.error)
+            self._round(running, record, now, {"paceline.num_committed_tokens": 0}, error)
+
+    def _round(
+        self, running: Running, record: RoundRecord, now: float, about: Attributes, error: str = ""
+    ) -> None:
+        machine = running.machine
+        request = parse(machine.params.traceparent)
+        assert request is not None
+        attributes: Attributes = {
+            "paceline.sequence_id": machine.sequence_id,
+            "paceline.choice": machine.ledger.choice,
+            "paceline.round": record.number,
+            **about,
+        }
+        # What the target begins by itself begins there before this process knows.
+        began = record.began if record.target_since is None else min(record.began, record.target_since)
+        span_id = round_span_id(request, machine.sequence_id, record.number)
+        self._spans.record("round", request, began, now, attributes, span_id=span_id, error=error)
 
     def worker_lost(self, role: str) -> None:
         """The rounds tell by their length."""
@@ -91,7 +104,7 @@ class Tracer:
 def _about(request: RequestRecord) -> Attributes:
     sampling = request.call.sampling
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": OPERATION,
+        "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": "paceline",
         "gen_ai.request.model": request.model,
         "gen_ai.response.model": request.model,

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from coordinator import calls
 from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
 from coordinator.generation import Generation
@@ -35,6 +36,8 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Answer:
         """The assistant's next message. Raises HttpError."""
+        if (of := calls.current.get()) is not None:
+            of.operation = calls.CHAT
         wanted = await body.read(request, ChatRequest)
         try:
             await until_named(request, self._coordinator, needs_length=self._needs_length(wanted))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +11,16 @@ import httpx2
 import pytest
 from prometheus_client import generate_latest
 
+from coordinator import calls
 from coordinator.http.app import make_app
+from coordinator.http.chat_template import ChatTemplate
 from coordinator.http.metrics import Workers, make_registry
 from coordinator.ledger import Commit
 from coordinator.links import LinkState
 from paceline.core.clock import ManualClock
+from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
+from tests.unit.http.conftest import hello
 
 BODY = {"prompt": "x", "max_tokens": 2}
 
@@ -49,6 +53,27 @@ async def test_what_is_asked_again_and_again_is_told_of_quietly(
     await client.get(path)
     ended = [record for record in caplog.records if record.getMessage() == "call ended"]
     assert [record.levelname for record in ended] == [level]
+
+
+async def test_requests_are_named_by_what_they_do(
+    coordinator: Any, make_client: Callable[..., httpx2.AsyncClient]
+) -> None:
+    """As OpenTelemetry names operations."""
+    operations: list[str] = []
+
+    async def noting(call: GenerateCall) -> AsyncIterator[Commit]:
+        current = calls.current.get()
+        assert current is not None
+        operations.append(current.operation)
+        async for commit in hello(call):
+            yield commit
+
+    coordinator.script = noting
+    async with make_client(coordinator, ChatTemplate("{{ messages[0].content }}")) as client:
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    assert operations == ["chat", "text_completion"]
 
 
 async def test_a_defect_counts_as_500(client: httpx2.AsyncClient, coordinator: Any) -> None:
