@@ -57,13 +57,16 @@ class RoundRecord:
         """Its proposal came."""
         self.draft, self.draft_waited = timings, waited
 
-    def judged(self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit) -> None:
-        """Its verdict was committed, maybe not whole."""
+    def judged(
+        self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit
+    ) -> RoundRecord:
+        """Its verdict was committed, maybe not whole: this record, which is complete with that."""
         self.ended, self.verify, self.verify_waited = now, timings, waited
         since = now - waited if self.target_since is None else self.target_since
         self.left_target = since + timings.queue + timings.compute
         self.num_draft, self.num_tokens = num_draft, len(commit.token_ids)
         self.num_accepted = commit.origins.count(TokenOrigin.ACCEPTED)
+        return self
 
 
 @dataclass(slots=True)

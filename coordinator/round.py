@@ -278,12 +278,10 @@ class RoundMachine(Planner):
         self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
-        following = self._following(verdict)
-        self._target.losses = 0
+        following, self._target.losses = self._following(verdict), 0
         commit = self.ledger.commit(with_origins(verdict, self._proposal), verdict.logprobs)
-        self._record.judged(now, waited, num_draft, verdict.timings, commit)
-        self.stats.record(self._record)
-        self.committed = self._record
+        self.committed = self._record.judged(now, waited, num_draft, verdict.timings, commit)
+        self.stats.record(self.committed)
         if commit.finish is not None:
             return [Emit(commit), *self._finish(now, goes_on=following is not None)]
         if following is None:

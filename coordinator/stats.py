@@ -17,7 +17,7 @@ class SpeculationStats:
 
     num_rounds: int = 0
     num_spec_steps: int = 0
-    num_spec_tokens: int = 0
+    num_step_tokens: int = 0
     """Tokens that were committed in rounds with a proposal."""
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -41,7 +41,7 @@ class SpeculationStats:
         if num_draft == 0:
             return
         self.num_spec_steps += 1
-        self.num_spec_tokens += told.num_tokens
+        self.num_step_tokens += told.num_tokens
         self.num_draft_tokens += num_draft
         self.num_lookahead_hits += told.hit
         self.num_prompt_lookups += told.copied
@@ -66,7 +66,7 @@ class SpeculationStats:
     @property
     def mean_acceptance_length(self) -> float:
         """Committed tokens of a round with a proposal; 1 without any."""
-        return self.num_spec_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+        return self.num_step_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:

@@ -69,7 +69,7 @@ def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
     for stats in each:
         total.num_rounds += stats.num_rounds
         total.num_spec_steps += stats.num_spec_steps
-        total.num_spec_tokens += stats.num_spec_tokens
+        total.num_step_tokens += stats.num_step_tokens
         total.num_draft_tokens += stats.num_draft_tokens
         total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
         total.num_lookahead_hits += stats.num_lookahead_hits
