@@ -23,6 +23,7 @@ from paceline.bench.workload import Prompt
 from paceline.client import AsyncClient, WorkerInfo
 from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import Sink
+from paceline.supervisor.folders import owned_folder
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
@@ -36,13 +37,13 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
     prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
     progress("starting one target, two drafts and three coordinators")
     with (
-        tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder,
+        owned_folder(Path(tempfile.gettempdir())) as folder,
         serve(config, prompt_ids, sink) as services,
     ):
         if ahead is not None:
             ahead.join()
         # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
-        return asyncio.run(_measure(config, services, prompt_ids, Path(folder), progress, begun))
+        return asyncio.run(_measure(config, services, prompt_ids, folder, progress, begun))
 
 
 async def _measure(

@@ -28,7 +28,7 @@ GROUPS: Final = {
     ),
     "Requests": (
         "max_running max_waiting max_request_seconds max_batch_tokens max_mixed_prefill_tokens "
-        "resume_seconds unread_timeout"
+        "resume_seconds unread_timeout drain_timeout"
     ),
     "Security": (
         "api_keys certificates tls_certificate tls_key tls_ca worker_secret_file worker_tls_certificate "

@@ -34,6 +34,8 @@ _UNKNOWN = 1
 """Exit code of a child whose fork server ended before it: nobody can say."""
 _PATIENCE = 15.0
 """Seconds that a fork server, which has nothing else to do, may take to fork."""
+_LOADING = 120.0
+"""Seconds that the successor of one that died may take to load what it is for."""
 _held: Final[weakref.WeakSet[io.RawIOBase | socket.socket]] = weakref.WeakSet()
 """Our ends of what tells children, and fork servers, by closing that we are gone."""
 
@@ -134,8 +136,8 @@ class ForkServer:
     """A process that is forked instead of starting `program` again; while the `with` block lasts.
 
     What it cannot do is started as usual: other programs, other environments than it was started with, which
-    libraries may have looked at when they were loaded, other working folders than ours was then, and
-    everything once it has ended.
+    libraries may have looked at when they were loaded, and other working folders than ours was then. One that
+    dies after it was loaded is replaced when it is next asked; what cannot be loaded is not tried again.
     """
 
     def __init__(
@@ -143,9 +145,15 @@ class ForkServer:
     ) -> None:
         """The fork server is `program` with `server_arguments` and the number of its socket."""
         self._program = tuple(program)
+        self._server_arguments = tuple(server_arguments)
         self._environment = dict(environment)
         self._folder = working_folder()
         self._asking = threading.Lock()
+        self._loaded = False
+        self._launch()
+
+    def _launch(self) -> None:
+        """Start the process, or its successor."""
         self._replies: queue.SimpleQueue[tuple[dict[str, Any], list[int]] | None] = queue.SimpleQueue()
         """None is the end."""
         self._ended: dict[int, Future[int]] = {}
@@ -154,7 +162,7 @@ class ForkServer:
         _held.add(self._control)
         with theirs:
             self._process = subprocess.Popen(
-                [*self._program, *server_arguments, str(theirs.fileno())],
+                [*self._program, *self._server_arguments, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what keeps it from loading keeps others too, and these say so
@@ -184,10 +192,11 @@ class ForkServer:
     def wait_until_loaded(self, timeout: float) -> None:
         """Block until it can be forked at once. One that has ended by then, or takes longer, is not used."""
         with self._asking:
-            self._reply(timeout)
+            self._loaded = self._reply(timeout) is not None
 
     def close(self) -> None:
         """End it. Its children live on; idempotent."""
+        self._loaded = False
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -202,9 +211,22 @@ class ForkServer:
         if there and tuple(command[:size]) == self._program and environment == self._environment:
             with self._asking:
                 forked = self._fork(command[size:])
+                if forked is None and self._replaced():
+                    forked = self._fork(command[size:])
             if forked is not None:
                 return forked
         return start_process(command, environment, folder)
+
+    def _replaced(self) -> bool:
+        """True where it had ended and its successor is loaded. Raises OSError."""
+        if self._process.poll() is None or not self._loaded:
+            return False
+        logger.warning("the fork server has ended; another one is started")
+        self._reader.join()
+        self._control.close()
+        self._launch()
+        self._loaded = self._reply(_LOADING) is not None
+        return self._loaded
 
     def _fork(self, arguments: Sequence[str]) -> Process | None:
         """None if that is not possible. Raises OSError where there is no room for its pipes."""
@@ -232,6 +254,9 @@ class ForkServer:
         try:
             socket.send_fds(self._control, [json.dumps({"arguments": list(arguments)}).encode()], streams)
             reply = self._reply(_PATIENCE)
+        except ConnectionError:
+            self._reader.join()
+            reply = None
         except OSError:
             reply = None
         if reply is None:
@@ -269,6 +294,8 @@ class ForkServer:
         finally:
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)  # a child that it forked now would be nobody's
+            self._process.kill()
+            self._process.wait()  # else it stays a zombie
             self._replies.put(None)
             for ended in self._ended.values():
                 ended.set_result(_UNKNOWN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from paceline.supervisor.children import (
     Supervisor,
     log_to_stderr,
 )
-from paceline.supervisor.folders import working_folder
+from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
@@ -274,11 +273,8 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
         return
     place = tempfile.gettempdir()
     fits = len(os.fsencode(place)) + _ROOM <= limits.MAX_SOCKET_PATH_BYTES
-    folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=place if fits else _SHORT))
-    try:
+    with owned_folder(Path(place if fits else _SHORT)) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 from harness.ending import ended, has_ended, watch_end
 from harness.forking import ENVIRONMENT as SAME_IN_EVERY_TEST
 from harness.log import Log
+from harness.waiting import until
 
 from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ForkServer, Supervisor
 from paceline.supervisor import processes as processes_module
@@ -170,17 +171,21 @@ def test_a_child_that_works_elsewhere_is_executed(
         assert log.wait_for("[a] parent") == [f"[a] parent {server.pid}"], "where the server works"
 
 
-def test_a_child_outlives_its_fork_server(server: ForkServer, program: tuple[str, ...]) -> None:
+def test_a_fork_server_that_died_is_reaped_and_replaced(server: ForkServer, program: tuple[str, ...]) -> None:
     log = Log()
     with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
         (before,) = supervisor.start([spec(server, program, "a")], HANG)
-        os.kill(server.pid, signal.SIGKILL)
-        assert ended(server.pid, HANG)
+        died = server.pid
+        os.kill(died, signal.SIGKILL)
+        assert ended(died, HANG)
+        until(lambda: not Path(f"/proc/{died}").exists(), "the end of the zombie", HANG)
         socket.create_connection(split_address(before.address), HANG).close()
         supervisor.signal("a", signal.SIGKILL)
         after = supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
         assert after.address == before.address
-        assert log.wait_for("[a] parent", 2, HANG)[1] == f"[a] parent {os.getpid()}"
+        assert server.pid != died
+        assert log.wait_for("[a] parent", 2, HANG)[1] == f"[a] parent {server.pid}"
+        assert (after.pid, after.starts) != (before.pid, before.starts)
 
 
 @pytest.mark.parametrize("how", ["busy", "broken"])
@@ -193,10 +198,12 @@ def test_a_server_that_does_not_answer_is_ended(
     server: ForkServer, program: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes_module, "_PATIENCE", 0.05)
-    os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(processes_module, "_LOADING", 0.0)
+    stopped = server.pid
+    os.kill(stopped, signal.SIGSTOP)
     with started(server, [*program, "serve"]) as process:
-        assert parent_of(process) == os.getpid()
-    assert ended(server.pid, HANG)
+        assert parent_of(process) == os.getpid(), "nor is its successor there in time"
+    assert ended(stopped, HANG)
 
 
 def test_the_server_ends_with_whoever_started_it(program: tuple[str, ...]) -> None:
