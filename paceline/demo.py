@@ -24,7 +24,7 @@ from paceline.client import AsyncClient, GenerationResult
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, TokenOrigin
 from paceline.decoding import theory
-from paceline.supervisor import StackConfig, discard, log_to_stderr, serve_stack
+from paceline.supervisor import StackConfig, log_to_stderr, serve_stack, steps_to
 
 DEFAULT_PROMPT: Final = '''"""Small helpers for reading configuration files."""
 
@@ -104,9 +104,10 @@ def run_demo(config: DemoConfig, console: Console) -> None:
         f"Starting a coordinator, a target worker ({config.stack.target_model}) and "
         f"a draft worker ({config.stack.draft_model}) …"
     )
-    sink = log_to_stderr if config.verbose else discard
     with contextlib.ExitStack() as exits:
-        with console.status("loading the models …"):
+        with console.status("loading libraries …") as status:
+            told = status.update if console.is_terminal else console.print
+            sink = log_to_stderr if config.verbose else steps_to(told)
             stack = exits.enter_context(serve_stack(config.stack, sink=sink))
         for role in stack.roles:
             console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")

@@ -15,7 +15,7 @@ from paceline.cli.printing import to_stderr, to_stdout
 from paceline.core.cores import check_threads
 from paceline.core.gpus import check_gpu
 from paceline.core.types import AcceptanceMode
-from paceline.supervisor import discard, log_to_stderr, sigterm_as_interrupt
+from paceline.supervisor import log_to_stderr, sigterm_as_interrupt, steps_to
 from paceline.supervisor.preflight import check_writable, check_writable_folder
 
 
@@ -129,11 +129,8 @@ def bench(
         check_writable_folder("plots", plots)
     console, told = to_stdout(), to_stderr()
     with sigterm_as_interrupt(), told.status("") as status:
-        record = run_bench(
-            config,
-            sink=log_to_stderr if verbose else discard,
-            progress=lambda text: status.update(text) if told.is_terminal else told.print(text),
-        )
+        progress = status.update if told.is_terminal else told.print
+        record = run_bench(config, sink=log_to_stderr if verbose else steps_to(progress), progress=progress)
     print_record(record, console)  # first: a file that cannot be written loses nothing then
     if json is not None:
         record.write(json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -32,6 +33,7 @@ from paceline.supervisor import (
 from paceline.supervisor.forking import await_arguments
 from paceline.supervisor.preflight import check_coordinator, check_text, check_worker
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
+from paceline.telemetry.steps import step
 
 DEFAULT_HTTP_PORT = 8000
 EMBEDDED_TARGET, EMBEDDED_DRAFT = "embedded:target", "embedded:draft"
@@ -69,6 +71,12 @@ def serve(
     config = _checked(_with_models(options, model), device=device, dtype=dtype, threads=threads)
     _check_template(config.chat_template)
     configure_logging("supervisor", config.log_format)
+    step(
+        "Paceline %s starts with the target %s and %s",
+        version("paceline"),
+        config.target_model,
+        f"the draft {config.draft_model}" if config.draft_model else "no draft (--draft-model names one)",
+    )
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
         with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:

@@ -83,7 +83,13 @@ def _spare_callers(dispatcher: Any) -> None:
     # All of it is numba's own; where it has other names, its errors are the callers' again.
     with contextlib.suppress(AttributeError):
         cache = dispatcher._cache
-        flush, save = cache.flush, cache.save_overload
+        flush, save, load = cache.flush, cache.save_overload, cache.load_overload
+
+        def load_or_tell(*args: Any) -> Any:
+            found = load(*args)
+            if found is None:
+                _tell_of_compiling(cache.cache_path)
+            return found
 
         def save_in_a_new_index(*args: Any) -> None:
             try:
@@ -94,8 +100,19 @@ def _spare_callers(dispatcher: Any) -> None:
                 flush()
                 save(*args)
 
-        cache.load_overload = _spared(cache.load_overload, "read")
+        cache.load_overload = _spared(load_or_tell, "read")
         cache.save_overload = _spared(save_in_a_new_index, "written")
+
+
+def _tell_of_compiling(folder: str) -> None:
+    """Once per process: whoever waits for it would else see it do nothing for a minute."""
+    if "compiling" in _told:
+        return
+    _told.add("compiling")
+    # Here, for what a module with compiled functions imports at its top is a source of them.
+    from paceline.telemetry.steps import step
+
+    step("compiling for this processor, once: half a minute or more; what is made is kept in %s", folder)
 
 
 def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from paceline.engine.captured import CudaGraphs, Recorder
 from paceline.engine.device import keep_attention_from_cudnn, make_current
 from paceline.engine.loading import DTYPES, LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
+from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
             dtype=DTYPES.get(config.dtype),
             trust_remote_code=config.trust_remote_code,
         )
+    step("loading %s; what is not on this machine yet is fetched first", config.model)
     loaded = load_model(
         name,
         device=device,

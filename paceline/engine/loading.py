@@ -29,6 +29,7 @@ from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
 from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
+from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
 
@@ -183,12 +184,15 @@ def make_runner(
         )
     else:
         check_fits(num_blocks, size, bytes_per_block(layers, size, model.dtype), model.device)
+    block_bytes = bytes_per_block(layers, size, model.dtype)
+    step("making a cache of %d blocks, %.1f GiB", num_blocks, num_blocks * block_bytes / (1 << 30))
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     short: LeanForward | CompiledForward | None = None
     covered = lean and covers(model)
     if quantization != "none":
         _round(model, quantization, served=covered and compiles(model, layers, any_threads=deterministic))
+    step("comparing the model with transformers on a few tokens")
     expected = logits_of_transformers(model)
     if covered:
         # What it is compared on may be longer than what it serves.
@@ -206,6 +210,7 @@ def make_runner(
         raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
     recorder = None
     if new_recorder is not None:
+        step("recording passes of common shapes; that takes some seconds")
         error = error_on_paged_cache(model, layers, short, expected, new_recorder(), room)
         if error is None:
             recorder = new_recorder()

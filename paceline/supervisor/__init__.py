@@ -13,6 +13,7 @@ from paceline.supervisor.children import (
     Supervisor,
     discard,
     log_to_stderr,
+    steps_to,
 )
 from paceline.supervisor.interrupting import sigterm_as_interrupt
 from paceline.supervisor.processes import ForkServer
@@ -37,4 +38,5 @@ __all__ = [
     "log_to_stderr",
     "serve_stack",
     "sigterm_as_interrupt",
+    "steps_to",
 ]

@@ -36,6 +36,7 @@ from paceline.supervisor.announcement import (
 )
 from paceline.supervisor.folders import make_private, working_folder
 from paceline.supervisor.processes import Process, Start, start_process
+from paceline.telemetry.steps import step_in
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,17 @@ def log_to_stderr(line: str) -> None:
 
 def discard(line: str) -> None:
     """The sink that drops children's logs; an error message still quotes their last lines."""
+
+
+def steps_to(tell: Callable[[str], object]) -> Sink:
+    """A sink that drops children's logs but for the steps of their starts, which it tells."""
+
+    def sink(line: str) -> None:
+        told = step_in(line)
+        if told is not None:
+            tell(told)
+
+    return sink
 
 
 class _Child(threading.Thread):

@@ -34,6 +34,7 @@ from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
+from paceline.telemetry.steps import step
 
 _SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
 _ROOM = len("/paceline-12345678/12345.sock")
@@ -225,6 +226,7 @@ def serve_stack(
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
         stack = Stack(config, supervisor, sockets, environment, folder, forker)
+        step("starting the workers (%s)", ", ".join(config.worker_roles))
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),
             timeout=remaining(),
@@ -233,6 +235,7 @@ def serve_stack(
             tuple(w.address for w in workers if w.role == role) for role in ("target", "draft")
         )
         coordinator = config.coordinator_config(targets, drafts)
+        step("the workers are ready; starting the coordinator")
         stack.add("coordinator", "coordinator", coordinator, timeout=remaining())
         yield stack
 
@@ -251,6 +254,7 @@ def _own_fork_server(
     if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
         yield None
         return
+    step("loading libraries, which takes from a few seconds to half a minute")
     with _fork_server(environment) as server:
         server.wait_until_loaded(remaining())
         yield server

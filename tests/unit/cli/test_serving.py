@@ -162,6 +162,21 @@ def test_a_process_that_ignores_ctrl_c_goes_on_loading() -> None:
             process.kill()
 
 
+def test_the_first_line_of_serve_comes_before_all_else() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PACELINE_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SUPERVISING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first, second = done.stderr.splitlines()[:2]
+    said = r" starts with the target embedded:target and the draft embedded:draft"
+    assert re.fullmatch(rf"\d{{4}}-\S+ \S+ supervisor INFO paceline\.steps: Paceline \S+{said}", first), first
+    assert second.endswith("of no interest"), "what the stack itself writes first"
+
+
 def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted() -> None:
     """Once: as text they had neither, and PACELINE_LOG_LEVEL was of the children alone."""
     wanted = {**os.environ, "PACELINE_LOG_LEVEL": "WARNING"}

@@ -133,3 +133,16 @@ def test_nothing_is_said_where_there_is_a_folder(
     with caplog.at_level(logging.WARNING):
         warn_of_what_is_not_kept()
     assert not caplog.records
+
+
+def test_compiling_is_told_of_once_and_only_if_it_is_done(
+    load: Callable[[], list[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert [function(2) for function in load()] == [4, 6]
+    (message,) = caplog.messages
+    assert message.startswith("compiling for this processor, once")
+    caplog.clear()
+    on_disk._told.clear()
+    assert [function(2) for function in load()] == [4, 6]
+    assert caplog.messages == []

@@ -47,6 +47,13 @@ def longest(role: str) -> int:
     return int(config.max_position_embeddings)
 
 
+def test_each_long_step_is_told_before_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="paceline.steps")
+    build(TargetConfig(model="embedded:draft", threads=1, num_blocks=8))
+    told = [r.getMessage().split()[0] for r in caplog.records if r.name == "paceline.steps"]
+    assert [word for word in told if word != "compiling"] == ["loading", "making", "comparing"]
+
+
 def test_more_than_the_models_length_is_refused() -> None:
     """Once: it was lowered, and nobody was told."""
     own = longest("target")
