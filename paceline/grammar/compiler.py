@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from paceline.core import limits
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.errors import InternalError, InvalidArgumentError
 from paceline.core.structured import FIELD, StructuredOutputs
 from paceline.grammar.prototype import Prototype, reason_of
+from paceline.grammar.spelling import added_ids, plain, without_names
 from paceline.grammar.state import GrammarState
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _KEPT_SECONDS = 4.0
 the memory, which the library does not tell: some 250 MB for a second at most."""
 _MUCH_SECONDS = _KEPT_SECONDS / 4
 """What took more than this is not kept once others are asked for."""
+_UNKNOWN_NAME = "unknown special token"
+"""What the library says of a grammar that names a token it does not know."""
 _TRIAL_TOKENS = 8
 """How far a structure is followed before a request is taken on: some meet their bounds only behind the
 first tokens."""
@@ -70,6 +73,9 @@ class Grammars:
         """By salt: how fast a sequence begins must not tell what others ask for. The one that was asked for
         last is the last."""
         self._unusable = ""
+        self._naming = ""
+        """The tokenizer.json in which special tokens have their names, for grammars that name some."""
+        self._named: LLTokenizer | None = None
         self._tokenizer = self._load(tokenizer)
 
     def _load(self, tokenizer: str | None) -> LLTokenizer | None:
@@ -79,15 +85,23 @@ class Grammars:
             self._unusable = "the model has no end-of-sequence token, which a finished text needs"
         else:
             try:
-                text = _plain(tokenizer)
-                known = LLTokenizer(text, eos_token=list(self.ends))
-                if known.vocab_size < self.vocabulary_size:
-                    known = LLTokenizer(text, n_vocab=self.vocabulary_size, eos_token=list(self.ends))
+                text = plain(tokenizer)
+                known = self._known(text)
+                special = [token_id for token_id in added_ids(text) if known.is_special_token(token_id)]
+                if special:
+                    self._naming = without_names(text, self.ends)
+                    known = self._known(without_names(text, special))
             except ValueError as error:
                 self._unusable = f"the model's tokenizer cannot be used for it: {reason_of(str(error))}"
             else:
                 return known
         return None
+
+    def _known(self, text: str) -> LLTokenizer:
+        known = LLTokenizer(text, eos_token=list(self.ends))
+        if known.vocab_size < self.vocabulary_size:
+            known = LLTokenizer(text, n_vocab=self.vocabulary_size, eos_token=list(self.ends))
+        return known
 
     def start(self, wanted: StructuredOutputs, salt: str = "") -> GrammarState:
         """A state at the beginning of a text. What is compiled is kept, for others of the same salt that ask
@@ -157,13 +171,24 @@ class Grammars:
             taken -= self._compiled.pop(next(iter(self._compiled))).seconds
 
     def _compile(self, wanted: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
-        try:
-            matcher = LLMatcher(tokenizer, _grammar(wanted), log_level=0, limits=_LIMITS)
-        except ValueError as error:
-            raise InvalidArgumentError(wanted.field, reason_of(str(error))) from None
+        matcher = self._matcher(wanted, tokenizer)
+        if self._naming and matcher.is_error() and _UNKNOWN_NAME in matcher.get_error():
+            matcher = self._matcher(wanted, self._with_names())
         if matcher.is_error():
             raise InvalidArgumentError(wanted.field, reason_of(matcher.get_error()))
         return matcher
+
+    def _matcher(self, wanted: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
+        try:
+            return LLMatcher(tokenizer, _grammar(wanted), log_level=0, limits=_LIMITS)
+        except ValueError as error:
+            raise InvalidArgumentError(wanted.field, reason_of(str(error))) from None
+
+    def _with_names(self) -> LLTokenizer:
+        """For a grammar that names special tokens: its texts cannot hold such a name."""
+        if self._named is None:
+            self._named = self._known(self._naming)
+        return self._named
 
     def check(self, wanted: StructuredOutputs) -> None:
         """Compile a structure and follow it for a few tokens, as if to generate. Keeps nothing; raises as
@@ -172,18 +197,19 @@ class Grammars:
         state = self.alone(wanted)
         tokens: list[int] = []
         for _ in range(_TRIAL_TOKENS):
-            (row,) = state.masks(tokens)
+            try:
+                (row,) = state.masks(tokens)
+            except InternalError:
+                # The mask allowed a token that the grammar does not take: one that is no text.
+                raise InvalidArgumentError(
+                    wanted.field, "has the name of a special token in a text"
+                ) from None
             row[list(self.ends)] = False
             if not row.any():
                 break
             tokens.append(int(row.argmax()))
         if self._clock() - begun > limits.MAX_STRUCTURE_SECONDS:
             raise InvalidArgumentError(wanted.field, "takes too long to compile")
-
-
-def _plain(tokenizer: str) -> str:
-    """Texts are read whole: no truncation, no padding."""
-    return json.dumps(json.loads(tokenizer) | {"truncation": None, "padding": None})
 
 
 def _grammar(wanted: StructuredOutputs) -> str:

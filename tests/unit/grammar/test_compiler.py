@@ -54,7 +54,7 @@ def test_what_can_be_followed(wanted: dict[str, Any]) -> None:
         ({"regex": "x"}, "leaves no token"),
         ({"grammar": "start: other"}, "unknown name"),
         ({"grammar": "other: /a/"}, "start"),
-        ({"grammar": 'start: <end> "a"'}, "leaves no token"),
+        ({"grammar": 'start: <end> "a"'}, "unknown special token"),
         ({"json": {"type": "number or so"}}, "Invalid type"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}}, "uniqueItems"),
