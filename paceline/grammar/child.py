@@ -25,6 +25,7 @@ import gc
 import json
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -46,6 +47,7 @@ TOKEN: Final = "I"  # noqa: S105 - no secret
 _CHUNK = 1 << 18
 _NICENESS = 5
 """A structure that takes long gives way to models; a normal one takes milliseconds anyway."""
+_FIRST = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}})
 _TIME_SIGNALS = (signal.SIGPROF, signal.SIGXCPU)
 _MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 """How native code ends for which there is no memory, or no stack."""
@@ -103,6 +105,9 @@ class _Parent:
             case "load":
                 tokenizer = tail.decode() if header["has_tokenizer"] else None
                 self._grammars = Grammars(tokenizer, header["vocabulary_size"], header["eos_token_ids"])
+                with contextlib.suppress(InvalidArgumentError):
+                    # What the library and ours do once only, no fork has to do.
+                    self._grammars.check(_FIRST)
                 gc.collect()
                 gc.freeze()  # a collection in a fork would copy what it looks at
             case "give up":
@@ -205,8 +210,6 @@ def _set_limits(seconds: float) -> None:
     """Of processor time and of memory beyond what is there; where a system lacks one, the others hold."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # the library's last words
-    import resource
-
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     with contextlib.suppress(OSError, ValueError):

@@ -122,7 +122,7 @@ class CompileProcess:
                     _PROGRAM,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env=os.environ | _ONE_THREAD,
+                    env=_environment(),
                     process_group=0,
                 )
             except BaseException:
@@ -146,6 +146,11 @@ class CompileProcess:
         message = await self._reader.readexactly(length + tail)
         answer: dict[str, Any] = json.loads(message[:length])
         return answer
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without settings: some are secrets."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")} | _ONE_THREAD
 
 
 def _members(wanted: StructuredOutputs) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import process as process_module
@@ -191,3 +192,33 @@ asyncio.run(main())
 
         os.close(ending)
         asyncio.run(ended())
+
+
+async def test_it_has_no_settings(process: CompileProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are secrets, and a structure is somebody else's."""
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    await process.check(MODEL, GOOD)
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()  # noqa: ASYNC240 - no disk
+    assert b"PACELINE_" not in environment
+
+
+async def test_a_fork_has_limits_of_the_system(
+    process: CompileProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
+    asked = asyncio.create_task(process.check(MODEL, ENDLESS))
+    await until(lambda: [fork for fork in forks(process.pid) if is_limited(fork)])
+    asked.cancel()
+    await asyncio.wait((asked,))
+
+
+def is_limited(pid: int) -> bool:
+    """Its memory has no more than the limit beside what its parent had."""
+    try:
+        limits_of, size = (Path(f"/proc/{pid}/{name}").read_text() for name in ("limits", "statm"))
+    except OSError:
+        return False
+    words = next(line for line in limits_of.splitlines() if line.startswith("Max address space")).split()
+    if words[3] == "unlimited":
+        return False
+    return int(words[3]) <= int(size.split()[0]) * os.sysconf("SC_PAGE_SIZE") + limits.MAX_STRUCTURE_BYTES
