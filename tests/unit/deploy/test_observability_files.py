@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from coordinator.http.metrics import make_registry
+from coordinator.http.metrics import ROLES, make_registry
+from coordinator.links import LinkState
 from coordinator.recorder import PHASES, Recorder
 from paceline.kv import BlockPool
 from paceline.telemetry.worker import KINDS, WorkerObserver
@@ -59,33 +61,115 @@ EXPORTED = {family.name + ("_total" if family.type == "counter" else ""): family
 SAMPLES = {sample.name for family in EXPORTED.values() for sample in family.samples}
 
 
+VALUES = {
+    "role": set(ROLES),
+    "state": {state.value for state in LinkState},
+    "code": {code.name for code in grpc.StatusCode},
+}
+
+
 def expressions(value: Any) -> list[str]:
     """Every query of the dashboard."""
     if isinstance(value, dict):
-        own = [value[key] for key in ("expr", "query") if isinstance(value.get(key), str)]
+        named = [value[key] for key in ("expr", "query") if isinstance(value.get(key), str)]
+        own = [query for query in named if query != "prometheus"]
         return own + [found for each in value.values() for found in expressions(each)]
     return [found for each in value for found in expressions(each)] if isinstance(value, list) else []
 
 
-def test_every_metric_of_the_dashboard_is_exported() -> None:
-    queries = expressions(json.loads((ROOT / "deploy" / "grafana" / "paceline.json").read_text()))
-    named = {name for query in queries for name in re.findall(r"paceline:\w+", query)}
-    assert len(named) > 20
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "paceline.json").read_text())
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule["expr"] for rule in RULES]
+QUERIES = {"dashboard": expressions(DASHBOARD), "rules": ALERTS}
+OF_PROMETHEUS = {"instance", "job"}
+"""Labels that it adds to every sample."""
+SELECTOR = re.compile(r"(paceline:\w+|\bup\b)(?:\{([^}]*)\})?")
+PLAIN = re.compile(r"^\w+$")
+
+
+@pytest.mark.parametrize("where", QUERIES)
+def test_every_metric_that_is_asked_for_is_exported(where: str) -> None:
+    named = {name for query in QUERIES[where] for name in re.findall(r"paceline:\w+", query)}
+    assert len(named) > 8
     assert named <= SAMPLES
 
 
-def test_every_label_of_the_dashboard_is_one_of_its_metric() -> None:
-    queries = expressions(json.loads((ROOT / "deploy" / "grafana" / "paceline.json").read_text()))
+@pytest.mark.parametrize("query", [*QUERIES["dashboard"], *QUERIES["rules"]])
+def test_every_label_that_is_asked_for_is_one_of_its_metric(query: str) -> None:
+    """Whether it selects samples or groups them."""
     labels = {sample.name: set(sample.labels) for f in EXPORTED.values() for sample in f.samples}
-    for query in queries:
-        names = re.findall(r"paceline:\w+", query)
-        grouped = {label for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(", ")}
-        for name in names:
-            assert grouped - {"position"} <= labels[name], query
+    grouped = {label for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(", ")}
+    selectors = SELECTOR.findall(query)
+    assert selectors
+    for name, selector in selectors:
+        known = OF_PROMETHEUS | labels.get(name, set())
+        selected = set(re.findall(r"(\w+)(?:=~|!~|!=|=)\"", selector))
+        assert selected <= known
+        assert grouped - {"position"} <= known
+        for label in known & selected & {"role", "state", "code"}:
+            value = re.findall(rf'{label}="(\w+)"', selector)
+            assert set(value) <= VALUES[label]
+
+
+@pytest.mark.parametrize("query", [*QUERIES["dashboard"], *QUERIES["rules"]])
+def test_every_query_is_balanced(query: str) -> None:
+    closing, open_ = {")": "(", "]": "[", "}": "{"}, []
+    for character in re.sub(r'"[^"]*"', "", query):
+        if character in closing.values():
+            open_.append(character)
+        if character in closing:
+            assert open_.pop() == closing[character]
+    assert not open_
+
+
+def test_every_panel_says_what_it_shows_in_which_unit() -> None:
+    panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    assert panels
+    for panel in panels:
+        assert len(panel["description"]) > 20
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_every_panel_is_filtered_by_its_process() -> None:
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert {"datasource", "model", "instance", "worker"} == variables
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            names, selectors = zip(*SELECTOR.findall(target["expr"]), strict=True)
+            own_port = all(name.startswith("paceline:worker_") for name in names)
+            if own_port and "$worker" in target["expr"]:
+                continue
+            assert all('model_name=~"$model",instance=~"$instance"' in each for each in selectors)
+
+
+def test_the_alerts_are_rules_of_prometheus() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES) > 8
+    for rule in RULES:
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert PLAIN.match(rule["alert"])
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+        # A summary names labels that its expression leaves: those it groups by, or all of its metric's.
+        grouped = {label for by in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in by.split(", ")}
+        named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        labels = {sample.name: set(sample.labels) for f in EXPORTED.values() for sample in f.samples}
+        of_metric = [labels.get(name, set()) for name, _ in SELECTOR.findall(rule["expr"])]
+        assert named <= (grouped or OF_PROMETHEUS | set.intersection(*of_metric))
+
+
+def test_prometheus_reads_the_alerts() -> None:
+    folder = ROOT / "deploy" / "prometheus"
+    config = yaml.safe_load((folder / "prometheus.yml").read_text())
+    assert [(folder / name).is_file() for name in config["rule_files"]] == [True]
 
 
 def test_the_dashboards_panels_have_places_of_their_own() -> None:
-    panels = json.loads((ROOT / "deploy" / "grafana" / "paceline.json").read_text())["panels"]
+    panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len(places)
