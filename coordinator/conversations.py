@@ -10,7 +10,6 @@ from typing import Any
 from coordinator.coordinator import Coordinator
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.vocabulary import LONG_TEXT
-from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 
 NO_TEMPLATE = (
@@ -51,8 +50,7 @@ class Conversations:
             message = "cannot be combined with add_generation_prompt: the last message is still open"
             raise InvalidArgumentError("continue_final_message", message)
         size = sum(map(_size, messages))
-        if size > limits.MAX_PROMPT_CHARACTERS:
-            raise InvalidArgumentError("messages", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
+        self._coordinator.check_length("messages", size)
         render = partial(
             self._template.render,
             messages,

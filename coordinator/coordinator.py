@@ -16,6 +16,7 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation, workers_salt
 from coordinator.ledger import Commit, Ledger
 from coordinator.links import Link, LinkObserver
+from coordinator.long_texts import LongTexts
 from coordinator.machines import Machines
 from coordinator.observer import Observer, RequestRecord
 from coordinator.record import Record, ending
@@ -62,6 +63,7 @@ class Coordinator:
         self.config = config
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
+        self._texts = LongTexts(vocabulary)
         self.recorder = Recorder()
         self._reporting = Reporting((self.recorder, *observers), clock)
         self.dispatcher = Dispatcher(
@@ -150,16 +152,24 @@ class Coordinator:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids. Raises InvalidArgumentError naming `text`."""
-        if len(text) > limits.MAX_PROMPT_CHARACTERS:
-            raise InvalidArgumentError("text", f"at most {limits.MAX_PROMPT_CHARACTERS} characters")
-        return await self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        length = self._known_length
+        return await self._texts.encode("text", text, length, add_special_tokens=add_special_tokens)
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
+    def check_length(self, name: str, characters: int) -> None:
+        """Raises InvalidArgumentError naming `name` where so many characters are too many for a prompt."""
+        self._texts.check_length(name, characters, self._known_length)
+
+    @property
+    def _known_length(self) -> int:
+        """The model's, once a target was there."""
+        return self.target_info().max_model_len if self.has_target else limits.MAX_PROMPT_TOKENS
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Ids to text, special tokens left out. Raises InvalidArgumentError naming `token_ids`."""
         if len(token_ids) > limits.MAX_PROMPT_TOKENS:
             raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
         check_token_ids("token_ids", token_ids, self.vocabulary.size)
-        return self.vocabulary.decode(token_ids)
+        return await self._texts.decode(token_ids)
 
     @contextlib.asynccontextmanager
     async def generating(
@@ -210,7 +220,11 @@ class Coordinator:
         """All of a request that is not here: a new one, or one to go on with from what its client has."""
         self.dispatcher.check_fits(call.sampling.n)
         text = isinstance(call.prompt, str)
-        prompt = await self.vocabulary.encode(call.prompt) if isinstance(call.prompt, str) else call.prompt
+        prompt: Sequence[int]
+        if isinstance(call.prompt, str):
+            prompt = await self._texts.encode("prompt", call.prompt, info.max_model_len)
+        else:
+            prompt = call.prompt
         if not prompt:
             raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
         check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
@@ -234,7 +248,7 @@ class Coordinator:
             sampling=params.sampling,
             resumption=None,
         )
-        return named, prompt, self._echoed(call, prompt), machines
+        return named, prompt, await self._echoed(call, prompt), machines
 
     def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
         """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""
@@ -332,12 +346,12 @@ class Coordinator:
         salt = workers_salt(call, principal.get().name, self._salt_key)
         return SequenceParams(sampling, mode, prompt_length, bad_words, salt)
 
-    def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
+    async def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
         if not call.sampling.echo:
             return ""
         if isinstance(call.prompt, str):
             return call.prompt
-        return self.vocabulary.decode(prompt, skip_special_tokens=call.sampling.skip_special_tokens)
+        return await self._texts.decode(prompt, skip_special_tokens=call.sampling.skip_special_tokens)
 
     async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
         """The commits of a request, those of each choice in order. Raises PacelineError."""

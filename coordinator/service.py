@@ -143,7 +143,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         return await _or_abort(context, self._detokenize, request)
 
     async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text=self._coordinator.detokenize(request.token_ids))
+        return pb.DetokenizeResponse(text=await self._coordinator.detokenize(request.token_ids))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """The coordinator and its workers, as they are now."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -17,7 +16,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 
 LONG_TEXT = 10_000
-"""Characters from which tokenising moves to a thread, so that other streams go on."""
+"""Characters, or tokens, from which the tokenizer works in a thread, so that other streams go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,14 @@ class Vocabulary:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(tokenizer, vocabulary_fingerprint(vocabulary), max(vocabulary.values()) + 1)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids as transformers gives them, by default with the tokenizer's own special tokens."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids as transformers gives them, by default with the tokenizer's own special tokens.
+
+        For texts that are known to be short, and for `LongTexts`, which bounds the others.
+        """
         if len(text) > LONG_TEXT:
             # Of a batch, for only then the library lets other threads go on meanwhile.
-            encode = partial(self.tokenizer.encode_batch, [text], add_special_tokens=add_special_tokens)
-            (encoding,) = await asyncio.to_thread(encode)
+            (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         else:
             encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
@@ -49,8 +50,11 @@ class Vocabulary:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, by default without special tokens."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        ids = list(token_ids)
+        if len(ids) > LONG_TEXT:
+            (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+            return str(text)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token_names(self, token_ids: Sequence[int]) -> list[str | None]:
         """Tokens as the vocabulary writes them; None for an id without one."""

@@ -60,6 +60,6 @@ class Text:
         wanted = await body.read(request, DetokenizeRequest)
         try:
             check_request_model(wanted.model, self._coordinator.model_name)
-            return JsonResponse({"prompt": self._coordinator.detokenize(wanted.tokens)})
+            return JsonResponse({"prompt": await self._coordinator.detokenize(wanted.tokens)})
         except PacelineError as error:
             raise from_error(error, {"token_ids": "tokens"}) from None

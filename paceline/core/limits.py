@@ -40,7 +40,10 @@ MAX_REQUEST_SECONDS: Final = 86_400.0
 MAX_PROMPT_TOKENS: Final = 1_048_576
 """Before the model's own length, which is usually far smaller."""
 
-MAX_PROMPT_CHARACTERS: Final = 8 * 1024 * 1024
+MAX_PROMPT_CHARACTERS: Final = 4 * 1024 * 1024
+"""Of one text. A model takes fewer where its length times its longest token is less."""
+MAX_PROMPT_BYTES: Final = 4 * 1024 * 1024
+"""The same as UTF-8: a tokenizer takes memory for each byte."""
 
 MAX_TOKENS: Final = 1_048_576
 """`max_tokens` and `min_tokens`."""

@@ -15,6 +15,7 @@ from coordinator import coordinator as coordinator_module
 from coordinator import main
 from coordinator.coordinator import Coordinator
 from coordinator.links import LinkState
+from coordinator.long_texts import LongTexts
 from coordinator.vocabulary import Vocabulary
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
@@ -197,6 +198,7 @@ async def test_an_empty_text_is_a_prompt_where_the_tokenizer_begins_it(served: C
     begin = tokenizer.id_to_token(0)
     tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", [(begin, 0)])
     served.vocabulary = Vocabulary(tokenizer, "fingerprint", served.vocabulary.size)
+    served._texts = LongTexts(served.vocabulary)
     async with served.generating(call) as generation:
         assert generation.prompt == [0]
         assert generation.params.prompt_length == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from coordinator.long_texts import LongTexts
 from coordinator.vocabulary import LONG_TEXT, Vocabulary
 from paceline.bench.prompts import tokenized
 from paceline.core import limits
@@ -51,8 +52,8 @@ async def test_texts_are_read_whole_whatever_the_tokenizer_was_trained_with(
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = Vocabulary.load(str(tmp_path))
     for text in ("ok", "ok bad bad", "ok bad " * LONG_TEXT):
-        ids = await vocabulary.encode(text)
-        assert await loaded.encode(text) == ids
+        ids = vocabulary.encode(text)
+        assert loaded.encode(text) == ids
         assert tokenized(str(tmp_path), [text]) == [tuple(ids)]
     assert loaded.bad_words(["bad"]) == vocabulary.bad_words(["bad"])
 
@@ -76,7 +77,7 @@ async def test_a_text_has_the_special_tokens_that_transformers_gives_it(
         config |= {"add_bos_token": added, "add_eos_token": added}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     reference = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
-    assert await Vocabulary.load(str(tmp_path)).encode("ok bad") == reference("ok bad").input_ids
+    assert Vocabulary.load(str(tmp_path)).encode("ok bad") == reference("ok bad").input_ids
 
 
 def test_a_word_is_forbidden_at_the_beginning_and_after_a_space(vocabulary: Vocabulary) -> None:
@@ -131,13 +132,14 @@ def test_a_token_keeps_the_space_that_begins_it_where_decoders_strip_that_of_a_t
 
 async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
     """Of the time that tokenising takes, the share of the longest in which nobody else had a turn."""
-    encoding = asyncio.create_task(vocabulary.encode(text))
+    length = limits.MAX_PROMPT_TOKENS
+    encoding = asyncio.create_task(LongTexts(vocabulary).encode("prompt", text, length))
     moments = [time.perf_counter()]
     while not encoding.done():
         await asyncio.sleep(0)
         moments.append(time.perf_counter())
     longest = max(after - before for before, after in itertools.pairwise(moments))
-    short = await vocabulary.encode("ok bad")
+    short = vocabulary.encode("ok bad")
     assert (await encoding)[: len(short)] == short
     return longest / (moments[-1] - moments[0])
 

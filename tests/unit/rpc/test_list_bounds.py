@@ -5,6 +5,7 @@ All lists of all requests are found by the descriptors of the services, so that 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ Path = tuple[FieldDescriptor, ...]
 
 
 def detokenize(request: Any) -> Any:
-    return Coordinator.detokenize(SimpleNamespace(), request.token_ids)  # type: ignore[arg-type]
+    return asyncio.run(Coordinator.detokenize(SimpleNamespace(), request.token_ids))  # type: ignore[arg-type]
 
 
 READERS: dict[type[Message], Callable[[Any], Any]] = {
