@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.observer import RequestRecord
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.status import code_name
 from paceline.telemetry import logs
 
@@ -25,6 +28,12 @@ log = logging.getLogger(__name__)
 
 COMPLETION, CHAT = "text_completion", "chat"
 """What a request does, by the names of OpenTelemetry's conventions."""
+REQUEST_ID: Final = "x-request-id"
+"""The header, or gRPC metadata, that gives a call its id."""
+OTHER_FIELD: Final = "other"
+"""A field that a log line does not name: its name is a text of the client's own."""
+_GIVEN_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{limits.MAX_REQUEST_ID_CHARACTERS}}}")
+_FIELD: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 current: ContextVar[Call | None] = ContextVar("paceline_call", default=None)
 """The call on whose behalf this task runs."""
@@ -49,10 +58,28 @@ class Call:
     """Fields of every log line that is written on its behalf."""
     requests: list[RequestRecord] = field(default_factory=list)
     """Those it made, ended ones only."""
+    given_id: str = ""
+    """The id that its client gave it; then an id of ours is that of the response only."""
+    refused_field: str = ""
+    """What it was refused for, as its client calls it."""
+
+    def __post_init__(self) -> None:
+        """A call that was given an id has it from the start."""
+        if self.given_id:
+            self.context["request_id"] = self.given_id
 
     def name(self, request_id: str) -> None:
         """Its id; the first one counts, where a call makes several requests."""
-        self.context.setdefault("request_id", request_id)
+        self.context.setdefault("response_id" if self.given_id else "request_id", request_id)
+
+    def made_by(self, tenant: str) -> None:
+        """Whose call it is, by the name of the API key; empty where there are no keys."""
+        if tenant:
+            self.context["tenant"] = tenant
+
+    def refused_for(self, name: str) -> None:
+        """The field that was at fault. The first one counts."""
+        self.refused_field = self.refused_field or (name if _FIELD.fullmatch(name) else OTHER_FIELD)
 
     def finish(self, code: str, now: float) -> None:
         """Write its line; `code` is an HTTP status or the name of a gRPC code."""
@@ -63,6 +90,8 @@ class Call:
             face=self.face, method=self.method, code=code, duration_s=_rounded(now - self.began)
         )
         about["fields"] |= _about_requests(self.requests)
+        if self.refused_field:
+            about["fields"]["field"] = self.refused_field
         log.log(level, "call ended", extra=about)
 
 
@@ -104,6 +133,32 @@ def finish_reason(running: Running) -> str:
     if finish is not None:
         return finish.reason.value
     return "error" if running.error is not None else "abort"
+
+
+def given_id(values: Sequence[str]) -> str:
+    """The id that a client gives its call, by the values of its header; empty where there is none.
+
+    Raises InvalidArgumentError naming the header for several values, and for one that is too long or has
+    other characters than printable ASCII without spaces.
+    """
+    if not values:
+        return ""
+    if len(values) > 1 or not _GIVEN_ID.fullmatch(values[0]):
+        most = limits.MAX_REQUEST_ID_CHARACTERS
+        raise InvalidArgumentError(REQUEST_ID, f"must be one value of 1 to {most} printable ASCII characters")
+    return values[0]
+
+
+def made_by(tenant: str) -> None:
+    """Tell the present call whose it is."""
+    if (call := current.get()) is not None:
+        call.made_by(tenant)
+
+
+def refused(error: BaseException) -> None:
+    """Tell the present call why it is refused."""
+    if isinstance(error, InvalidArgumentError) and (call := current.get()) is not None:
+        call.refused_for(error.field)
 
 
 def _rounded(seconds: float) -> float:

@@ -26,6 +26,7 @@ from coordinator.requests import Reader, Request, Requests
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
 from coordinator.structures import Structures
+from coordinator.tenants import TenantRecorder
 from coordinator.together import beside, together
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
@@ -65,12 +66,15 @@ class Coordinator:
         self.vocabulary = vocabulary
         self._texts = LongTexts(vocabulary)
         self.recorder = Recorder()
-        self._reporting = Reporting((self.recorder, *observers), clock)
+        self.tenants = TenantRecorder() if config.tenant_metrics else None
+        """What each tenant uses, where that is to be told."""
+        observers = [self.recorder, *([] if self.tenants is None else [self.tenants]), *observers]
+        self._reporting = Reporting(observers, clock)
         self.dispatcher = Dispatcher(
             config.max_running,
             config.max_waiting,
             clock,
-            (self.recorder, *observers),
+            observers,
             unread_timeout=config.unread_timeout,
         )
         self.requests = Requests(self.dispatcher, config.resume_seconds, clock, config.unread_timeout)
@@ -278,7 +282,9 @@ class Coordinator:
         try:
             for machine in machines:
                 record = Record(machine.ledger.num_generated) if call.resumable else None
-                request.choices.append(self.dispatcher.submit(machine, record))
+                running = self.dispatcher.submit(machine, record)
+                running.tenant = request.principal
+                request.choices.append(running)
         except BaseException as error:
             self.requests.end(request, error if isinstance(error, PacelineError) else None)
             raise

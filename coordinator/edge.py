@@ -45,12 +45,13 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         """The method's handler, or one that refuses."""
         if not is_open(handler_call_details.method):
             metadata: Any = handler_call_details.invocation_metadata or ()
-            enter = self._gate.recognise if handler_call_details.method in CHARGED_LATER else self._gate.enter
             try:
-                caller = enter(bearer(v for k, v in metadata if k == "authorization"))
+                caller = self._gate.recognise(bearer(v for k, v in metadata if k == "authorization"))
+                principal.set(caller)
+                if handler_call_details.method not in CHARGED_LATER:
+                    self._gate.charge()
             except PacelineError as error:
                 return refusal(error)
-            principal.set(caller)
         return await continuation(handler_call_details)
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from coordinator import calls
+from coordinator.access import principal
 from coordinator.recorder import Recorder
 from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import InvalidArgumentError
+from paceline.rpc.shield import refusal
 from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."
@@ -29,6 +34,8 @@ UNKNOWN = "unknown"
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = Sequence[tuple[str, str | bytes]]
+Observing = Callable[[Context], AbstractContextManager[None]]
 
 
 class CallObserver(grpc.aio.ServerInterceptor):
@@ -50,38 +57,38 @@ class CallObserver(grpc.aio.ServerInterceptor):
             return handler
         # What a client makes up is no name of a metric.
         name = method.removeprefix("/") if method in METHODS else UNKNOWN
+        metadata: Metadata = handler_call_details.invocation_metadata or ()
+        given, refused_field = "", ""
+        try:
+            given = calls.given_id(_values(metadata, calls.REQUEST_ID))
+        except InvalidArgumentError as error:
+            handler, refused_field = refusal(error), error.field
+        observing = partial(self._observing, name, metadata, given, refused_field)
         # The shield behind makes all of them take streams.
         kind = f"stream_{'stream' if handler.response_streaming else 'unary'}"
         behaviour = getattr(handler, kind)
         # One that streams may also be a coroutine, which writes to the context.
-        observe = self._streaming if inspect.isasyncgenfunction(behaviour) else self._single
+        observe = _streaming if inspect.isasyncgenfunction(behaviour) else _single
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         observed: Handler = make(
-            observe(name, behaviour), handler.request_deserializer, handler.response_serializer
+            observe(observing, behaviour), handler.request_deserializer, handler.response_serializer
         )
         return observed
 
-    def _single(self, method: str, behaviour: Any) -> Any:
-        async def observed(request: Any, context: Context) -> Any:
-            with self._observing(method, context):
-                return await behaviour(request, context)
-
-        return observed
-
-    def _streaming(self, method: str, behaviour: Any) -> Any:
-        async def observed(request: Any, context: Context) -> AsyncIterator[Any]:
-            with self._observing(method, context):
-                async with contextlib.aclosing(behaviour(request, context)) as answers:
-                    async for answer in answers:
-                        yield answer
-
-        return observed
-
     @contextlib.contextmanager
-    def _observing(self, method: str, context: Context) -> Iterator[None]:
-        metadata = dict(context.invocation_metadata() or ())
-        given = metadata.get("traceparent", "")
-        call = calls.Call("grpc", method, self._clock(), given if isinstance(given, str) else "")
+    def _observing(
+        self, method: str, metadata: Metadata, given: str, refused_field: str, context: Context
+    ) -> Iterator[None]:
+        traceparent = _values(metadata, "traceparent")
+        call = calls.Call(
+            "grpc",
+            method,
+            self._clock(),
+            traceparent[-1] if traceparent else "",
+            given_id=given,
+            refused_field=refused_field,
+        )
+        call.made_by(principal.get().name)
         code = grpc.StatusCode.OK.name
         with calls.taking(call):
             try:
@@ -95,6 +102,28 @@ class CallObserver(grpc.aio.ServerInterceptor):
             finally:
                 self._recorder.grpc_calls[method, code] += 1
                 call.finish(code, self._clock())
+
+
+def _single(observing: Observing, behaviour: Any) -> Any:
+    async def observed(request: Any, context: Context) -> Any:
+        with observing(context):
+            return await behaviour(request, context)
+
+    return observed
+
+
+def _streaming(observing: Observing, behaviour: Any) -> Any:
+    async def observed(request: Any, context: Context) -> AsyncIterator[Any]:
+        with observing(context):
+            async with contextlib.aclosing(behaviour(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    return observed
+
+
+def _values(metadata: Metadata, key: str) -> list[str]:
+    return [value for name, value in metadata if name == key and isinstance(value, str)]
 
 
 def _code_of(context: Context) -> str:

@@ -17,6 +17,7 @@ from coordinator.grpc_calls import CallObserver
 from coordinator.http import chat_template
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.service import GenerationService
+from coordinator.throughput import tell_throughput
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core import descriptors, limits
@@ -52,8 +53,7 @@ async def _serve(config: CoordinatorConfig) -> None:
         check_files(config.worker_tls, "worker_tls")
     spans = make_spans("coordinator", config.otlp_traces_endpoint, config.otlp_traces_sampling_ratio)
     observers = [] if spans is None else [Tracer(spans)]
-    secret = read_secret(config.worker_secret_file)
-    vocabulary = Vocabulary.load(config.tokenizer)
+    secret, vocabulary = read_secret(config.worker_secret_file), Vocabulary.load(config.tokenizer)
     coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
     # Refusals are counted as well: the observer stands before the one that asks for keys.
     most = descriptors.connections(2 if config.http else 1)
@@ -81,11 +81,13 @@ async def _serve(config: CoordinatorConfig) -> None:
         reload_on_hangup(gate, config)
         if http is not None:
             await http.start()
+        telling = asyncio.create_task(tell_throughput(coordinator, config.log_stats_seconds))
         announcing = asyncio.create_task(_announce(coordinator, server, http))
         _abandon_with(announcing, server)
         try:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
         finally:
+            telling.cancel()
             announcing.cancel()
             if server.abandoned and http is not None:
                 await http.stop(0)
@@ -156,7 +158,7 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
-    configure_logging("coordinator", config.log_format)
+    configure_logging("coordinator", config.log_format, named_by_parent=config.exit_with_parent)
     check_cores(config.message_cores, "message_cores")
     bind_thread(config.message_cores)
     event_loop.run(_serve(config))

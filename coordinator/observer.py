@@ -85,6 +85,8 @@ class RequestRecord:
     """Of its span, for the workers; empty when it is not traced."""
     generation: Generation | None = None
     """None for one that was refused."""
+    tenant: str = ""
+    """The name of the API key that it came with; empty where there are no keys."""
     error: PacelineError | None = None
     """What ended it before it was whole; CancelledError when its client went away."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator import calls
+from coordinator.access import principal
 from coordinator.observer import Observer, RequestRecord, tell_all
 from paceline.core.clock import Clock
 from paceline.core.errors import CancelledError, InternalError, PacelineError
@@ -29,12 +30,13 @@ class Reporting:
         """The record of a request that runs for as long as the block does."""
         of = calls.current.get()
         operation = calls.COMPLETION if of is None else of.operation
-        request = RequestRecord(call, model, self._clock(), operation)
+        request = RequestRecord(call, model, self._clock(), operation, tenant=principal.get().name)
         tell_all(self._observers, lambda observer: observer.request_began(request))
         try:
             yield request
         except PacelineError as error:
             request.error = error
+            calls.refused(error)
             raise
         except (asyncio.CancelledError, GeneratorExit):
             if not _is_whole(request):

@@ -36,6 +36,8 @@ class Running:
     """Since when it lacks blocks although no other sequence holds any."""
     ask_at: float | None = None
     """When it asks for blocks again, whoever holds them; None where its worker did not say when."""
+    tenant: str = ""
+    """The name of the API key that its request came with; empty where there are no keys."""
     error: PacelineError | None = None
     """What it failed with."""
     arrived_at: float = 0.0

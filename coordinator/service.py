@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from coordinator import calls
 from coordinator.access import principal
 from coordinator.conversations import Conversations
 from coordinator.coordinator import Coordinator
@@ -94,6 +95,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 cutting.add_done_callback(self._cutting.discard)
             raise
         except PacelineError as error:
+            calls.refused(error)
             await abort(context, error)
         except Exception as error:
             log.exception("a request failed")
@@ -196,6 +198,7 @@ async def _or_abort(
         codec.refuse_unknown_fields(request, "request")
         return await answer(request)
     except PacelineError as error:
+        calls.refused(error)
         await abort(context, error)
     except Exception as error:
         log.exception("a call failed")

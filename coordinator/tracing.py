@@ -112,6 +112,10 @@ def _about(request: RequestRecord) -> Attributes:
     }
     if request.request_id:
         attributes["gen_ai.response.id"] = request.request_id
+    if request.tenant:
+        attributes["paceline.tenant"] = request.tenant
+    if (call := calls.current.get()) is not None and call.given_id:
+        attributes["paceline.request_id"] = call.given_id
     for name, attribute in _SAMPLING.items():
         value = getattr(sampling, name)
         if value is not None:

@@ -288,6 +288,6 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
 
 def run(role: Role[ConfigT], config: ConfigT) -> None:
     """Serve until told to stop. Raises PacelineError when the worker cannot start."""
-    configure_logging(role.name, config.log_format)
+    configure_logging(role.name, config.log_format, named_by_parent=config.exit_with_parent)
     take_over_library_logs(quiet=config.log_format == "json")
     event_loop.run(_serve(role, config))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator import calls
+from coordinator.http.errors import from_error
 from coordinator.recorder import Recorder
 from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import InvalidArgumentError
 
 OTHER = "other"
 """The path of what no route serves: a client's own paths are not repeated."""
@@ -31,18 +34,26 @@ class CallObserver:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in _METHODS else OTHER
-        call = calls.Call("http", method, self._clock(), _traceparent(scope))
+        app, given, refused_field = self._app, "", ""
+        try:
+            given = calls.given_id(_values(scope, calls.REQUEST_ID))
+        except InvalidArgumentError as error:
+            app, refused_field = from_error(error).response(), error.field
+        began, parent = self._clock(), _traceparent(scope)
+        call = calls.Call("http", method, began, parent, given_id=given, refused_field=refused_field)
         status = LEFT
 
         async def observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if given:
+                    MutableHeaders(scope=message)[calls.REQUEST_ID] = given
             await send(message)
 
         with calls.taking(call):
             try:
-                await self._app(scope, receive, observed)
+                await app(scope, receive, observed)
             except Exception:
                 status = 500
                 raise
@@ -60,5 +71,9 @@ def _path(scope: Scope) -> str:
 
 
 def _traceparent(scope: Scope) -> str:
-    found = [value for name, value in scope["headers"] if name == b"traceparent"]
-    return found[0].decode("latin-1") if len(found) == 1 else ""
+    found = _values(scope, "traceparent")
+    return found[0] if len(found) == 1 else ""
+
+
+def _values(scope: Scope, header: str) -> list[str]:
+    return Headers(scope=scope).getlist(header)

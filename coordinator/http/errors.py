@@ -30,6 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator import calls
 from coordinator.access import NeverFitsError
 from coordinator.http import encoding
 from paceline.core import errors
@@ -161,7 +162,10 @@ def parameter_path(location: tuple[int | str, ...]) -> str:
 
 async def on_known_error(_request: Request, error: Exception) -> Response:
     """Handler for PacelineError and HttpError."""
-    return from_error(error).response()
+    answer = from_error(error)
+    if answer.param is not None and (call := calls.current.get()) is not None:
+        call.refused_for(answer.param)
+    return answer.response()
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coordinator import calls
 from coordinator.access import Gate, bearer, principal
 from coordinator.http.errors import from_error
 from paceline.core.errors import PacelineError
@@ -27,11 +28,13 @@ class Guard:
         path = scope["path"]
         if not is_open(path):
             try:
-                caller = self._gate.enter(bearer(Headers(scope=scope).getlist("authorization")))
+                caller = self._gate.recognise(bearer(Headers(scope=scope).getlist("authorization")))
+                principal.set(caller)
+                calls.made_by(caller.name)
+                self._gate.charge()
                 if self._demands_certificates:
                     check_call("coordinator", scope.get("state", {}).get(NAMES, ()), path)
             except PacelineError as error:
                 await from_error(error).response()(scope, receive, send)
                 return
-            principal.set(caller)
         await self._app(scope, receive, send)

@@ -6,8 +6,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +15,7 @@ from coordinator.http.encoding import JsonResponse
 from coordinator.http.metrics import Workers
 from coordinator.http.parameters import check_model
 from paceline.core.errors import UnavailableError
+from paceline.telemetry.exposition import encoder
 
 
 class Information:
@@ -61,7 +61,8 @@ class Information:
         """`GET /version`."""
         return JsonResponse({"version": version("paceline")})
 
-    async def metrics(self, _request: Request) -> Response:
-        """`GET /metrics`: for Prometheus."""
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: for Prometheus, in its own text format or as OpenMetrics, as `accept` asks."""
         await self._workers.refresh()
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        encode, content_type = encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})

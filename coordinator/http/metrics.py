@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from coordinator.coordinator import Coordinator
 from coordinator.links import Link, LinkState
 from coordinator.recorder import ABORT, PHASES, Recorder
+from coordinator.tenants import TenantRecorder
 from paceline.core.clock import Clock, monotonic
 from paceline.core.types import FinishReason
 from paceline.telemetry.exposition import Families
@@ -85,6 +86,8 @@ class CoordinatorCollector(Collector):
         yield from self._workers(make, coordinator.recorder)
         yield from self._cache(make)
         yield from self._calls(make, coordinator.recorder)
+        if coordinator.tenants is not None:
+            yield from _by_tenant(make, coordinator.tenants)
 
     def _requests(self, make: Families, of: Recorder) -> Iterator[Metric]:
         dispatcher = self._coordinator.dispatcher
@@ -222,6 +225,20 @@ class CoordinatorCollector(Collector):
             [(labels, count) for labels, count in sorted(of.grpc_calls.items())],
             ["method", "code"],
         )
+
+
+def _by_tenant(make: Families, of: TenantRecorder) -> Iterator[Metric]:
+    yield make.counter(
+        "tenant_requests",
+        "Requests that ended, by API key.",
+        [(labels, count) for labels, count in sorted(of.requests.items())],
+        ["tenant", "code"],
+    )
+    for name, text, counts in (
+        ("tenant_prompt_tokens", "Prompt tokens of sequences that began, by API key.", of.prompt_tokens),
+        ("tenant_generation_tokens", "Tokens that were committed, by API key.", of.generation_tokens),
+    ):
+        yield make.counter(name, text, [([tenant], n) for tenant, n in sorted(counts.items())], ["tenant"])
 
 
 def _one(value: Value) -> list[tuple[tuple[str, ...], Value]]:

@@ -35,8 +35,8 @@ GROUPS: Final = {
         "worker_tls_key worker_tls_ca"
     ),
     "Observability": (
-        "log_format otlp_traces_endpoint otlp_traces_sampling_ratio metrics_port target_metrics_port "
-        "draft_metrics_port reflection"
+        "log_format log_stats_seconds otlp_traces_endpoint otlp_traces_sampling_ratio metrics_port "
+        "target_metrics_port draft_metrics_port tenant_metrics reflection"
     ),
     "Expert": (
         "deterministic draft_timeout target_timeout recovery_timeout start_timeout lease_seconds "

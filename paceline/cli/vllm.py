@@ -25,13 +25,13 @@ SAME_MEANING: Final = {
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
     "--ssl-ca-certs": "--tls-ca",
+    "--disable-log-stats": "--log-stats-seconds=0",
 }
 """vLLM's option to ours."""
 
 SO_ANYWAY: Final = {
     "--disable-log-requests": None,
     "--no-enable-log-requests": None,
-    "--disable-log-stats": None,
     "--enable-chunked-prefill": None,
     "--disable-uvicorn-access-log": None,
     "--tensor-parallel-size": "1",

@@ -287,6 +287,10 @@ class CoordinatorConfig:
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     otlp_traces_sampling_ratio: float = 1.0
     """Share of the requests that are traced, of those that do not say so themselves."""
+    log_stats_seconds: float = 10.0
+    """Seconds between log lines of throughput, which are written while requests run; 0 writes none."""
+    tenant_metrics: bool = False
+    """Count requests and tokens by API key in `/metrics`, with the key's name as a label."""
     resume_seconds: float = 30.0
     """How long a request is held for a client whose connection is lost; 0 holds none."""
     unread_timeout: float = 60.0
@@ -329,6 +333,7 @@ class CoordinatorConfig:
         for name in ("draft_timeout", "target_timeout", "recovery_timeout", "unread_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")
         _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
+        _check(0 <= self.log_stats_seconds < math.inf, "log_stats_seconds", "must not be negative")
         _check(
             0 <= self.drain_timeout <= limits.MAX_REQUEST_SECONDS,
             "drain_timeout",

@@ -66,6 +66,8 @@ _COORDINATOR = (
     "log_format",
     "otlp_traces_endpoint",
     "otlp_traces_sampling_ratio",
+    "log_stats_seconds",
+    "tenant_metrics",
     "reflection",
 )
 """Fields of CoordinatorConfig."""

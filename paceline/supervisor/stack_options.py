@@ -139,6 +139,10 @@ class StackOptions:
     """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     otlp_traces_sampling_ratio: float = 1.0
     """Share of the requests that are traced, of those that do not say so themselves."""
+    log_stats_seconds: float = 10.0
+    """Seconds between log lines of throughput, which are written while requests run; 0 writes none."""
+    tenant_metrics: bool = False
+    """Count requests and tokens by API key in `/metrics`, with the key's name as a label."""
     target_metrics_port: int | None = None
     """Port of the target worker's `/metrics`; 0 takes a free one, none given serves none."""
     draft_metrics_port: int | None = None

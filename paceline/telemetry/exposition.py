@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from paceline.telemetry.histogram import Histogram
 
 PREFIX = "paceline:"
+
+
+def encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """What writes a registry down as an `accept` header asks, and the content type of that.
+
+    OpenMetrics where it is asked for; else, and for a header that cannot be read, Prometheus' own text
+    format. No name is escaped, whatever is asked: all are valid in every scheme, and the library's own
+    escaping for OpenMetrics takes the colon out of the samples' names.
+    """
+    try:
+        _, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):
+        content_type = CONTENT_TYPE_PLAIN_0_0_4
+    if content_type.startswith("application/openmetrics-text"):
+        return partial(openmetrics.generate_latest, escaping=ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest, CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Families:

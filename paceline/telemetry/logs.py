@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 WITHHELD = "(its text is not logged)"
 _LEVEL_VARIABLE = "PACELINE_LOG_LEVEL"
+_BARE = re.compile(r"""[^\s="'\\]+""")
+"""What a value may be that stands in a text line without quotes."""
 _CHILD_LINE = re.compile(r"\[([^\]]+)\] (.*)", re.DOTALL)
 
 context: ContextVar[Mapping[str, Any] | None] = ContextVar("paceline_log_context", default=None)
@@ -52,7 +54,7 @@ def summary(error: BaseException) -> str:
     """The type, and the text where it may be shown."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"{name}: {error if may_show(error) else WITHHELD}"
+    return f"{name}: {_indented(str(error)) if may_show(error) else WITHHELD}"
 
 
 def told(error: BaseException) -> str:
@@ -80,8 +82,9 @@ def _told_alone(error: BaseException) -> str:
 class _Formatter(logging.Formatter):
     """What both formats share."""
 
-    def __init__(self, role: str) -> None:
-        super().__init__(f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
+    def __init__(self, role: str, *, named_by_parent: bool = False) -> None:
+        shown = "" if named_by_parent else f"{role} "
+        super().__init__(f"%(asctime)s {shown}%(levelname)s %(name)s: %(message)s")
         self._role = role
 
     def formatException(  # noqa: N802 - the name is logging's
@@ -105,10 +108,10 @@ class _Formatter(logging.Formatter):
 
 
 class TextFormatter(_Formatter):
-    """A line for people; fields follow as name=value."""
+    """A line for people; fields follow as name=value (logfmt)."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = self._message(record)
+        record.message = _indented(self._message(record))
         line = super().formatMessage(record)
         return " ".join([line, *(f"{name}={_plain(value)}" for name, value in self._fields(record).items())])
 
@@ -117,8 +120,15 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    # A client chooses its request id: it must not be able to write lines of its own.
-    return text if text.isprintable() else ascii(text)
+    # Clients choose some of them: no value may look like more fields, or like lines of their own.
+    if _BARE.fullmatch(text) and text.isprintable():
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _indented(text: str) -> str:
+    """Its further lines cannot be taken for log lines."""
+    return "\n    ".join(text.splitlines())
 
 
 class JsonFormatter(_Formatter):
@@ -138,14 +148,19 @@ def _head(created: float, level: str, role: str, logger: str, message: str) -> d
     return {"time": moment, "level": level, "role": role, "logger": logger, "message": message}
 
 
-def configure_logging(role: str, log_format: str = "text", stream: TextIO | None = None) -> None:
+def configure_logging(
+    role: str, log_format: str = "text", stream: TextIO | None = None, *, named_by_parent: bool = False
+) -> None:
     """All log lines of this process go to standard error; standard output is for the announcement.
 
-    Warnings, and exceptions that nobody caught, go the same way. Raises InvalidArgumentError where the
+    `named_by_parent`: whoever started this process writes its role before each line, so text lines leave it
+    out. Warnings, and exceptions that nobody caught, go the same way. Raises InvalidArgumentError where the
     variable names no level.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(role) if log_format == "json" else TextFormatter(role))
+    handler.setFormatter(
+        JsonFormatter(role) if log_format == "json" else TextFormatter(role, named_by_parent=named_by_parent)
+    )
     logging.basicConfig(level=_level(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught

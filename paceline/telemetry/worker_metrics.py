@@ -1,19 +1,26 @@
-"""A worker's `/metrics`: a port of its own, served by a thread of prometheus_client."""
+"""A worker's `/metrics`: a port of its own, served by threads of its own."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any, Protocol
-from wsgiref.simple_server import WSGIServer
+from typing import Any, Final, Protocol
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from paceline.core.errors import UnavailableError
-from paceline.telemetry.exposition import Families
+from paceline.telemetry.exposition import Families, encoder
 from paceline.telemetry.worker import WorkerObserver
+
+REQUEST_SECONDS: Final = 10.0
+"""How long a client may take for its request."""
+PATHS: Final = frozenset({"/", "/metrics"})
 
 
 class Pool(Protocol):
@@ -80,12 +87,14 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
+        address = host.strip("[]")
+        kind = _ServerOfIPv6 if ":" in address else ThreadingHTTPServer
         try:
-            started: tuple[WSGIServer, Any] = start_http_server(port, host.strip("[]"), registry)
+            self._server = kind((address, port), partial(_Handler, registry))
         except OSError as error:
             raise UnavailableError(f"cannot listen on {host}:{port} for metrics") from error
-        self._server: WSGIServer = started[0]
-        self._thread: Thread = started[1]
+        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
         """host:port; known even when the port was a free one."""
 
@@ -94,3 +103,35 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _ServerOfIPv6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of one request. Who asks slowly is cut."""
+
+    timeout = REQUEST_SECONDS
+
+    def __init__(self, registry: CollectorRegistry, *args: Any) -> None:
+        self._registry = registry
+        super().__init__(*args)
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] not in PATHS:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        encode, content_type = encoder(self.headers.get("accept", ""))
+        body = encode(self._registry)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "paceline"
+
+    def log_message(self, *_: Any) -> None:
+        """A scrape is no event."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from paceline.core.errors import (
 )
 from paceline.core.keyfile import write_keys
 from paceline.core.keys import KeyRing, digest
-from paceline.v1 import generation_pb2
+from paceline.telemetry import logs
+from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 METHODS = [
     *(f"/paceline.v1.GenerationService/{m.name}" for m in generation_pb2._GENERATIONSERVICE.methods),
@@ -146,6 +148,82 @@ async def test_refused_calls_are_counted_and_told_of(serve: Serve, caplog: pytes
         }
     ended = [record for record in caplog.records if record.getMessage() == "call ended"]
     assert len(ended) == 4
+
+
+class Lines(logging.Handler):
+    """The fields of lines that end calls, those of the call's context among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == "call ended":
+            self.fields.append({**(logs.context.get() or {}), **getattr(record, "fields", {})})
+
+
+@pytest.fixture
+def ended(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[int], Awaitable[list[dict[str, Any]]]]]:
+    """Wait for the lines of so many calls."""
+    caplog.set_level("INFO")
+    handler = Lines()
+    logging.getLogger("coordinator.calls").addHandler(handler)
+
+    async def lines(count: int) -> list[dict[str, Any]]:
+        async with asyncio.timeout(HANG):
+            while len(handler.fields) < count:  # noqa: ASYNC110 - what is waited for tells nobody
+                await asyncio.sleep(0)
+        return handler.fields
+
+    yield lines
+    logging.getLogger("coordinator.calls").removeHandler(handler)
+
+
+async def test_lines_of_calls_name_the_tenant(serve: Serve, ended: Any) -> None:
+    """Also the line of a call that is refused for the key's rate; that of a wrong key names nobody."""
+    async with serve(gate(key(requests_per_minute=2))) as faces:
+        for _ in range(2):
+            for token in (TOKEN, "pl-wrong"):
+                async with faces.sdk(token) as client, faces.web(token) as web:
+                    with contextlib.suppress(UnauthenticatedError, ResourceExhaustedError):
+                        await client.detokenize([5])
+                    await web.post("/detokenize", json={"tokens": [5]})
+        lines = await ended(8)
+    told = [(line["face"], line["code"], line.get("tenant")) for line in lines]
+    assert sorted(told, key=str) == sorted(
+        [
+            ("grpc", "OK", "alice"),
+            ("http", "200", "alice"),
+            ("grpc", "RESOURCE_EXHAUSTED", "alice"),
+            ("http", "429", "alice"),
+            *[("grpc", "UNAUTHENTICATED", None), ("http", "401", None)] * 2,
+        ],
+        key=str,
+    )
+
+
+async def test_id_that_a_grpc_client_gives_is_that_of_the_call(serve: Serve, ended: Any) -> None:
+    async with serve(None) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        call = generation_pb2_grpc.GenerationServiceStub(channel).Detokenize
+        request = generation_pb2.DetokenizeRequest(token_ids=[5])
+        await call(request, metadata=(("x-request-id", "front-1"),), timeout=HANG)
+        for metadata in ((("x-request-id", "a b"),), (("x-request-id", "a"), ("x-request-id", "b"))):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await call(request, metadata=metadata, timeout=HANG)
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "x-request-id" in str(refusal.value.details())
+        good, *bad = await ended(3)
+    assert good["request_id"] == "front-1"
+    assert [line["field"] for line in bad] == ["x-request-id"] * 2
+    assert not [line for line in bad if "request_id" in line]
+
+
+async def test_line_of_a_refused_grpc_call_names_the_field(serve: Serve, ended: Any) -> None:
+    async with serve(None) as faces, faces.sdk(None) as client:
+        with pytest.raises(InvalidArgumentError):
+            await client.detokenize([2**31])
+        (line,) = await ended(1)
+    assert line["field"] == "token_ids"
 
 
 async def test_the_principal_is_known_where_requests_begin(serve: Serve) -> None:

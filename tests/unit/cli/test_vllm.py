@@ -19,7 +19,7 @@ def translated(*words: str) -> list[str]:
 
 @pytest.mark.parametrize("ours", sorted(set(vllm.SAME_MEANING.values())))
 def test_what_stands_for_theirs_is_an_option(ours: str) -> None:
-    assert ours in SERVE
+    assert ours.partition("=")[0] in SERVE
 
 
 def test_no_name_of_theirs_hides_one_of_ours() -> None:

@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from coordinator.http.metrics import ROLES, make_registry
 from coordinator.links import LinkState
 from coordinator.recorder import PHASES, Recorder
+from coordinator.tenants import TenantRecorder
 from paceline.kv import BlockPool
 from paceline.telemetry.worker import KINDS, WorkerObserver
 from paceline.telemetry.worker_metrics import WorkerCollector
@@ -44,6 +45,9 @@ class Everything:
             known = common_pb2.WorkerInfo(cache=common_pb2.CacheInfo(total_blocks=4, free_blocks=2))
 
         self.config, self.dispatcher, self.links, self.recorder = Config(), Dispatcher(), [Link()], Recorder()
+        self.tenants = TenantRecorder()
+        self.tenants.requests["alice", "OK"] = 1
+        self.tenants.prompt_tokens["alice"] = self.tenants.generation_tokens["alice"] = 1
         self.recorder.failed["INTERNAL"] = 1
         self.recorder.http_calls["GET", "/", "200"] = 1
         self.recorder.grpc_calls["M", "OK"] = 1

@@ -18,6 +18,7 @@ from coordinator.http.chat_template import ChatTemplate
 from coordinator.ledger import Commit, Finish
 from coordinator.recorder import Recorder
 from coordinator.stats import SpeculationStats
+from coordinator.tenants import TenantRecorder
 from coordinator.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
@@ -59,6 +60,7 @@ class ScriptedCoordinator:
     calls: list[GenerateCall] = field(default_factory=list)
     running: int = 0
     recorder: Recorder = field(default_factory=Recorder)
+    tenants: TenantRecorder | None = None
     gate: Gate = field(default_factory=Gate)
     links: tuple[Any, ...] = ()
     taken: int = 0

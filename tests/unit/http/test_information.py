@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
@@ -67,6 +68,31 @@ async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
         ('request_failure_total{code="UNAVAILABLE",model_name="a/model"}', 4),
     ):
         assert f"paceline:{name} {value}.0" in lines
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", "application/openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics-text"),
+        ("text/plain", "text/plain"),
+        ("*/*", "text/plain"),
+        ("application/openmetrics-text; version=mine", "text/plain"),
+    ],
+)
+async def test_metrics_are_openmetrics_where_asked_for(
+    client: httpx2.AsyncClient, coordinator: Any, accept: str, kind: str
+) -> None:
+    coordinator.recorder.finished["length"] = 3
+    answer = await client.get("/metrics", headers={"accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == (kind == "application/openmetrics-text")
+    line = 'paceline:request_success_total{finished_reason="length",model_name="a/model"} 3.0'
+    assert line in answer.text.splitlines()
+    if kind == "application/openmetrics-text":
+        families = {family.name for family in openmetrics.text_string_to_metric_families(answer.text)}
+        assert "paceline:request_success" in families
 
 
 async def test_metrics_work_before_a_worker_is_there(client: httpx2.AsyncClient, coordinator: Any) -> None:

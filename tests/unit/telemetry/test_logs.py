@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,65 @@ def test_a_fields_line_end_begins_no_line_of_a_clients_own() -> None:
     logs.configure_logging("draft", "text", stream)
     logging.getLogger("a").info("said", extra=logs.fields(request_id="x\n2026 forged"))
     assert stream.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("cmpl-5f", "cmpl-5f"),
+        ("a code=200 tenant=alice", '"a code=200 tenant=alice"'),
+        ("a=b", '"a=b"'),
+        ('say "x"', r'"say \"x\""'),
+        ("it's", '"it\'s"'),
+        (r"a\b", r'"a\\b"'),
+        ("", '""'),
+        ("a\tb\u2028c", r'"a\tb\u2028c"'),
+        ("schlüssel", "schlüssel"),
+        (["stop", "a b"], '"stop,a b"'),
+        (3, "3"),
+    ],
+)
+def test_text_value_is_quoted_as_logfmt(value: Any, written: str) -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    logging.getLogger("a").info("said", extra=logs.fields(request_id=value))
+    assert stream.getvalue().endswith(f" a: said request_id={written}\n")
+
+
+def test_quoted_values_are_told_apart_again() -> None:
+    """A parser of logfmt, here that of shell words, finds the field and no other."""
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    sent = 'x code=200 tenant="alice" y'
+    logging.getLogger("a").info("said", extra=logs.fields(request_id=sent, code="5"))
+    words = shlex.split(stream.getvalue().partition(" said ")[2])
+    assert words == [f"request_id={sent}", "code=5"]
+
+
+def test_lines_of_a_message_begin_no_log_line() -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream)
+    try:
+        raising(InvalidArgumentError("x", "is\n2026-01-01 INFO forged"))
+    except InvalidArgumentError:
+        logging.getLogger("a").exception("said\n2026-01-01 INFO forged")
+    assert not [line for line in stream.getvalue().splitlines() if line.startswith("2026-01-01")]
+
+
+@pytest.mark.parametrize(("named", "shown"), [(False, True), (True, False)])
+def test_role_is_left_out_where_the_parent_writes_it(named: bool, shown: bool) -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "text", stream, named_by_parent=named)
+    logging.getLogger("a").info("said")
+    assert (" draft INFO" in stream.getvalue()) is shown
+    assert stream.getvalue().endswith("INFO a: said\n")
+
+
+def test_json_lines_have_the_role_in_any_case() -> None:
+    stream = io.StringIO()
+    logs.configure_logging("draft", "json", stream, named_by_parent=True)
+    logging.getLogger("a").info("said")
+    assert json.loads(stream.getvalue())["role"] == "draft"
 
 
 def test_the_context_of_a_call_is_on_its_lines_and_on_no_other(lines: Any) -> None:

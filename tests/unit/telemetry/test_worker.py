@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, UnavailableError
@@ -78,6 +81,48 @@ def test_the_port_tells_of_passes_and_of_what_is_held() -> None:
     assert f'paceline:worker_kv_cache_blocks{{{common},state="used"}} 1.0' in lines
     assert f'paceline:worker_kv_cache_blocks{{{common},state="free"}} 7.0' in lines
     assert f"paceline:worker_sequences_held{{{common}}} 2.0" in lines
+
+
+@pytest.fixture
+def metrics_url() -> Iterator[str]:
+    collector = WorkerCollector("target", "m", WorkerObserver(), BlockPool(8, 4), lambda: 2)
+    server = MetricsServer(collector, "127.0.0.1", 0)
+    yield f"http://{server.address}"
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0;escaping=underscores", "application/openmetrics-text"),
+        ("text/plain;version=0.0.4", "text/plain"),
+        ("application/openmetrics-text;version=mine", "text/plain"),
+    ],
+)
+def test_names_are_the_same_in_every_format(metrics_url: str, accept: str, kind: str) -> None:
+    """The library's escaping for OpenMetrics makes `paceline_worker…` of the samples' names."""
+    request = urllib.request.Request(f"{metrics_url}/metrics", headers={"accept": accept})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith(kind)
+        lines = answer.read().decode().splitlines()
+    assert 'paceline:worker_sequences_held{model_name="m",role="target"} 2.0' in lines
+    assert (lines[-1] == "# EOF") == (kind == "application/openmetrics-text")
+
+
+def test_workers_port_tells_of_no_request(metrics_url: str) -> None:
+    """It has no key and no certificate: labels are names of the model and of kinds, and nothing else."""
+    with urllib.request.urlopen(metrics_url, timeout=60) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    assert labels == {"model_name", "role", "kind", "state", "le"}
+
+
+def test_other_paths_of_a_workers_port_are_not_found(metrics_url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        urllib.request.urlopen(f"{metrics_url}/nothing", timeout=60)
+    assert failure.value.code == 404
+    failure.value.close()
 
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
