@@ -27,6 +27,7 @@ from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
 from coordinator.structures import Structures
 from coordinator.tenants import TenantRecorder
+from coordinator.throughput import tell_throughput
 from coordinator.together import beside, together
 from coordinator.vocabulary import Vocabulary
 from paceline.core import limits
@@ -109,6 +110,7 @@ class Coordinator:
                     group.create_task(link.run())
                 group.create_task(self.dispatcher.sweep())
                 group.create_task(self.requests.sweep())
+            group.create_task(tell_throughput(self, self.config.log_stats_seconds))
 
     async def wait_until_ready(self, draft_seconds: float) -> None:
         """Until a target serves and every draft is ready or refused (those only up to a time)."""

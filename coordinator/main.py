@@ -17,7 +17,6 @@ from coordinator.grpc_calls import CallObserver
 from coordinator.http import chat_template
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.service import GenerationService
-from coordinator.throughput import tell_throughput
 from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core import descriptors, limits
@@ -81,13 +80,11 @@ async def _serve(config: CoordinatorConfig) -> None:
         reload_on_hangup(gate, config)
         if http is not None:
             await http.start()
-        telling = asyncio.create_task(tell_throughput(coordinator, config.log_stats_seconds))
         announcing = asyncio.create_task(_announce(coordinator, server, http))
         _abandon_with(announcing, server)
         try:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=drain)
         finally:
-            telling.cancel()
             announcing.cancel()
             if server.abandoned and http is not None:
                 await http.stop(0)

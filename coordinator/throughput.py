@@ -6,13 +6,15 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from coordinator.coordinator import Coordinator
 from coordinator.links import Link
 from coordinator.recorder import Recorder
 from paceline.core.clock import monotonic
 from paceline.telemetry import logs
+
+if TYPE_CHECKING:
+    from coordinator.coordinator import Coordinator
 
 log = logging.getLogger(__name__)
 
