@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,12 @@ _DPI = 150
 _PART_COLOURS = ("#4c72b0", "#dd8452", "#8c8c8c", "#c44e52", "#8172b3")
 _OURS, _THEIRS, _BASE = "#4c72b0", "#8f8f8f", "#333333"
 _RATES = "medians and quartiles"
+_NAME_WIDTH = 34
+"""Characters of a line of an arm's name."""
+_CHARACTER, _LINE = 0.068, 0.17
+"""Inches of a character and of a line, at 8 points."""
+_CAPTION_CHARACTER = 0.056
+"""Inches of a character at 7 points."""
 
 
 def require_matplotlib() -> None:
@@ -40,22 +47,39 @@ def write_plots(record: Record, folder: Path) -> list[Path]:
         figures["ratios.png"] = one_request(record)
         figures["rounds.png"] = rounds(record)
     for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=_DPI, bbox_inches="tight")
+        figure.savefig(folder / name, dpi=_DPI)
     return [folder / name for name in figures]
 
 
-def _panels(record: Record, width: float, height: float, says: str) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel a temperature, side by side."""
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, _NAME_WIDTH)
+
+
+def _panels(record: Record, names: Sequence[str], height: float, says: str) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel a temperature, side by side; the first shows the names of all rows.
+
+    `height` is that of what is not rows, in inches.
+    """
     from matplotlib.figure import Figure
 
     temperatures = record.config.temperature
-    figure = Figure(figsize=(width * len(temperatures), height), layout="constrained")
+    lines = [_wrapped(name).splitlines() for name in names]
+    longest = max(len(line) for each in lines for line in each)
+    width = 0.4 + _CHARACTER * longest + 3.4 * len(temperatures)
+    height += len(names) * max(0.3, 0.1 + _LINE * max(map(len, lines)))
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(1, len(temperatures), squeeze=False, sharex=True, sharey=True)[0]
     for panel, t in zip(panels, temperatures, strict=True):
         panel.set_title(f"temperature {t:g}", fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(f"{_caption(record)}; {says}", fontsize=7, color="#666666")
+        panel.margins(y=0.02)
+    _caption_below(figure, f"{_caption(record)}; {says}")
     return figure, list(panels)
+
+
+def _caption_below(figure: Figure, text: str) -> None:
+    characters = int(figure.get_figwidth() / _CAPTION_CHARACTER)
+    figure.supxlabel(textwrap.fill(text, characters), fontsize=7, color="#666666")
 
 
 def _caption(record: Record) -> str:
@@ -70,8 +94,12 @@ def throughput(record: Record) -> Figure:
     """Over concurrency, per arm: tokens per second of all clients together, and the same over plain."""
     figure, (rates, *_), (over, *_) = _throughput_panels(record)
     rates.set_ylabel("tokens per second, all together")
-    rates.legend(fontsize=8, frameon=False, loc="upper left")
     over.set_ylabel("over plain decoding")
+    lines, names = rates.get_legend_handles_labels()
+    wrapped = [_wrapped(name) for name in names]
+    figure.legend(lines, wrapped, fontsize=8, frameon=False, loc="outside right upper")
+    rows = sum(name.count("\n") + 1 for name in wrapped)
+    figure.set_figheight(max(figure.get_figheight(), 1 + 1.3 * _LINE * rows))
     return figure
 
 
@@ -79,9 +107,10 @@ def _throughput_panels(record: Record) -> tuple[Figure, list[Axes], list[Axes]]:
     from matplotlib.figure import Figure
 
     temperatures, levels = record.config.temperature, record.config.concurrency
-    figure = Figure(figsize=(5.2 * len(temperatures), 6.4), layout="constrained")
+    width = 4.6 * len(temperatures) + _CHARACTER * _NAME_WIDTH + 0.6
+    figure = Figure(figsize=(width, 6.4), layout="constrained")
     grid = figure.subplots(2, len(temperatures), squeeze=False, sharex=True, sharey="row")
-    figure.supxlabel(f"{_caption(record)}; {_RATES}", fontsize=7, color="#666666")
+    _caption_below(figure, f"{_caption(record)}; {_RATES}")
     for rates, over, t in zip(*grid, temperatures, strict=True):
         rates.set_title(f"temperature {t:g}", fontsize=10)
         over.set_xscale("log", base=2)
@@ -129,8 +158,8 @@ def _error(spreads: Sequence[Spread]) -> list[list[float]]:
 
 def one_request(record: Record) -> Figure:
     """Every arm's rate over plain decoding, one request at a time, with the theory's marks."""
-    rows = len(record.cells.at(record.config.temperature[0], 1))
-    figure, panels = _panels(record, 4.8, 1.6 + 0.3 * rows, _RATES)
+    names = [cell.arm.name for cell in record.cells.at(record.config.temperature[0], 1)]
+    figure, panels = _panels(record, names, 2.1, f"{_RATES}; ours from the first token on")
     for panel, t in zip(panels, record.config.temperature, strict=True):
         cells = record.cells.at(t, 1)
         base = next(cell for cell in cells if cell.arm == arms.plain(record.config))
@@ -143,17 +172,22 @@ def one_request(record: Record) -> Figure:
             color=[_THEIRS if c.arm.is_peer else _BASE if c is base else _OURS for c in cells],
             error_kw={"ecolor": "#555555", "elinewidth": 1, "capsize": 2},
         )
+        most = max(s.median for s in spreads)
         for place, spread in zip(places, spreads, strict=True):
-            panel.text(0.04, place, f"{spread.median:.2f}", va="center", fontsize=8, color="white")
-        panel.set_yticks(places, [cell.arm.name for cell in cells], fontsize=8)
+            inside = spread.median > 0.2 * most
+            at, colour = (0.015 * most, "white") if inside else (1.1 * spread.q3, "black")
+            panel.text(at, place, f"{spread.median:.2f}", va="center", fontsize=8, color=colour)
+        panel.set_yticks(places, [_wrapped(cell.arm.name) for cell in cells], fontsize=8)
         panel.axvline(1, color=_BASE, linewidth=0.8)
         _theory_marks(panel, record, t)
-        panel.set_xlabel("tokens per second over plain decoding; ours from the first token on")
+        panel.set_xlabel("tokens per second over plain decoding", fontsize=9)
     panels[0].invert_yaxis()
     return figure
 
 
 def _theory_marks(panel: Axes, record: Record, temperature: float) -> None:
+    from matplotlib.transforms import ScaledTranslation
+
     found = record.figures(temperature)
     for value, style, label in (
         (found.predicted, "--", f"theorem 3.8, K={found.k}"),
@@ -162,13 +196,17 @@ def _theory_marks(panel: Axes, record: Record, temperature: float) -> None:
         if value is not None:
             panel.axvline(value, color="#c44e52", linestyle=style, linewidth=1, label=f"{label}: {value:.2f}")
     if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        # So far below the panel in inches, whatever its height: under the axis and its label.
+        below = panel.transAxes + ScaledTranslation(0, -0.5, panel.figure.dpi_scale_trans)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        panel.legend(fontsize=8, frameon=False, **place)
 
 
 def rounds(record: Record) -> Figure:
     """Milliseconds of a round by part, and how many tokens it brings."""
     ours = [cell for cell in record.cells.at(record.config.temperature[0], 1) if not cell.arm.is_peer]
-    figure, panels = _panels(record, 4.8, 1.5 + 0.32 * len(ours), "means, passes over prompts left out")
+    names = [cell.arm.name for cell in ours]
+    figure, panels = _panels(record, names, 1.7, "means, passes over prompts left out")
     for panel, t in zip(panels, record.config.temperature, strict=True):
         cells = [cell for cell in record.cells.at(t, 1) if not cell.arm.is_peer]
         left = [0.0] * len(cells)
@@ -178,9 +216,9 @@ def rounds(record: Record) -> Figure:
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, (cell, end) in enumerate(zip(cells, left, strict=True)):
             panel.text(end, place, _tokens_a_round(cell), va="center", fontsize=8)
-        panel.set_yticks(range(len(cells)), [cell.arm.name for cell in cells], fontsize=8)
-        panel.set_xlabel("milliseconds of a round")
-        panel.margins(x=0.18)
+        panel.set_yticks(range(len(cells)), [_wrapped(cell.arm.name) for cell in cells], fontsize=8)
+        panel.set_xlabel("milliseconds of a round", fontsize=9)
+        panel.margins(x=0.4)
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, ncols=len(PARTS), loc="outside upper center", fontsize=8, frameon=False)
