@@ -29,6 +29,7 @@ class Counts:
     at: float
     prompt_tokens: int
     generation_tokens: int
+    rounds: int
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -40,6 +41,7 @@ class Counts:
             now,
             recorder.prompt_tokens,
             recorder.generation_tokens,
+            recorder.rounds,
             recorder.num_drafts,
             recorder.num_draft_tokens,
             recorder.num_accepted_tokens,
@@ -58,7 +60,9 @@ class Counts:
         accepted = self.accepted_tokens - before.accepted_tokens
         if drafts and drafted:
             rates["acceptance_rate"] = round(accepted / drafted, 3)
-            rates["mean_acceptance_length"] = round(1 + accepted / drafts, 2)
+            # A round without a proposal has one token.
+            more = self.generation_tokens - before.generation_tokens - (self.rounds - before.rounds)
+            rates["mean_acceptance_length"] = round(1 + more / drafts, 2)
         return rates
 
 

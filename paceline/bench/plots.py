@@ -198,8 +198,9 @@ def _theory_marks(panel: Axes, record: Record, temperature: float) -> None:
     if panel.get_legend_handles_labels()[0]:
         # So far below the panel in inches, whatever its height: under the axis and its label.
         below = panel.transAxes + ScaledTranslation(0, -0.5, panel.figure.dpi_scale_trans)
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
-        panel.legend(fontsize=8, frameon=False, **place)
+        panel.legend(
+            fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below
+        )
 
 
 def rounds(record: Record) -> Figure:

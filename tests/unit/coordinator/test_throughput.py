@@ -37,10 +37,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 def count(recorder: Recorder, prompt: int, generated: int, drafts: int = 0, accepted: int = 0) -> None:
-    """`drafts` proposals of 4 tokens, of each of which `accepted` were."""
+    """`drafts` proposals of 4 tokens, of each of which `accepted` were; other rounds have none."""
     recorder.prompt_tokens += prompt
     recorder.generation_tokens += generated
-    recorder.rounds += drafts
+    recorder.rounds += generated - drafts * accepted
     recorder.rounds_by_draft[4] += drafts
     recorder.accepted_lengths[accepted] += drafts
 
@@ -65,6 +65,18 @@ async def test_line_has_the_rates_since_the_one_before(caplog: pytest.LogCapture
             "draft_cache_usage": 0.0,
         }
     ]
+
+
+async def test_mean_acceptance_length_is_of_committed_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    """A sequence that ends with an accepted token has no correction or bonus behind it."""
+    caplog.set_level("INFO")
+    of = coordinator()
+    throughput = Throughput(of, 0.0)
+    count(of.recorder, 1, 4, drafts=1, accepted=3)
+    of.recorder.generation_tokens -= 1
+    await throughput.write(10.0)
+    (line,) = lines(caplog)
+    assert (line["acceptance_rate"], line["mean_acceptance_length"]) == (0.75, 3.0)
 
 
 async def test_idle_coordinator_writes_none(caplog: pytest.LogCaptureFixture) -> None:
