@@ -40,7 +40,9 @@ def count(recorder: Recorder, prompt: int, generated: int, drafts: int = 0, acce
     """`drafts` proposals of 4 tokens, of each of which `accepted` were; other rounds have none."""
     recorder.prompt_tokens += prompt
     recorder.generation_tokens += generated
-    recorder.rounds += generated - drafts * accepted
+    plain = generated - drafts * (1 + accepted)
+    recorder.rounds += plain + drafts
+    recorder.rounds_by_draft[0] += plain
     recorder.rounds_by_draft[4] += drafts
     recorder.accepted_lengths[accepted] += drafts
 
