@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from coordinator.http import request_head
 from coordinator.http.answer import ABORT
 from coordinator.http.encoding import WATCH
 from coordinator.http.guard import NAMES
@@ -131,6 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._something_ended()
         if self.parser.offers_upgrade:
             return
+        # What this raises the parser takes for its own error: the request is answered 400.
+        request_head.check(self.parser.get_http_version(), self.url, self.headers)
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()

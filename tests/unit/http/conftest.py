@@ -16,6 +16,7 @@ from coordinator.access import Gate, Group
 from coordinator.http.app import make_app
 from coordinator.http.chat_template import ChatTemplate
 from coordinator.ledger import Commit, Finish
+from coordinator.long_texts import LongTexts
 from coordinator.recorder import Recorder
 from coordinator.stats import SpeculationStats
 from coordinator.tenants import TenantRecorder
@@ -102,9 +103,13 @@ class ScriptedCoordinator:
         )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return await self.vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        texts = LongTexts(self.vocabulary)
+        return await texts.encode("text", text, MAX_MODEL_LEN, add_special_tokens=add_special_tokens)
 
-    def detokenize(self, token_ids: Any) -> str:
+    def check_length(self, name: str, characters: int) -> None:
+        LongTexts(self.vocabulary).check_length(name, characters, MAX_MODEL_LEN)
+
+    async def detokenize(self, token_ids: Any) -> str:
         return self.vocabulary.decode(token_ids)
 
     @contextlib.asynccontextmanager

@@ -35,8 +35,8 @@ def bytewise() -> Vocabulary:
 async def test_offsets_are_where_the_tokens_begin_in_the_text(
     echo: bool, shown: str, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
 ) -> None:
-    prompt = await bytewise.encode(shown)
-    generated = [*(await bytewise.encode("🙂 ö", add_special_tokens=False)), 0, prompt[-1]]
+    prompt = bytewise.encode(shown)
+    generated = [*(bytewise.encode("🙂 ö", add_special_tokens=False)), 0, prompt[-1]]
     text = bytewise.decode(prompt) if echo else ""
 
     async def scripted(call: GenerateCall) -> AsyncIterator[Commit]:
@@ -93,7 +93,7 @@ async def test_special_tokens_take_room_where_the_echo_spells_them_out(
     as_text: bool, bytewise: Vocabulary, coordinator: Any, client: httpx2.AsyncClient
 ) -> None:
     text = "é<s>b<e> \nc<s><s>"
-    prompt = await bytewise.encode(text)
+    prompt = bytewise.encode(text)
     # `<s>` that the tokenizer puts in front, the two bytes of `é`, `<s>`, `b`, `<e>`, `c`, `<s>`, `<s>`.
     begins = [0, 0, 0, 1, 4, 5, 10, 11, 14, 17, 18, 18]
     if not as_text:
@@ -122,7 +122,7 @@ async def test_a_whole_answer_is_not_made_by_the_thread_of_the_loop(
         return make(*args, **more)
 
     monkeypatch.setattr(LogprobWriter, "completion", noted)
-    prompt = await bytewise.encode("ab")
+    prompt = bytewise.encode("ab")
     coordinator.vocabulary, coordinator.script = bytewise, reporting(bytewise, prompt, "ab")
     values = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 3}
     (choice,) = (await client.post("/v1/completions", json=values)).json()["choices"]

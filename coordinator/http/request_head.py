@@ -1,0 +1,42 @@
+"""What a request's head must say of whom it is for and where its body ends (RFC 9112, 3.2 and 6).
+
+A proxy in front may read a head that says two things in one way, and this server in the other: then one
+client's body becomes another one's request. The parser refuses most of such heads; here are the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_HOST = re.compile(rb"[\w.~%!$&'()*+;=:\[\]-]*\Z", re.ASCII)
+_VERSIONS = ("1.0", "1.1")
+
+
+class HeadError(Exception):
+    """A request that is answered 400, and the last of its connection."""
+
+
+def check(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises HeadError. The names of `headers` are in lower case."""
+    if version not in _VERSIONS:
+        raise HeadError("no version of HTTP that is spoken here")
+    hosts = [value.strip() for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version != "1.0"):
+        raise HeadError("needs one Host")
+    if not all(map(_HOST.match, hosts)):
+        raise HeadError("its Host is none")
+    named = _host_in(url)
+    if named is not None and hosts and named.lower() != hosts[0].lower():
+        raise HeadError("its Host is not that of its target")
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and (codings != [b"chunked"] or version == "1.0"):
+        raise HeadError("its only transfer coding may be chunked")
+
+
+def _host_in(url: bytes) -> bytes | None:
+    """The authority of a target in absolute form; None for the others."""
+    scheme, found, rest = url.partition(b"://")
+    if not found or not scheme.isalpha():
+        return None
+    return re.split(rb"[/?#]", rest, maxsplit=1)[0]
