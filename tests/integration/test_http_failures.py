@@ -112,6 +112,25 @@ def test_leaving_before_the_answer_frees_both_caches(http: Http, stack: RunningS
     stack.check_cut_short(finished)
 
 
+def test_a_stream_that_outlasts_the_draining_ends_with_an_error(pair_paths: Pair) -> None:
+    """It cannot be resumed over HTTP, so its client is told what has ended it."""
+    with (
+        own_worker("target", pair_paths.target, least_pass_seconds=0.05) as target,
+        own_coordinator(pair_paths, [target], prompt_lookup=False, drain_timeout=0.5) as own,
+    ):
+        (http,) = [*connect(own.supervisor.status("coordinator").http_address)]
+        values = {"prompt": "def main(", "stream": True, "max_tokens": 1000, "seed": 1, **EVERYTHING}
+        with httpx2.stream("POST", f"{http.url}/v1/completions", json=values, timeout=HANG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            own.supervisor.signal("coordinator", signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert answer.status_code == 200
+        assert "data: [DONE]" not in rest
+        error = json.loads(rest[-1].removeprefix("data: "))["error"]
+        assert (error["code"], error["message"]) == ("service_unavailable", "the coordinator is stopping")
+
+
 def test_a_stream_is_finished_before_the_coordinator_ends_and_its_port_comes_back(
     pair_paths: Pair,
 ) -> None:

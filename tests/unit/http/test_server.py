@@ -313,6 +313,23 @@ async def test_a_port_that_is_taken(coordinator: Any) -> None:
         await other.stop(1)
 
 
+@pytest.mark.parametrize(
+    ("path", "statuses"),
+    [("/v1/models", (200, 503)), ("/version", (200, 503)), ("/ping", (200, 200)), ("/metrics", (200, 200))],
+)
+async def test_a_stop_refuses_all_but_health_and_metrics(
+    coordinator: Any, path: str, statuses: tuple[int, int]
+) -> None:
+    """`/ping` tells of the stop by itself: here the coordinator says that it serves."""
+    head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+    async with served(make_app(coordinator, None)) as server:
+        for draining, status in zip((False, True), statuses, strict=True):
+            coordinator.draining = draining
+            answer = await exchange(server, head)
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+            assert (b'"code":"service_unavailable"' in answer) is (status == 503)
+
+
 async def test_what_the_end_overtakes_is_told_in_our_own_words(coordinator: Any) -> None:
     """A body that has not come, and a wait for a target: once they were answered 500, as text."""
     coordinator.found.clear()
