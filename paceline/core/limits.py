@@ -82,6 +82,8 @@ MAX_STRUCTURE_CHARACTERS: Final = 65_536
 MAX_STRUCTURE_CHOICES: Final = 1024
 MAX_STRUCTURE_SECONDS: Final = 0.5
 """Processor time for compiling a structure and trying it, and for the masks of one round."""
+MAX_MASK_SECONDS: Final = 0.02
+"""Processor time for a mask, on the average of a sequence in one worker; beside it MAX_STRUCTURE_SECONDS."""
 MAX_FOLLOW_SECONDS: Final = 2.0
 """Processor time for following what a client that resumes has of all choices: of some 500,000 tokens. In a
 worker, for following one text that it has not followed yet."""

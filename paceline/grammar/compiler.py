@@ -199,6 +199,9 @@ class Grammars:
         for _ in range(_TRIAL_TOKENS):
             try:
                 (row,) = state.masks(tokens)
+            except InvalidArgumentError:
+                self._refuse_if_slow(wanted, begun)
+                raise
             except InternalError:
                 # The mask allowed a token that the grammar does not take: one that is no text.
                 raise InvalidArgumentError(
@@ -208,6 +211,9 @@ class Grammars:
             if not row.any():
                 break
             tokens.append(int(row.argmax()))
+        self._refuse_if_slow(wanted, begun)
+
+    def _refuse_if_slow(self, wanted: StructuredOutputs, begun: float) -> None:
         if self._clock() - begun > limits.MAX_STRUCTURE_SECONDS:
             raise InvalidArgumentError(wanted.field, "takes too long to compile")
 

@@ -34,6 +34,7 @@ _PART = 32
 token adds up until a mask is taken: a text that was followed token by token could not be followed at once."""
 _LAG = 32
 """Tokens by which the base stays behind: branches of a text go back to different places near its end."""
+_SLOW = "takes too long to follow"
 _STUCK = "leaves no token that may come next"
 _USED_UP = "met the limits of what may be followed"
 
@@ -72,6 +73,8 @@ class GrammarState:
     _dead_end: list[int] | None = None
     """Tokens behind which the library gave up last, and why: going there again takes the whole text."""
     _reason: str = ""
+    _budget: float = limits.MAX_STRUCTURE_SECONDS
+    """Processor time that masks may still take; each that is filled in adds to it what it may take."""
 
     def __post_init__(self) -> None:
         self._bits = np.zeros((1, -(-self.known_ids // 32)), dtype=np.int32)
@@ -132,6 +135,9 @@ class GrammarState:
                 generated tokens that the state is not behind yet, or for the first row.
             InternalError: the generated tokens do not keep to the grammar.
         """
+        if self._budget < 0:
+            # Not tried again: other sequences of the worker wait for every mask.
+            raise InvalidArgumentError(self.field_name, _SLOW)
         followed = self._followed([*generated, *drafts]) - len(generated)
         if followed <= 0:
             raise InvalidArgumentError(self.field_name, self._reason)
@@ -139,7 +145,13 @@ class GrammarState:
 
     def _masks(self, generated: Sequence[int], drafts: Sequence[int], most: int, seconds: float) -> Mask:
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
-        return rows[: self._fill_rows(rows, drafts, most, seconds)] if self._go_to(generated) else rows
+        if not self._go_to(generated):
+            return rows
+        begun = self.clock()
+        try:
+            return rows[: self._fill_rows(rows, drafts, most, seconds)]
+        finally:
+            self._budget -= self.clock() - begun
 
     def _followed(self, tokens: Sequence[int]) -> int:
         """How many of the tokens can be taken before the last dead end is met; one more than all if none."""
@@ -165,7 +177,7 @@ class GrammarState:
                 return len(rows)
             spent = self.clock() - begun
             if i == 0 and spent > limits.MAX_STRUCTURE_SECONDS:
-                raise InvalidArgumentError(self.field_name, "takes too long to follow")
+                raise InvalidArgumentError(self.field_name, _SLOW)
             if spent >= seconds:
                 return i + 1
         return most
@@ -221,7 +233,7 @@ class GrammarState:
             self._matcher.compute_bitmask()
             self._refuse_if_broken()
         if count % _PART == 0 and self.clock() > until:
-            raise InvalidArgumentError(self.field_name, "takes too long to follow")
+            raise InvalidArgumentError(self.field_name, _SLOW)
 
     def _agreed(self, tokens: Sequence[int]) -> int:
         """How many of the first `tokens` the matcher has taken."""
@@ -263,6 +275,7 @@ class GrammarState:
         self._refuse_if_broken()
         row[:] = np.unpackbits(self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little")
         row[list(self.ends)] = self._matcher.is_accepting()
+        self._budget = min(self._budget + limits.MAX_MASK_SECONDS, limits.MAX_STRUCTURE_SECONDS)
         if not row.any():
             raise InvalidArgumentError(self.field_name, _STUCK)
 

@@ -98,7 +98,7 @@ def test_a_bomb_takes_no_more_than_its_limits(faulty: RunningStack, name: str) -
 def guarded(faulty: RunningStack, tmp_path: Path) -> Iterator[OwnCoordinator]:
     """A coordinator with two tenants."""
     file = tmp_path / "keys.json"
-    write_keys(file, KeyRing(ApiKey(name, digest(token)) for name, token in KEYS.items()))
+    write_keys(file, KeyRing(ApiKey(name=name, sha256=digest(token)) for name, token in KEYS.items()))
     target = faulty.stack.address_of("target")
     with own_coordinator(faulty.pair, [target], api_keys=str(file)) as own:
         yield own

@@ -134,9 +134,12 @@ def test_the_longest_unused_structure_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert [wanted.regex for _, wanted in one._compiled] == ["a", "c"]
 
 
-def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_memory() -> None:
+def test_what_took_much_processor_time_is_forgotten_before_it_takes_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a text leads to stays in what was compiled. Here every look at the clock costs an eighth of a
     second."""
+    monkeypatch.setattr(limits, "MAX_MASK_SECONDS", 1.0)
     ticks = itertools.count()
     one = grammars(clock=lambda: next(ticks) / 8)
     first, second, third = (StructuredOutputs(regex=f"[ab]*{end}") for end in "abc")

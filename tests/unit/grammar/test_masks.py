@@ -287,3 +287,40 @@ def test_a_text_that_is_followed_anew_has_the_time_the_coordinator_gave_it(
     slow = Timed(monkeypatch, token=1.2 * limits.MAX_FOLLOW_SECONDS / len(text), row=0.0)
     with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
         slow.state.masks(text)
+
+
+def test_masks_that_stay_slow_end_the_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each for itself within the bound of a round: all sequences of a worker wait for every one of them."""
+    now, asked, right = 0.0, 0, GrammarState._fill
+
+    def slow(self: GrammarState, row: Mask) -> None:
+        nonlocal now, asked
+        now, asked = now + 0.1, asked + 1
+        right(self, row)
+
+    monkeypatch.setattr(GrammarState, "_fill", slow)
+    state = grammars(clock=lambda: now).alone(StructuredOutputs(regex="[ab]{1,99}"))
+    a = TOKENS.index("a")
+    for length in range(7):  # half a second, and 0.02 more for each
+        state.masks([a] * length)
+    for _ in range(3):
+        with pytest.raises(InvalidArgumentError, match="takes too long to follow"):
+            state.masks([a] * 7)
+    assert asked == 7, "nothing is tried after that"
+
+
+def test_masks_that_are_slow_at_times_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked, right = 0.0, 0, GrammarState._fill
+
+    def uneven(self: GrammarState, row: Mask) -> None:
+        nonlocal now, asked
+        asked += 1
+        now += 0.4 if asked % 30 == 0 else 0.001
+        right(self, row)
+
+    monkeypatch.setattr(GrammarState, "_fill", uneven)
+    state = grammars(clock=lambda: now).alone(StructuredOutputs(regex="[ab]{1,99}"))
+    a = TOKENS.index("a")
+    for length in range(90):
+        state.masks([a] * length)
+    assert asked == 90
