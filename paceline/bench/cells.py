@@ -24,6 +24,7 @@ _COUNTED = (
     "num_draft_tokens",
     "num_accepted_draft_tokens",
     "num_lookahead_hits",
+    "num_prompt_lookups",
 )
 
 
@@ -59,6 +60,7 @@ class Counts:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
+    num_prompt_lookups: int = 0
     num_rejected_draft_tokens: int = 0
     """Proposals that were not accepted whole: what follows a rejected token was not judged."""
     draft: float = 0.0

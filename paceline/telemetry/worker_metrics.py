@@ -57,7 +57,7 @@ class WorkerCollector(Collector):
         )
         yield make.histogram(
             "worker_pass_rows",
-            "Rows of one pass, of all its sequences.",
+            "Rows of one pass, of all its sequences; also those of draft tokens that are not committed.",
             [([kind], each.rows) for kind, each in passes],
             ["kind"],
         )

@@ -26,6 +26,7 @@ def result() -> Any:
             num_accepted_draft_tokens=3,
             num_rounds=4,
             num_lookahead_hits=2,
+            num_prompt_lookups=1,
         ),
         timings=RoundTimings(draft=0.3, target=0.4, queue=0.1, wire=0.15, coordinator=0.05, total=1.0),
     )
@@ -66,10 +67,19 @@ def test_counts_are_sums_over_requests() -> None:
     assert counts.alpha == pytest.approx(3 / 5)
     assert counts.mean_acceptance_length == pytest.approx(2.0)
     assert counts.hit_rate == pytest.approx(2 / 3)
+    assert counts.num_prompt_lookups == 3
     assert counts.draft_seconds_per_token == pytest.approx(0.05)
     assert counts.target_seconds_per_round == pytest.approx(0.1)
     assert counts.coordinator_and_wire_share == pytest.approx(0.2)
     assert sum(counts.parts.values()) == pytest.approx(counts.total / counts.num_rounds)
+
+
+def test_mean_acceptance_length_is_of_committed_tokens() -> None:
+    """An answer that ends with an accepted token has no correction or bonus behind it."""
+    counts, ended = Counts(), result()
+    ended.token_ids, ended.origins = ended.token_ids[:5], ended.origins[:5]
+    counts.add(ended)
+    assert counts.mean_acceptance_length == pytest.approx(1 + (5 - 4) / 3)
 
 
 def test_without_drafts_there_are_no_rates() -> None:

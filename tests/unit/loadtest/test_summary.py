@@ -65,6 +65,17 @@ def test_goodput_counts_what_met_the_goals(make_outcome: Any) -> None:
     assert of_three(make_outcome, {"e2e": 1.0}).goodput == 0
 
 
+def test_mean_acceptance_length_is_weighted_by_rounds(make_outcome: Any) -> None:
+    """Also where it is less than 1 + accepted / rounds, as an answer's end makes it."""
+    outcomes = [make_outcome(), make_outcome(1, 1.0)]
+    stats = outcomes[1].answer.speculative_decoding
+    ended = replace(stats, mean_acceptance_length=4.0, num_spec_steps=6)
+    outcomes[1] = replace(outcomes[1], answer=replace(outcomes[1].answer, speculative_decoding=ended))
+    found = summary(outcomes, 4.0, {}).speculation
+    assert found.num_spec_steps == 8
+    assert found.mean_acceptance_length == (2 * 2.5 + 6 * 4.0) / 8
+
+
 def test_what_drafts_did_is_summed_over_requests(make_outcome: Any) -> None:
     found = of_three(make_outcome).speculation
     assert (found.num_rounds, found.num_spec_steps, found.num_draft_tokens) == (6, 4, 8)
