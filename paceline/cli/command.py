@@ -100,10 +100,18 @@ def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
     match = _OPTION.fullmatch(text)
     if match is None:
         return error
-    flags = {name for parameter in context.command.params for name in parameter.opts}
-    own = f"--{error.role}-{match[1].removeprefix('--')}"
-    if own in flags:
-        return ChildFailedError(error.role, match[2], error.exit_code, option=own)
+    fields = {name: parameter.name for parameter in context.command.params for name in parameter.opts}
+    candidates = [f"--{error.role}-{match[1].removeprefix('--')}", match[1]]
+    known = [option for option in candidates if option in fields]
+    given = [
+        option
+        for option in known
+        if (source := context.get_parameter_source(fields[option])) is not None
+        and not source.name.startswith("DEFAULT")
+    ]
+    for option in (*given, *known):
+        named = told_as(context, fields[option])
+        return ChildFailedError(error.role, match[2], error.exit_code, option=named)
     return error
 
 

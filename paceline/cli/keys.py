@@ -107,7 +107,7 @@ def _changed_by_nobody_else(file: Path) -> Iterator[None]:
                 lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise InvalidArgumentError(
-                    "api_keys", f"{beside} cannot be opened: {error.strerror}"
+                    "api_keys", f"{file} cannot be written: {beside} cannot be made: {error.strerror}"
                 ) from None
             held.callback(os.close, lock)
             try:

@@ -82,7 +82,7 @@ def test_more_than_the_queue_holds_is_told(stack: RunningStack, pair_paths: Pair
 def test_a_port_that_is_taken_is_told(http: Http, stack: RunningStack, pair_paths: Pair) -> None:
     port = int(http.url.rpartition(":")[2])
     with (
-        pytest.raises(ChildFailedError, match=rf"cannot listen on 127\.0\.0\.1:{port} for HTTP"),
+        pytest.raises(ChildFailedError, match=rf"--http-port: 127\.0\.0\.1:{port} is in use"),
         own_coordinator(pair_paths, [stack.stack.address_of("target")], http_port=port),
     ):
         pass

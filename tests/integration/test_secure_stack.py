@@ -158,7 +158,7 @@ def test_the_command_line(
     name = ["--tls-server-name", "target.paceline.internal"]
     assert paceline("health", secure.stack.address, *tls, *name, "--timeout", "5") == 1
     assert paceline("health", secure.stack.address, *tls[:4]) == 2
-    assert "tls_key: is required" in capsys.readouterr().err
+    assert "--tls-key: is required" in capsys.readouterr().err
 
 
 def test_a_worker_answers_its_own_health_check(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:

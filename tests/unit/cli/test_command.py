@@ -49,7 +49,10 @@ def test_fields_in_a_message_are_options_and_paths_stay(capsys: pytest.CaptureFi
     ("said", "line"),
     [
         ("--model: is gated", "error: --draft-model: is gated\n"),
-        ("--max-model-len: must", "error: draft: --max-model-len: must\n"),
+        ("--max-model-len: must", "error: --max-model-len: must\n"),
+        ("--num-blocks: too many", "error: --num-blocks: too many\n"),
+        ("--dtype: must", "error: --draft-dtype: must\n"),
+        ("--model-of-nobody: must", "error: draft: --model-of-nobody: must\n"),
         ("was killed", "error: draft: was killed\n"),
     ],
 )
@@ -60,7 +63,7 @@ def test_a_child_s_option_is_that_of_the_stack(
         raise ChildFailedError("draft", said, 2)
 
     monkeypatch.setattr(serving, "serve_stack", fail)
-    err = run(["serve", "--port", "0", "--http-port", "0"], capsys)
+    err = run(["serve", "--port", "0", "--http-port", "0", "--num-blocks", "9"], capsys)
     assert err.endswith(line)
 
 
