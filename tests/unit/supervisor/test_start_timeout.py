@@ -1,4 +1,5 @@
-"""One time bounds the whole start of a stack: the fork server's, the workers' and the coordinator's."""
+"""One time bounds the whole start of a stack: the fork server's, the workers' and the coordinator's. Another
+bounds its stop."""
 
 from __future__ import annotations
 
@@ -75,3 +76,27 @@ def test_what_one_step_took_the_next_ones_do_not_have(
         assert start.given == given
         stack.add("another", "coordinator", stack.config.coordinator_config(("127.0.0.1:1",), ()))
     assert start.given[3:] == [900.0], "what is started later is not of that start"
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "patience"),
+    [
+        ({}, None, 15.0),
+        ({"drain_timeout": 60.0}, None, 65.0),
+        ({"drain_timeout": 60.0, "coordinator": {"drain_timeout": 0.5}}, None, 5.5),
+        ({"drain_timeout": 60.0}, 1.0, 1.0),
+    ],
+)
+def test_a_stop_waits_for_the_draining(
+    changes: dict[str, Any], given: float | None, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, patiences = Start(1.0), list[float]()
+
+    def supervisor(*, stop_timeout: float, **_: Any) -> FakeSupervisor:
+        patiences.append(stop_timeout)
+        return FakeSupervisor(start)
+
+    monkeypatch.setattr(stack_module, "Supervisor", supervisor)
+    monkeypatch.setattr(StackConfig, "forks", lambda *_: False)
+    with serve_stack(StackConfig(**changes), stop_timeout=given):
+        assert patiences == [patience]
