@@ -102,11 +102,12 @@ async def test_one_that_is_given_up_ends_at_once(
     with_limits(monkeypatch, MAX_STRUCTURE_SECONDS=600)
     asked = asyncio.create_task(process.check(MODEL, ENDLESS))
     await until(lambda: forks(process.pid))
-    (fork,) = forks(process.pid)
+    pid, (fork,) = process.pid, forks(process.pid)
     asked.cancel()
     await asyncio.wait((asked,))
     assert (await process.check(MODEL, GOOD))["kept"]
-    assert fork not in forks(process.pid)
+    assert fork not in forks(pid)
+    assert process.pid == pid
 
 
 async def test_one_that_is_given_up_while_it_starts_leaves_it_of_use(process: CompileProcess) -> None:
