@@ -235,7 +235,7 @@ def test_the_command_line_names_what_is_wrong(stack: RunningStack, tmp_path: Pat
     for options, word in (
         (["--regex", "("], "structured_outputs.regex"),
         (["--regex", "a", "--choice", "b"], "exactly one of"),
-        (["--json-schema", str(tmp_path / "nothing")], "json_schema"),
+        (["--json-schema", str(tmp_path / "nothing")], "--json-schema"),
     ):
         answer = generate_by_command(stack, *options)
         assert answer.returncode != 0
