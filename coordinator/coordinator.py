@@ -166,6 +166,14 @@ class Coordinator:
         self._texts.check_length(name, characters, self._known_length)
 
     @property
+    def max_request_bytes(self) -> int:
+        """The most bytes of one message that the model's length leaves a use for: a prompt, what was received
+        of all choices, and all other lists of a request."""
+        length = self._known_length
+        tokens = length + min(limits.MAX_RECEIVED_TOKENS, limits.MAX_N * length)
+        return self._texts.max_bytes(length) + limits.MAX_OTHER_LIST_BYTES + tokens * limits.MAX_TOKEN_BYTES
+
+    @property
     def _known_length(self) -> int:
         """The model's, once a target was there."""
         return self.target_info().max_model_len if self.has_target else limits.MAX_PROMPT_TOKENS

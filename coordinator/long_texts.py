@@ -59,6 +59,10 @@ class LongTexts:
         if characters > max_model_len and characters > max_model_len * self._longest_token:
             raise ContextLengthError(name, max_model_len, f"{characters} characters are more")
 
+    def max_bytes(self, max_model_len: int) -> int:
+        """The most bytes of a text of so many tokens."""
+        return min(limits.MAX_PROMPT_BYTES, 4 * max_model_len * self._longest_token)
+
     async def encode(
         self, name: str, text: str, max_model_len: int, *, add_special_tokens: bool = True
     ) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -56,7 +56,12 @@ async def _serve(config: CoordinatorConfig) -> None:
     coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
     # Refusals are counted as well: the observer stands before the one that asks for keys.
     most = descriptors.connections(2 if config.http else 1)
-    server = _server(config, [CallObserver(coordinator.recorder), KeyInterceptor(gate)], most)
+    server = _server(
+        config,
+        [CallObserver(coordinator.recorder), KeyInterceptor(gate)],
+        most,
+        lambda: coordinator.max_request_bytes,
+    )
     work = asyncio.create_task(coordinator.run())
     _abandon_with(work, server)
     template = chat_template.load(config.tokenizer, config.chat_template)
@@ -98,11 +103,21 @@ async def _serve(config: CoordinatorConfig) -> None:
 
 
 def _server(
-    config: CoordinatorConfig, interceptors: Sequence[grpc.aio.ServerInterceptor], most: int
+    config: CoordinatorConfig,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    most: int,
+    max_bytes: Callable[[], int],
 ) -> Server:
     bounds = client_port(min(most, limits.MAX_CLIENT_CONNECTIONS), config.max_request_seconds)
     address = config.host, config.port
-    return Server("coordinator", *address, tls=config.tls, interceptors=interceptors, bounds=bounds)
+    return Server(
+        "coordinator",
+        *address,
+        tls=config.tls,
+        interceptors=interceptors,
+        bounds=bounds,
+        max_request_bytes=max_bytes,
+    )
 
 
 def _abandon_with(task: asyncio.Task[Any], server: Server) -> None:

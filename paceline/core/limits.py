@@ -17,6 +17,10 @@ MAX_CALLS_PER_CONNECTION: Final = 8192
 MAX_CLIENT_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """One message to the port for clients: the longest prompt, and all that a client sends back to resume a
 request, with all lists of a request as long as they may be."""
+MAX_TOKEN_BYTES: Final = 5
+"""An id in a message."""
+MAX_OTHER_LIST_BYTES: Final = 1024 * 1024
+"""All of a request's sampling parameters, each as long as it may be."""
 MAX_CALLS_PER_CLIENT_CONNECTION: Final = 1024
 """The same of a connection to the port for clients."""
 MAX_CLIENT_CONNECTIONS: Final = 4096

@@ -57,4 +57,3 @@ def test_a_text_at_the_bound_takes_bounded_memory(name: str) -> None:
     assert isinstance(count, int) or "at most 1048576 tokens" in count
     assert memory < MAX_MEMORY
     assert seconds < MAX_SECONDS
-    print(name, count, memory >> 20, seconds)

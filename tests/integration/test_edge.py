@@ -439,6 +439,19 @@ async def test_a_message_above_the_bound_is_refused(serve: Serve) -> None:
             assert named.value.field == "text"
 
 
+async def test_a_message_no_request_of_the_model_needs_is_refused(serve: Serve) -> None:
+    async with serve(None) as faces, grpc.aio.insecure_channel(faces.grpc_address) as channel:
+        find_target(faces.coordinator)
+        most = faces.coordinator.max_request_bytes
+        assert most < 2 * 2**20
+        call = channel.unary_unary("/paceline.v1.GenerationService/Tokenize")
+        for more, code in ((0, "max_model_len"), (1, f"at most {most} bytes")):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call(b"\x0a\xff\xff\x7f" + b"x" * (most - 4 + more), timeout=HANG)
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert more == 0 or code in (failure.value.details() or "")
+
+
 async def test_a_body_is_not_read_before_the_key(serve: Serve) -> None:
     async with serve(gate()) as faces, faces.web("pl-wrong") as web:
         answer = await web.post("/v1/completions", content=b"{" * 100_000)

@@ -71,7 +71,14 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
     coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
     interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(coordinator.gate)]
     bounds = client_port(100, config.max_request_seconds)
-    server = Server("coordinator", "127.0.0.1", 0, interceptors=interceptors, bounds=bounds)
+    server = Server(
+        "coordinator",
+        "127.0.0.1",
+        0,
+        interceptors=interceptors,
+        bounds=bounds,
+        max_request_bytes=lambda: coordinator.max_request_bytes,
+    )
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationService(coordinator, server), server.grpc
     )
