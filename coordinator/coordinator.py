@@ -44,6 +44,7 @@ from paceline.core.errors import (
 )
 from paceline.core.secret import WorkerSecret
 from paceline.core.types import SequenceParams
+from paceline.rpc.certificate_expiry import CertificateExpiry
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
 from paceline.rpc.info import check_compatible, check_role
 from paceline.v1 import common_pb2
@@ -71,6 +72,7 @@ class Coordinator:
         """What each tenant uses, where that is to be told."""
         observers = [self.recorder, *([] if self.tenants is None else [self.tenants]), *observers]
         self._reporting = Reporting(observers, clock)
+        self.certificates = CertificateExpiry({"tls": config.tls, "worker_tls": config.worker_tls})
         self.dispatcher = Dispatcher(
             config.max_running,
             config.max_waiting,
@@ -110,6 +112,7 @@ class Coordinator:
                     group.create_task(link.run())
                 group.create_task(self.dispatcher.sweep())
                 group.create_task(self.requests.sweep())
+            group.create_task(self.certificates.watch())
             group.create_task(tell_throughput(self, self.config.log_stats_seconds))
 
     async def wait_until_ready(self, draft_seconds: float) -> None:

@@ -36,6 +36,7 @@ from paceline.grammar.checks import StructureChecks
 from paceline.grammar.process import CompileProcess
 from paceline.kv import BlockPool
 from paceline.rpc import event_loop
+from paceline.rpc.certificate_expiry import CertificateExpiry
 from paceline.rpc.codec import PROTOCOL_VERSION
 from paceline.rpc.credentials import check_files, is_loopback
 from paceline.rpc.local import LocalServer
@@ -106,6 +107,7 @@ class WorkerShell:
         chosen = _for_device(config, self._built.runner.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
         self._checked_at = -math.inf
+        self.certificates = CertificateExpiry({"tls": config.tls})
         self._local: LocalServer | None = None
         self.thread: EngineThread[Any, Any] = EngineThread(
             self._engine, f"{role.name}-engine", cores=config.cores
@@ -174,6 +176,7 @@ class WorkerShell:
             self._engine.observer,
             self._built.runner.cache.pool,
             self._sequences,
+            self.certificates.days_left,
         )
         return MetricsServer(collector, host_in_address(config.host), config.metrics_port)
 
@@ -245,6 +248,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         watcher = asyncio.create_task(
             watch_progress(shell.thread, lambda serving: server.set_serving(serving, [role.service]))
         )
+        expiry = asyncio.create_task(shell.certificates.watch())
         metrics = shell.serve_metrics()
         server.heed_signals(exit_with_parent=config.exit_with_parent)
         loaded.set()
@@ -260,6 +264,7 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
         finally:
             watcher.cancel()
+            expiry.cancel()
             shell.guard.close()
             shell.stop_locally()  # before all that takes time: nobody answers these streams any more
             if not shell.thread.stop(_STOP_SECONDS):

@@ -86,6 +86,7 @@ class CoordinatorCollector(Collector):
         yield from self._workers(make, coordinator.recorder)
         yield from self._cache(make)
         yield from self._calls(make, coordinator.recorder)
+        yield make.certificate_expiry(coordinator.certificates.days_left())
         if coordinator.tenants is not None:
             yield from _by_tenant(make, coordinator.tenants)
 

@@ -25,6 +25,7 @@ from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.tls import Tls
 from paceline.rpc.credentials import check_files
+from paceline.rpc.renewal import Renewed
 from paceline.rpc.server import host_in_address
 
 HEAD_SECONDS = 10.0
@@ -233,7 +234,25 @@ def _tls_settings(tls: Tls | None) -> dict[str, Any]:
     if tls is None:
         return {}
     settings: dict[str, Any] = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
-    return settings | ({"ssl_ca_certs": tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED} if tls.ca else {})
+    settings |= {"ssl_ca_certs": tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED} if tls.ca else {}
+    return settings | {"ssl_context_factory": partial(_renewing_context, tls)}
+
+
+def _renewing_context(tls: Tls, _: uvicorn.Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """A context of which each handshake takes what the files hold then. `make` reads them."""
+
+    def made(tls: Tls) -> ssl.SSLContext:
+        check_files(tls)
+        return make()
+
+    renewed = Renewed(tls, made, "the HTTP port")
+
+    def take_present(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = renewed.present
+
+    context = make()
+    context.sni_callback = take_present  # also for a client that names no server
+    return context
 
 
 class HttpServer:

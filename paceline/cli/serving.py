@@ -20,6 +20,7 @@ from paceline.core.cores import check_threads
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.gpus import check_gpu
 from paceline.core.leaving import leave
+from paceline.core.ours import check_ours
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import (
@@ -104,6 +105,7 @@ def _check_template(file: str) -> None:
     """Raises InvalidArgumentError naming `chat_template` for one that the coordinator could not use."""
     if not file:
         return
+    check_ours("coordinator")
     from coordinator.http.chat_template import ChatTemplate
 
     check_text("chat_template", file)
@@ -145,6 +147,7 @@ def coordinator(config: CoordinatorConfig) -> None:
     """Run a coordinator alone; its workers run elsewhere."""
     check_coordinator(config)
     _check_template(config.chat_template)
+    check_ours("coordinator")
     from coordinator.main import run
 
     run(config)
@@ -154,6 +157,7 @@ def coordinator(config: CoordinatorConfig) -> None:
 def draft_worker(config: DraftConfig) -> None:
     """Run a draft worker alone."""
     check_worker(config)
+    check_ours("draft_worker")
     from draft_worker.main import run
 
     run(config)
@@ -164,6 +168,7 @@ def draft_worker(config: DraftConfig) -> None:
 def target_worker(config: TargetConfig) -> None:
     """Run a target worker alone."""
     check_worker(config)
+    check_ours("target_worker")
     from target_worker.main import run
 
     run(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 _EC: Final = "2a8648ce3d0201"
@@ -17,6 +18,7 @@ _NAMES: Final[Mapping[str, str]] = {"2b6570": "Ed25519", "2b6571": "Ed448", f"{_
 
 _FIRST: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _OBJECT_IDENTIFIER, _VERSION = 0x06, 0xA0
+_UTC_TIME: Final = 0x17
 
 
 def unusable_kind(pem: bytes) -> str | None:
@@ -32,13 +34,39 @@ def unusable_kind(pem: bytes) -> str | None:
     return None if kind in USABLE else _NAMES.get(kind, "of another kind")
 
 
-def _kind(certificate: bytes) -> str:
-    """Algorithm and, of an elliptic curve, which one (RFC 5280, 4.1). Raises ValueError, IndexError."""
+def ends(pem: bytes) -> list[datetime]:
+    """When each certificate of a file ends; none where none can be read."""
+    found = []
+    for block in _FIRST.findall(pem):
+        try:
+            certificate = ssl.PEM_cert_to_DER_cert(block.decode("ascii"))
+            _, (tag, text) = _values(_fields(certificate)[3])
+            found.append(_moment(tag, text.decode("ascii")))
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def _moment(tag: int, text: str) -> datetime:
+    """Of two digits for the year those from 50 on are of the last century. Raises ValueError."""
+    if tag == _UTC_TIME:
+        text = ("19" if text >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _fields(certificate: bytes) -> list[bytes]:
+    """Serial number, signature, issuer, validity, subject, and then the key (RFC 5280, 4.1).
+
+    Raises ValueError, IndexError.
+    """
     ((_, whole),) = _values(certificate)
     (_, signed), *_ = _values(whole)
-    fields = [value for tag, value in _values(signed) if tag != _VERSION]
-    # serial number, signature, issuer, validity, subject, and then the key
-    (_, algorithm), *_ = _values(fields[5])
+    return [value for tag, value in _values(signed) if tag != _VERSION]
+
+
+def _kind(certificate: bytes) -> str:
+    """Algorithm and, of an elliptic curve, which one. Raises ValueError, IndexError."""
+    (_, algorithm), *_ = _values(_fields(certificate)[5])
     return "/".join(value.hex() for tag, value in _values(algorithm) if tag == _OBJECT_IDENTIFIER)
 
 

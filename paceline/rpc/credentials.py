@@ -13,6 +13,7 @@ import grpc
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
 from paceline.rpc.certificate_keys import unusable_kind
+from paceline.rpc.renewal import Renewed
 
 Options = Sequence[tuple[str, Any]]
 
@@ -62,11 +63,22 @@ def _unreadable(file: str, name: str, error: OSError) -> InvalidArgumentError:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """With an authority every client must show a certificate of it. Raises InvalidArgumentError."""
+    """With an authority every client must show a certificate of it. Raises InvalidArgumentError.
+
+    Each new connection gets what the files hold then.
+    """
+    renewed = Renewed(tls, _server_configuration, "the gRPC port")
+    fetch: Any = renewed.changed  # None is allowed, whatever its type says
+    return grpc.dynamic_ssl_server_credentials(
+        renewed.present, fetch, require_client_authentication=bool(tls.ca)
+    )
+
+
+def _server_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
     check_files(tls)
     pair = (_read(tls.key, "tls_key"), _read(tls.certificate, "tls_certificate"))
     ca = _read(tls.ca, "tls_ca") if tls.ca else None
-    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=ca)
 
 
 def channel_credentials(tls: Tls, prefix: str = "tls") -> grpc.ChannelCredentials:

@@ -123,7 +123,7 @@ class StackOptions:
     died is back in a second instead of six. If not given, where the system can."""
     trust_remote_code: bool = False
     certificates: str = ""
-    """Folder that `deploy/make-certificates` wrote: TLS on every port but the workers' `/metrics`, between
+    """Folder that `paceline certificates` wrote: TLS on every port but the workers' `/metrics`, between
     the processes with certificates of both ends."""
     tls_certificate: str = ""
     """PEM file with the certificate of the ports for clients; empty takes the folder's coordinator.pem."""

@@ -53,6 +53,15 @@ class Families:
             family.add_metric([*self._values, *of_labels], value)
         return family
 
+    def certificate_expiry(self, days_left: Mapping[str, float]) -> GaugeMetricFamily:
+        """Of the certificates of a process, by setting."""
+        return self.gauge(
+            "certificate_expiry_days",
+            "Days until a certificate file's certificates end; negative once they have.",
+            [([setting], days) for setting, days in sorted(days_left.items())],
+            ["setting"],
+        )
+
     def counter(
         self,
         name: str,

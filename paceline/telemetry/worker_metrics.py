@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,12 +39,20 @@ class WorkerCollector(Collector):
     """Reads the engine's numbers when it is asked, from another thread than the one that writes them."""
 
     def __init__(
-        self, role: str, model: str, observer: WorkerObserver, pool: Pool, sequences: Callable[[], int]
+        self,
+        role: str,
+        model: str,
+        observer: WorkerObserver,
+        pool: Pool,
+        sequences: Callable[[], int],
+        certificate_days: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """`certificate_days` gives the days that are left of each certificate file, by its setting."""
         self._families = Families({"model_name": model, "role": role})
         self._observer = observer
         self._pool = pool
         self._sequences = sequences
+        self._certificate_days = certificate_days
 
     def collect(self) -> Iterator[Metric]:
         """Passes, and what is held now."""
@@ -77,6 +85,7 @@ class WorkerCollector(Collector):
         yield make.gauge(
             "worker_sequences_held", "Sequences that hold state here.", [((), self._sequences())]
         )
+        yield make.certificate_expiry(self._certificate_days())
 
 
 class MetricsServer:

@@ -1,4 +1,4 @@
-"""Certificates of `deploy/make-certificates` on real ports: who is who, and who is let in."""
+"""Certificates of `paceline certificates` on real ports: who is who, and who is let in."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -45,6 +46,7 @@ class Everything:
             known = common_pb2.WorkerInfo(cache=common_pb2.CacheInfo(total_blocks=4, free_blocks=2))
 
         self.config, self.dispatcher, self.links, self.recorder = Config(), Dispatcher(), [Link()], Recorder()
+        self.certificates = SimpleNamespace(days_left=lambda: {"tls_certificate": 1.0})
         self.tenants = TenantRecorder()
         self.tenants.requests["alice", "OK"] = 1
         self.tenants.prompt_tokens["alice"] = self.tenants.generation_tokens["alice"] = 1

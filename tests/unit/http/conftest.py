@@ -62,6 +62,7 @@ class ScriptedCoordinator:
     running: int = 0
     recorder: Recorder = field(default_factory=Recorder)
     tenants: TenantRecorder | None = None
+    certificates: Any = field(default_factory=lambda: SimpleNamespace(days_left=dict))
     gate: Gate = field(default_factory=Gate)
     links: tuple[Any, ...] = ()
     taken: int = 0

@@ -115,7 +115,7 @@ def test_workers_port_tells_of_no_request(metrics_url: str) -> None:
     with urllib.request.urlopen(metrics_url, timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"model_name", "role", "kind", "state", "le"}
+    assert labels == {"model_name", "role", "kind", "state", "le"}, "and `setting` with certificates"
 
 
 def test_other_paths_of_a_workers_port_are_not_found(metrics_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Certificates as `deploy/make-certificates` makes them, and what an error may not tell."""
+"""Certificates as `paceline certificates` makes them, and what an error may not tell."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.certificates import make_certificates
 from paceline.core.tls import Tls
-
-ROOT = Path(__file__).parents[4]
-SCRIPT = ROOT / "deploy" / "make-certificates"
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script; `check` is the caller's."""
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, check=False
-    )
+    """Run the command; `check` is the caller's."""
+    command = [sys.executable, "-m", "paceline", "certificates", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,7 @@ class Certificates:
     @classmethod
     def made(cls, folder: Path) -> Certificates:
         """All roles."""
-        run = make(folder)
-        assert run.returncode == 0, run.stderr
+        make_certificates(folder)
         return cls(folder)
 
     @property

@@ -1,0 +1,149 @@
+"""A certificate authority and one certificate for each role, as files. Needs `cryptography`.
+
+Nothing is overwritten. Keys are for their owner only. A certificate has its role as a DNS name beside the
+hosts it is for (`paceline/rpc/auth.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
+from cryptography.x509.oid import NameOID
+
+from paceline.core.errors import InvalidArgumentError
+from paceline.rpc.auth import PeerRole
+
+ROLES = tuple(role.value for role in PeerRole)
+CA_NAME = "Paceline authority"
+CA_DAYS = 3650
+HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file; fails if there is one."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
+def _save(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    """NAME.key, then NAME.pem."""
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _write(folder / f"{name}.key", key.private_bytes(pem, pkcs8, serialization.NoEncryption()), 0o600)
+    _write(folder / f"{name}.pem", certificate.public_bytes(pem), 0o644)
+
+
+def _name_of(subject: str) -> x509.Name:
+    """For people to read: nothing is decided by it."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+
+
+def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    """What every certificate has. It is valid from an hour ago: clocks differ."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name_of(subject))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """An authority signs certificates; all others sign handshakes."""
+    names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    rest = dict.fromkeys((*names, "encipher_only", "decipher_only"), False)
+    signs = signs_certificates
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **rest)
+
+
+def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The one that is there, or a new one. It cannot certify further authorities."""
+    if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
+        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        return key, x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = _builder(CA_NAME, key, CA_DAYS).issuer_name(_name_of(CA_NAME))
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    made = made.add_extension(_usage(signs_certificates=True), critical=True)
+    certificate = made.sign(key, hashes.SHA256())
+    _save(folder, "ca", key, certificate)
+    return key, certificate
+
+
+def _alternative_name(host: str) -> x509.GeneralName:
+    """An address, else a DNS name."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certify(
+    ca: tuple[ec.EllipticCurvePrivateKey, x509.Certificate], role: str, hosts: list[str], days: int
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A key and its certificate. Every role but the client's is a server's; all of them call others."""
+    ca_key, ca_certificate = ca
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [PeerRole(role).dns_name, *([] if role == "client" else hosts)]
+    purposes = [Usage.CLIENT_AUTH] if role == "client" else [Usage.SERVER_AUTH, Usage.CLIENT_AUTH]
+    made = _builder(f"Paceline {role}", key, days).issuer_name(ca_certificate.subject)
+    for extension, critical in (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage(purposes), False),
+        (x509.SubjectAlternativeName([_alternative_name(name) for name in names]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
+    ):
+        made = made.add_extension(extension, critical=critical)
+    return key, made.sign(ca_key, hashes.SHA256())
+
+
+def make_certificates(
+    folder: Path, roles: Sequence[str] = (), hosts: Sequence[str] = (), name: str = "", days: int = 365
+) -> dict[Path, str]:
+    """Write them; the new certificates with their roles.
+
+    Args:
+        folder: gets `ca.pem` and `ca.key` if it has none, and NAME.pem and NAME.key of each role.
+        roles: all of them if none is given.
+        hosts: names and addresses of the servers, beside `HOSTS`.
+        name: of the files, for a single role; else they have the role's name.
+        days: how long certificates are valid.
+
+    Raises InvalidArgumentError naming `role`, `name`, `days` or `folder`; then nothing was written.
+    """
+    chosen = list(dict.fromkeys(roles)) or list(ROLES)
+    for role in chosen:
+        if role not in ROLES:
+            raise InvalidArgumentError("role", f"must be one of {', '.join(ROLES)}, got {role}")
+    if name and len(chosen) != 1:
+        raise InvalidArgumentError("name", "goes with one role")
+    if name != Path(name).name or name == "ca":
+        raise InvalidArgumentError("name", "must be a plain file name, and not that of the authority")
+    if not 1 <= days <= CA_DAYS:
+        raise InvalidArgumentError("days", f"must be between 1 and {CA_DAYS}")
+    files = {name or role: role for role in chosen}
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    there = [
+        file for each in files for file in (folder / f"{each}.pem", folder / f"{each}.key") if file.exists()
+    ]
+    if there:
+        raise InvalidArgumentError("folder", f"{there[0]} exists")
+    if (folder / "ca.pem").exists() != (folder / "ca.key").exists():
+        raise InvalidArgumentError("folder", "ca.pem and ca.key must both be there, or neither")
+    ca = _authority(folder)
+    for each, role in files.items():
+        _save(folder, each, *_certify(ca, role, [*HOSTS, *hosts], days))
+    return {folder / f"{each}.pem": role for each, role in files.items()}

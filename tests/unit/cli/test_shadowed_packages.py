@@ -1,0 +1,65 @@
+"""Another package or folder that is named as one of ours, and comes first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import UnavailableError
+from paceline.core.ours import check_ours
+
+COMMANDS = {
+    "coordinator": ["coordinator", "--target", "a:1", "--tokenizer", "embedded:target"],
+    "draft_worker": ["draft-worker", "--model", "embedded:draft"],
+    "target_worker": ["target-worker", "--model", "embedded:target"],
+}
+
+
+def run(folder: Path, package: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *COMMANDS[package]]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_package_in_the_working_folder_is_named(tmp_path: Path, package: str) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise SystemExit('run')")
+    ended = run(tmp_path, package)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(tmp_path / package) in line
+    assert "comes first" in line
+
+
+def test_module_of_one_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.py"
+    file.write_text("raise SystemExit('run')")
+    ended = run(tmp_path, "coordinator")
+    assert ended.returncode == 1
+    assert str(file) in ended.stderr
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_our_own_packages_pass(package: str) -> None:
+    check_ours(package)
+
+
+def test_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnavailableError, match="not installed"):
+        check_ours("no_such_package_of_ours")
+
+
+def test_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "coordinator").mkdir()
+    (tmp_path / "coordinator/__init__.py").touch()
+    script = "from paceline.core.ours import check_ours; check_ours('coordinator')"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"{tmp_path / 'coordinator'} is imported as coordinator" in ended.stderr

@@ -1,0 +1,174 @@
+"""When certificates end: what is read of them, and what is warned of."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from paceline.core.tls import Tls
+from paceline.rpc import certificate_expiry
+from paceline.rpc.certificate_expiry import CertificateExpiry, stage
+from paceline.rpc.certificate_keys import ends
+
+END = datetime(2031, 5, 7, 12, 30, 15, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def certificate(end: datetime) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(end - timedelta(days=400)).not_valid_after(end)
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.mark.parametrize("year", [1951, 2031, 2049, 2050, 2061])
+def test_end_is_read_in_both_forms_of_time(year: int) -> None:
+    """From 2050 on a certificate has four digits for the year."""
+    end = END.replace(year=year)
+    assert ends(certificate(end)) == [end]
+
+
+def test_every_certificate_of_a_file_is_read() -> None:
+    file = b"text\n" + certificate(END) + certificate(END + DAY)
+    assert ends(file) == [END, END + DAY]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no certificate",
+        b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----",
+        b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----",
+    ],
+)
+def test_what_is_no_certificate_has_no_end(content: bytes) -> None:
+    assert ends(content) == []
+
+
+@pytest.mark.parametrize(
+    ("days", "warnings"), [(31, 0), (30, 0), (29.9, 1), (7, 1), (6.9, 2), (0.9, 3), (0, 3), (-0.1, 4)]
+)
+def test_warnings_are_due_at_30_7_and_1_days(days: float, warnings: int) -> None:
+    assert stage(days) == warnings
+
+
+class Clock:
+    """Says what it is told to."""
+
+    def __init__(self, days_before: float) -> None:
+        self.days = days_before
+
+    def __call__(self) -> datetime:
+        return END - timedelta(days=self.days)
+
+
+def expiry(folder: Path, clock: Clock, prefix: str = "tls") -> CertificateExpiry:
+    files = Tls(certificate=str(folder / "c.pem"), key=str(folder / "c.key"), ca=str(folder / "ca.pem"))
+    return CertificateExpiry({prefix: files, "other": None}, clock)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "c.pem").write_bytes(certificate(END))
+    (tmp_path / "ca.pem").write_bytes(certificate(END + 1000 * DAY))
+    return tmp_path
+
+
+def test_each_warning_is_written_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock(40)
+    of = expiry(folder, clock, "worker_tls")
+    told = []
+    for days in (40, 29, 28, 6, 5, 0.5, 0.1, -1, -2):
+        clock.days = days
+        caplog.clear()
+        of.check()
+        told.append([record.levelname for record in caplog.records])
+    assert told == [[], ["WARNING"], [], ["WARNING"], [], ["WARNING"], [], ["ERROR"], []]
+
+
+def test_start_warns_of_what_has_expired(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expiry(folder, Clock(-3), "worker_tls").check()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "worker_tls_certificate has expired" in record.getMessage()
+    assert str(folder / "c.pem") in record.getMessage()
+    assert "2031-05-07 12:30 UTC" in record.getMessage()
+
+
+def test_start_warns_once_of_what_ends_soon(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expiry(folder, Clock(0.5)).check()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "tls_certificate expires in 0.5 days"
+    ]
+
+
+def test_renewed_certificate_is_warned_of_anew(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock(5)
+    of = expiry(folder, clock)
+    of.check()
+    (folder / "c.pem").write_bytes(certificate(END + 100 * DAY))
+    of.check()
+    assert len(caplog.records) == 1
+    assert of.days_left()["tls_certificate"] == pytest.approx(105)
+    clock.days = -95
+    of.check()
+    assert len(caplog.records) == 2
+
+
+def test_days_left_are_told_by_setting(folder: Path) -> None:
+    of = expiry(folder, Clock(2.5))
+    assert of.days_left() == {}
+    of.check()
+    assert of.days_left() == {"tls_certificate": 2.5, "tls_ca": 1002.5}
+
+
+def test_chain_ends_with_its_first_and_authorities_with_their_last(folder: Path) -> None:
+    both = certificate(END + DAY) + certificate(END + 9 * DAY)
+    for name in ("c.pem", "ca.pem"):
+        (folder / name).write_bytes(both)
+    of = expiry(folder, Clock(0))
+    of.check()
+    assert of.days_left() == {"tls_certificate": 1.0, "tls_ca": 9.0}
+
+
+def test_file_that_is_gone_keeps_its_end(folder: Path) -> None:
+    of = expiry(folder, Clock(2))
+    of.check()
+    (folder / "c.pem").unlink()
+    of.check()
+    assert of.days_left()["tls_certificate"] == 2.0
+
+
+async def test_files_are_watched_while_the_process_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificate_expiry, "CHECK_SECONDS", 0.001)
+    clock, seen = Clock(40), asyncio.Event()
+    of = expiry(folder, clock)
+    check = of.check
+
+    def checked() -> None:
+        check()
+        if of.days_left()["tls_certificate"] > 50:
+            seen.set()
+
+    monkeypatch.setattr(of, "check", checked)
+    watching = asyncio.create_task(of.watch())
+    (folder / "c.pem").write_bytes(certificate(END + 100 * DAY))
+    async with asyncio.timeout(60):
+        await seen.wait()
+    watching.cancel()
+
+
+async def test_without_certificates_nothing_is_watched() -> None:
+    async with asyncio.timeout(60):
+        await CertificateExpiry({"tls": None}).watch()
