@@ -193,6 +193,11 @@ def forked(worker: ChildSpec) -> ChildSpec:
     return worker if server is None else replace(worker, environment=server.environment, start=server.start)
 
 
+def with_secret(child: ChildSpec) -> ChildSpec:
+    """The same with the secret of the workers that are forked."""
+    return replace(child, environment={**os.environ, **ENVIRONMENT})
+
+
 @dataclass
 class OwnCoordinator:
     """A coordinator beside the shared one; it has no model and starts quickly."""
