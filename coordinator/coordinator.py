@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -25,6 +26,7 @@ from coordinator.reporting import Reporting
 from coordinator.requests import Reader, Request, Requests
 from coordinator.round import RoundMachine
 from coordinator.running import Parts, Running
+from coordinator.setup_warnings import setup_warnings
 from coordinator.structures import Structures
 from coordinator.tenants import TenantRecorder
 from coordinator.throughput import tell_throughput
@@ -48,6 +50,8 @@ from paceline.rpc.certificate_expiry import CertificateExpiry
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
 from paceline.rpc.info import check_compatible, check_role
 from paceline.v1 import common_pb2
+
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -86,6 +90,7 @@ class Coordinator:
         self._machines = Machines(config, vocabulary)
         self._structures = Structures(vocabulary)
         self._target_found = asyncio.Event()
+        self._warned: set[str] = set()
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
         self.draining = False
@@ -135,6 +140,14 @@ class Coordinator:
         if not served:
             raise UnavailableError("no target worker is there yet")
         return min(served, key=lambda each: (each[0], each[1].max_model_len))[1]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is set up so that less is drafted than could be; empty before a target was there."""
+        if not self.has_target:
+            return []
+        drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
+        return setup_warnings(self.config.num_speculative_tokens, self.target_info(), drafts)
 
     @property
     def model_name(self) -> str:
@@ -433,6 +446,10 @@ class Coordinator:
     def _ready(self, link: Link) -> None:
         if link.role == "target":
             self._target_found.set()
+        for warning in self.warnings:
+            if warning not in self._warned:
+                log.warning("%s", warning)
+                self._warned.add(warning)
         self.dispatcher.link_ready(link)
         self.readiness_changed.set()
 

@@ -29,6 +29,7 @@ from paceline.core.clock import monotonic
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import TokenLogprobs
 from paceline.rpc import codec
+from paceline.rpc.chat_codec import chat_from_proto
 from paceline.rpc.server import Server
 from paceline.rpc.status import abort
 from paceline.v1 import generation_pb2 as pb
@@ -147,6 +148,25 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     async def _detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=await self._coordinator.detokenize(request.token_ids))
 
+    async def ApplyChatTemplate(  # noqa: N802
+        self, request: pb.ApplyChatTemplateRequest, context: Context
+    ) -> pb.ApplyChatTemplateResponse:
+        """A conversation as a prompt."""
+        return await _or_abort(context, self._apply_chat_template, request)
+
+    async def _apply_chat_template(
+        self, request: pb.ApplyChatTemplateRequest
+    ) -> pb.ApplyChatTemplateResponse:
+        call = chat_from_proto(request)
+        ids = await self._conversations.encode(
+            call.messages,
+            add_generation_prompt=call.add_generation_prompt,
+            continue_final_message=call.continue_final_message,
+            variables=call.variables,
+        )
+        length = self._coordinator.target_info().max_model_len
+        return pb.ApplyChatTemplateResponse(token_ids=ids, max_model_len=length)
+
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """The coordinator and its workers, as they are now."""
         return await _or_abort(context, self._status, request)
@@ -168,6 +188,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             failed_requests=dispatcher.failed,
             num_preemptions=dispatcher.num_preemptions,
             http_address=self._http.address if self._http is not None else "",
+            warnings=coordinator.warnings,
         )
         workers = await asyncio.gather(*(_worker(link) for link in coordinator.links))
         return pb.GetStatusResponse(coordinator=status, workers=workers)

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli import benching, certifying, generation, keys, loadtesting, planning, serving
+from paceline.cli import benching, certifying, chatting, generation, keys, loadtesting, planning, serving
 from paceline.cli.command import Commands, told_as
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
@@ -29,7 +29,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serving, generation, keys, certifying, planning, benching, loadtesting):
+for module in (serving, generation, chatting, keys, certifying, planning, benching, loadtesting):
     module.register(app)
 
 

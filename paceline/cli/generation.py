@@ -113,12 +113,13 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
     mine = answer.coordinator
     mode = mine.acceptance_mode.value if mine.acceptance_mode else "unknown"
     http = f"\nHTTP at {scheme}://{mine.http_address}/v1" if mine.http_address else ""
+    warnings = "".join(f"\nwarning: {warning}" for warning in mine.warnings)
     return (
         f"K = {mine.num_speculative_tokens}, acceptance {mode}, "
         f"prompt lookup {'on' if mine.prompt_lookup else 'off'}; "
         f"{mine.running} running, {mine.waiting} waiting, "
         f"{mine.finished_requests} finished, {mine.failed_requests} failed completions (each of n), "
-        f"{mine.num_preemptions} preempted{http}"
+        f"{mine.num_preemptions} preempted{http}{warnings}"
     )
 
 

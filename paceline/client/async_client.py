@@ -24,6 +24,7 @@ from paceline.client.channel import (
     readable,
     translated,
 )
+from paceline.client.chatting import AsyncChatting
 from paceline.client.reaching import Reach, checked_address
 from paceline.client.reading import Call, Reading
 from paceline.client.results import GenerationChunk, GenerationResult
@@ -167,7 +168,7 @@ class AsyncGenerationStream:
             self._leave()
 
 
-class AsyncClient:
+class AsyncClient(AsyncChatting):
     """Talks to one coordinator, within one event loop. Errors are those of `Client`."""
 
     def __init__(
@@ -272,6 +273,13 @@ class AsyncClient:
         task = loop.create_task(_answered(call))
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
+
+    async def _apply_chat_template(
+        self,
+        request: generation_pb2.ApplyChatTemplateRequest,
+        timeout: float | None,  # noqa: ASYNC109
+    ) -> generation_pb2.ApplyChatTemplateResponse:
+        return await self._unary(self._service().ApplyChatTemplate, request, timeout)
 
     async def tokenize(
         self,

@@ -126,6 +126,8 @@ class CoordinatorStatus:
     """Empty where HTTP is not served."""
     num_preemptions: int
     """Times a sequence that was being generated had to wait for blocks of the target's cache."""
+    warnings: tuple[str, ...] = ()
+    """What is set up so that less is drafted than could be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from paceline.client.channel import (
     cut_by,
     translated,
 )
+from paceline.client.chatting import Chatting
 from paceline.client.reaching import Reach, checked_address
 from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
@@ -175,7 +176,7 @@ class GenerationStream:
             self._leave(self._client._abandoning.soon)
 
 
-class Client:
+class Client(Chatting):
     """Talks to one coordinator. Threads may share it.
 
     Every method raises an error of `paceline.core.errors`: InvalidArgumentError naming the field,
@@ -265,6 +266,11 @@ class Client:
     def _generate(self, request: generation_pb2.GenerateRequest, timeout: float | None) -> _Call:
         with translated():
             return self._stub.Generate(request, timeout=timeout, metadata=self._metadata)
+
+    def _apply_chat_template(
+        self, request: generation_pb2.ApplyChatTemplateRequest, timeout: float | None
+    ) -> generation_pb2.ApplyChatTemplateResponse:
+        return self._unary(self._stub.ApplyChatTemplate, request, timeout)
 
     def tokenize(self, text: str, *, timeout: float | None = None) -> tuple[int, ...]:
         """The target's token ids of `text`."""

@@ -744,6 +744,92 @@ class DetokenizeResponse(_message.Message):
 Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
+class ChatMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """system, developer, user or assistant."""
+    content: _builtins.str
+    name: _builtins.str
+    """Who speaks, where the template shows it; empty: nobody is named."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ApplyChatTemplateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    VARIABLES_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """Whether the prompt ends with the opening of the assistant's turn. Unset: it does, unless the last message
+    is continued.
+    """
+    continue_final_message: _builtins.bool
+    """The prompt ends where the content of the last message ends."""
+    variables: _builtins.str
+    """More variables of the template: a JSON object, or empty."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        variables: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "variables", b"variables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+
+Global___ApplyChatTemplateRequest: _TypeAlias = ApplyChatTemplateRequest  # noqa: Y015
+
+@_typing.final
+class ApplyChatTemplateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    max_model_len: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_model_len: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyChatTemplateResponse: _TypeAlias = ApplyChatTemplateResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -810,6 +896,7 @@ class CoordinatorStatus(_message.Message):
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     process_id: _builtins.int
     running: _builtins.int
@@ -833,6 +920,10 @@ class CoordinatorStatus(_message.Message):
     """Draft tokens may be copied from a sequence's own text, where a request does not say. Not with a fixed
     number of them in rejection or block mode above temperature 0.
     """
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is set up so that less is drafted than could be, each in a sentence."""
+
     def __init__(
         self,
         *,
@@ -849,10 +940,11 @@ class CoordinatorStatus(_message.Message):
         max_num_speculative_tokens: _builtins.int = ...,
         num_preemptions: _builtins.int = ...,
         prompt_lookup: _builtins.bool = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_mode", b"acceptance_mode", "address", b"address", "auto_num_speculative_tokens", b"auto_num_speculative_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "http_address", b"http_address", "max_num_speculative_tokens", b"max_num_speculative_tokens", "num_preemptions", b"num_preemptions", "num_speculative_tokens", b"num_speculative_tokens", "process_id", b"process_id", "prompt_lookup", b"prompt_lookup", "running", b"running", "waiting", b"waiting", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

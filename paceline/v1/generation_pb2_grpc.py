@@ -60,6 +60,11 @@ class GenerationServiceStub:
                 request_serializer=paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.ApplyChatTemplate = channel.unary_unary(
+                '/paceline.v1.GenerationService/ApplyChatTemplate',
+                request_serializer=paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/paceline.v1.GenerationService/GetStatus',
                 request_serializer=paceline_dot_v1_dot_generation__pb2.GetStatusRequest.SerializeToString,
@@ -102,6 +107,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ApplyChatTemplate(self, request, context):
+        """A conversation as the prompt that the model's chat template makes of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -135,6 +147,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'ApplyChatTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyChatTemplate,
+                    request_deserializer=paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -278,6 +295,33 @@ class GenerationService:
             '/paceline.v1.GenerationService/Detokenize',
             paceline_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             paceline_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyChatTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.GenerationService/ApplyChatTemplate',
+            paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateRequest.SerializeToString,
+            paceline_dot_v1_dot_generation__pb2.ApplyChatTemplateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class GenerationServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
+    ApplyChatTemplate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ApplyChatTemplateRequest, _generation_pb2.ApplyChatTemplateResponse]
+    """A conversation as the prompt that the model's chat template makes of it."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetStatusRequest, _generation_pb2.GetStatusResponse]
 
 @_typing.type_check_only
@@ -52,6 +54,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    ApplyChatTemplate: _aio.UnaryUnaryMultiCallable[_generation_pb2.ApplyChatTemplateRequest, _generation_pb2.ApplyChatTemplateResponse]  # type: ignore[assignment]
+    """A conversation as the prompt that the model's chat template makes of it."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetStatusRequest, _generation_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -92,6 +96,14 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ApplyChatTemplate(
+        self,
+        request: _generation_pb2.ApplyChatTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ApplyChatTemplateResponse, _abc.Awaitable[_generation_pb2.ApplyChatTemplateResponse]]:
+        """A conversation as the prompt that the model's chat template makes of it."""
 
     @_abc_1.abstractmethod
     def GetStatus(

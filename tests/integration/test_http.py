@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import select
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,6 +22,9 @@ from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, togeth
 from harness.waiting import HANG
 from harness.web import Http, connect
 
+from paceline import AsyncClient
+from paceline.core.errors import InvalidArgumentError
+
 TEMPLATE = (
     "{% for message in messages %}{{ '# ' + message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '# assistant:' }}{% endif %}"
@@ -24,6 +33,7 @@ MESSAGES: list[Any] = [
     {"role": "system", "content": "Write Python."},
     {"role": "user", "content": "A function that adds two numbers."},
 ]
+TERMINAL = {**os.environ, "TERM": "dumb"}
 SAMPLING: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 7}
 EVERYTHING: dict[str, Any] = {"ignore_eos": True}
 
@@ -362,3 +372,55 @@ def test_an_answer_may_be_begun_for_the_model(chat: Http, chatting: OwnCoordinat
     assert got.usage is not None
     assert got.usage.prompt_tokens == len(ids)
     assert got.choices[0].message.content == chatting.client.generate(ids, SAMPLING, timeout=HANG).text
+
+
+# ---- conversations without HTTP -------------------------------------------------------------------
+
+
+async def test_both_clients_chat_as_http_does(chat: Http, chatting: OwnCoordinator) -> None:
+    want = chat.openai.chat.completions.create(model=chat.model, messages=MESSAGES, **SAMPLING)
+    text = want.choices[0].message.content
+    assert chatting.client.chat(MESSAGES, SAMPLING, timeout=HANG).text == text
+    assert "".join(c.text for c in chatting.client.stream_chat(MESSAGES, SAMPLING, timeout=HANG)) == text
+    async with AsyncClient(chatting.client.address) as client:
+        assert (await client.chat(MESSAGES, SAMPLING, timeout=HANG)).text == text
+        async with await client.stream_chat(MESSAGES, SAMPLING, timeout=HANG) as stream:
+            assert "".join([chunk.text async for chunk in stream]) == text
+
+
+def test_a_server_without_a_template_names_what_it_needs(stack: RunningStack) -> None:
+    with pytest.raises(InvalidArgumentError, match="--chat-template FILE"):
+        stack.client.chat(MESSAGES, timeout=HANG)
+
+
+def test_a_terminal_s_chat_ends_replies_and_then_itself(chatting: OwnCoordinator) -> None:
+    """Ctrl-C while a reply is written, then Ctrl-D."""
+    mine, theirs = pty.openpty()
+    words = [sys.executable, "-P", "-m", "paceline", "chat", "--address", chatting.client.address]
+    command = [*words, "--ignore-eos", "--temperature", "0"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=TERMINAL)
+    os.close(theirs)
+    seen = b""
+
+    def until(words: bytes, more: int = 0) -> None:
+        nonlocal seen
+        while not (words in seen and len(seen) >= seen.index(words) + len(words) + more):
+            ready, _, _ = select.select([mine], [], [], HANG)
+            assert ready, seen
+            seen += os.read(mine, 4096)
+
+    try:
+        until(b"> ")
+        seen = b""
+        os.write(mine, b"def main():\n")
+        until(b"def main():\r\n", 20)
+        process.send_signal(signal.SIGINT)
+        seen = b""
+        until(b"\r\n> ")
+        os.write(mine, b"\x04")
+        assert process.wait(HANG) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(mine)
+    assert chatting.client.status(timeout=HANG).coordinator.running == 0

@@ -81,3 +81,9 @@ def test_what_is_counted_is_named() -> None:
     """A request with `n` of 3 is three of them."""
     told = _summary(ServerStatus(replace(COORDINATOR, finished_requests=3, failed_requests=1), ()), "http")
     assert "3 finished, 1 failed completions (each of n)" in told
+
+
+def test_warnings_of_the_coordinator_are_shown() -> None:
+    warned = replace(COORDINATOR, warnings=("a draft is short", "a draft is idle"))
+    *_, first, second = _summary(ServerStatus(warned, ()), "http").splitlines()
+    assert (first, second) == ("warning: a draft is short", "warning: a draft is idle")

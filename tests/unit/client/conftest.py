@@ -143,6 +143,11 @@ class FakeCoordinator(generation_pb2_grpc.GenerationServiceServicer):
         text = bytes(request.token_ids).decode()
         return self._unary(request, context, generation_pb2.DetokenizeResponse(text=text))
 
+    def ApplyChatTemplate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        text = "".join(f"[{message.role}]{message.content}" for message in request.messages)
+        response = generation_pb2.ApplyChatTemplateResponse(token_ids=list(text.encode()))
+        return self._unary(request, context, response)
+
     def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
         model = generation_pb2.Model(id="tiny", max_model_len=64, vocabulary_size=256)
         return self._unary(request, context, generation_pb2.ListModelsResponse(models=[model]))
@@ -251,6 +256,9 @@ class BlockingAsyncClient:
             return self._client.stream(*args, **kwargs)
 
         return BlockingStream(self._runner, self._runner.run(start()))
+
+    def stream_chat(self, *args: Any, **kwargs: Any) -> BlockingStream:
+        return BlockingStream(self._runner, self._runner.run(self._client.stream_chat(*args, **kwargs)))
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)

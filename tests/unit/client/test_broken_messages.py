@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import InternalError
 
 RUBBISH = b"\xff"
-UNARY = ("Tokenize", "Detokenize", "ListModels", "GetStatus")
+UNARY = ("Tokenize", "Detokenize", "ListModels", "GetStatus", "ApplyChatTemplate")
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def rubbish(messages: Any) -> Iterator[str]:
         lambda client: client.detokenize([1]),
         lambda client: client.models(),
         lambda client: client.status(),
+        lambda client: client.chat([{"role": "user", "content": "x"}]),
     ],
     ids=UNARY,
 )

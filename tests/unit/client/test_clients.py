@@ -168,7 +168,8 @@ def test_every_failure_is_an_error_of_the_tree(server: Any, client: Any, error: 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("tokenize", ["x"]), ("detokenize", [[65]]), ("models", []), ("status", [])]
+    ("method", "arguments"),
+    [("tokenize", ["x"]), ("detokenize", [[65]]), ("models", []), ("status", []), ("chat", [[]])],
 )
 def test_unary_failures_are_errors_of_the_tree(
     server: Any, client: Any, method: str, arguments: list[Any], error: Any

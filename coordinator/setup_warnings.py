@@ -1,0 +1,35 @@
+"""What is set up so that less is drafted than could be: said once in the log, and in every status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.checks import DraftTokens
+from paceline.v1 import common_pb2
+
+
+def setup_warnings(
+    num_speculative_tokens: DraftTokens,
+    target: common_pb2.WorkerInfo,
+    drafts: Sequence[common_pb2.WorkerInfo],
+) -> list[str]:
+    """A sentence for each.
+
+    Args:
+        num_speculative_tokens: K where a request does not say.
+        target: what a request may get.
+        drafts: those that were admitted.
+    """
+    shorter = [
+        f"the draft {draft.model} takes sequences of {draft.max_model_len} tokens, the target"
+        f" {target.max_model_len}: it proposes nothing beyond"
+        for draft in drafts
+        if draft.max_model_len < target.max_model_len
+    ]
+    idle = [
+        f"num_speculative_tokens is 0: the draft {draft.model} is loaded, and is asked only by requests that"
+        " name a number of their own"
+        for draft in drafts
+        if num_speculative_tokens == 0
+    ]
+    return list(dict.fromkeys([*shorter, *idle]))

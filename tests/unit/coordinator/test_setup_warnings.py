@@ -1,0 +1,38 @@
+"""What is set up so that less is drafted than could be is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.setup_warnings import setup_warnings
+from paceline.v1 import common_pb2
+
+
+def worker(model: str, length: int) -> common_pb2.WorkerInfo:
+    return common_pb2.WorkerInfo(model=model, max_model_len=length)
+
+
+TARGET = worker("large", 2048)
+
+
+def test_a_draft_as_long_as_the_target_is_no_warning() -> None:
+    drafts = [worker("small", 2048), worker("longer", 4096)]
+    assert setup_warnings("auto", TARGET, drafts) == setup_warnings(4, TARGET, []) == []
+    assert setup_warnings(0, TARGET, []) == []
+
+
+def test_a_shorter_draft_names_both_lengths() -> None:
+    (warning,) = setup_warnings("auto", TARGET, [worker("small", 1024)])
+    for word in ("small", "1024", "2048"):
+        assert word in warning
+
+
+def test_an_idle_draft_is_named() -> None:
+    (warning,) = setup_warnings(0, TARGET, [worker("small", 2048)] * 2)
+    assert "num_speculative_tokens is 0" in warning
+    assert "small" in warning
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_each_reason_has_a_sentence(k: int) -> None:
+    assert len(setup_warnings(k, TARGET, [worker("small", 1024)])) == (2 if k == 0 else 1)
