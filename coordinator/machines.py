@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.events import Deadlines, Phase
-from coordinator.habits import kind_of
 from coordinator.ledger import Ledger
-from coordinator.pair import Pair
-from coordinator.policy import Fixed, Goodput, Policy
 from coordinator.round import RoundMachine
+from coordinator.speculation.controller import Controller, Kind, kind_of
+from coordinator.speculation.policy import FixedLength, GoodputPolicy, Policy, TablePolicy
 from coordinator.vocabulary import Vocabulary
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
@@ -21,12 +20,14 @@ from paceline.v1 import common_pb2
 
 
 class Machines:
-    """Makes them as the server and the request say; all of them learn from one pair."""
+    """Makes them as the server and the request say; all of them share one controller."""
 
     def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary) -> None:
         self._config = config
         self._vocabulary = vocabulary
-        self._pair = Pair(config.max_num_speculative_tokens)
+        self._table = config.speculation_table
+        longest = max((k for _, _, k in self._table), default=config.max_num_speculative_tokens)
+        self._controller = Controller(longest)
 
     def make(
         self, call: GenerateCall, params: SequenceParams, ledger: Ledger, info: common_pb2.WorkerInfo
@@ -35,23 +36,27 @@ class Machines:
         config, sampling, asked = self._config, params.sampling, call.speculation
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
-        kind = kind_of(params.mode.value, sampling.temperature)
-        policy: Policy = (
-            Goodput(self._pair, self._pair.max_draft, kind) if k == AUTO else Fixed(self._pair, k, kind)
-        )
         return RoundMachine(
             # Unlike the request id it is never used twice, whatever clients choose.
             sequence_id=secrets.token_hex(12),
             ledger=ledger,
             params=params,
-            num_speculative_tokens=self._pair.max_draft if k == AUTO else k,
+            num_speculative_tokens=self._controller.max_draft if k == AUTO else k,
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
             phase=Phase.DONE if ledger.ended else Phase.NEW,
             prompt_lookup=self._looks_up(asked, k, params),
-            policy=policy,
+            policy=self._policy(k, kind_of(params.mode.value, sampling.temperature)),
         )
+
+    def _policy(self, k: DraftTokens, kind: Kind) -> Policy:
+        controller = self._controller
+        if k != AUTO:
+            return FixedLength(controller, k, kind)
+        if self._table:
+            return TablePolicy(controller, controller.max_draft, kind, table=self._table)
+        return GoodputPolicy(controller, controller.max_draft, kind)
 
     def _looks_up(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> bool:
         """Whether draft tokens may be copied from the text.

@@ -62,7 +62,7 @@ class Planner(Sequence):
         if match is None or most <= 0:
             return {}
         source = Match(min(match.length + drafted + 1, LONGEST), match.start + drafted + 1)
-        if not (count := self._policy.copy(source.length, most, 0)):
+        if not (count := self._policy.copy_length(source.length, most, 0)):
             return {}
         self._source_ahead = source
         tokens = copied(self.ledger.token_ids, match.start, drafted + 1 + count)
@@ -73,7 +73,11 @@ class Planner(Sequence):
         # The first round has no proposal, wherever it would come from.
         match = self._repetition() if self.round > 1 else None
         most = min(self.num_speculative_tokens, self._room_on_target())
-        if match is None or most <= 0 or not (count := self._policy.copy(match.length, most, self._wanted)):
+        if (
+            match is None
+            or most <= 0
+            or not (count := self._policy.copy_length(match.length, most, self._wanted))
+        ):
             return NOTHING
         self._copies(match)
         return Proposal(copied(self.ledger.token_ids, match.start, count))
@@ -84,7 +88,7 @@ class Planner(Sequence):
 
     def _repetition(self) -> Match | None:
         """Where the text went like this before, if that is of use."""
-        if not (self.prompt_lookup and self.num_speculative_tokens and self._policy.looks()):
+        if not (self.prompt_lookup and self.num_speculative_tokens):
             return None
         return self._text.find(self.ledger.token_ids)
 

@@ -45,9 +45,9 @@ from coordinator.events import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.member import Verification
 from coordinator.observer import RoundRecord
 from coordinator.planning import NOTHING, Planner
+from coordinator.speculation.policy import Verification
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -133,7 +133,7 @@ class RoundMachine(Planner):
         """Step 1: ask the draft for a proposal, unless the text has one or this round has none."""
         if self._client_behind:
             self.phase, self.deadline = Phase.PAUSED, None
-            self._policy.waits()
+            self._policy.on_suspend()
             return []
         self._wanted = self._next_round(now)
         proposal = self._copy_from_text()
@@ -154,7 +154,7 @@ class RoundMachine(Planner):
     def _ask_draft(self, now: float) -> list[Action]:
         draft = self._draft
         self._lacked = draft.unread(self.ledger)
-        self._policy.asks(self._lacked)
+        self._policy.on_draft_request(self._lacked)
         self.phase, self.deadline, draft.sent_at = Phase.DRAFTING, now + self.deadlines.draft, now
         return [ToDraft(c) for c in draft.ask(self.ledger, self.params, self.round, self._wanted)]
 
@@ -169,7 +169,7 @@ class RoundMachine(Planner):
             return self._without_draft(now)
         self._draft.has_read(self.ledger)
         drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
-        self._policy.proposed(drafted, waited, self._lacked, prefill)
+        self._policy.on_proposal(drafted, waited, self._lacked, prefill)
         return self._verify(event.proposal, now)
 
     def _foresee(self, event: Continuations) -> list[Action]:
@@ -217,7 +217,7 @@ class RoundMachine(Planner):
     def _hit(self, proposal: Proposal) -> None:
         self._draft.has_read(self.ledger)
         self._record.hit = True
-        self._policy.proposed(proposal.num_draft_tokens, 0.0, 0)
+        self._policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
         """Its trunk is the branch that came true; without an answer it looks ahead of that proposal."""
@@ -258,7 +258,7 @@ class RoundMachine(Planner):
     def _verifying(self, now: float, *, prefills: bool) -> None:
         self.phase, self.deadline, self._target.sent_at = Phase.VERIFYING, now + self.deadlines.target, now
         self._prefills = self._record.prefills = prefills
-        self._policy.verifying(self._proposal.num_draft_tokens, prefills=prefills, match=self._match)
+        self._policy.on_verify(self._proposal.num_draft_tokens, prefills=prefills, match_length=self._match)
 
     def _on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
         """Steps 3 and 4: commit, emit, and go on; each worker rolls its own cache back."""
@@ -275,7 +275,7 @@ class RoundMachine(Planner):
             self.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, self.ledger.prompt_length)
         timing = None if self._prefills else Verification.of(waited, verdict.timings)
         # The policy learns from the whole verdict; what is counted is what is committed.
-        self._policy.judged(num_draft, verdict.num_accepted, timing, self._match)
+        self._policy.on_verdict(num_draft, verdict.num_accepted, timing, self._match)
         # The worker extended its own copy of the ledger with the same tokens.
         self._target.known, self._target.computed = len(self.ledger) + len(verdict.token_ids), True
         following, self._target.losses = self._following(verdict), 0
@@ -368,7 +368,7 @@ class RoundMachine(Planner):
         there. One that refused the opening never had it.
         """
         self.phase, self.deadline = Phase.WAITING, None
-        self._policy.waits()
+        self._policy.on_suspend()
         self._target.attempts = 0
         closing = self._close_target() if refused_round == 0 else []
         preempted, self._target.computed = self._target.computed, False

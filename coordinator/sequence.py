@@ -8,9 +8,9 @@ from coordinator.events import Action, Deadlines, Fail, Phase, ToDraft, ToTarget
 from coordinator.ledger import Ledger
 from coordinator.lookup import Match, TextIndex
 from coordinator.observer import RoundRecord
-from coordinator.pair import Pair
 from coordinator.peer import DraftPeer, TargetPeer
-from coordinator.policy import Fixed, Policy
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength, Policy
 from coordinator.stats import RoundTimes, SpeculationStats
 from paceline.core.errors import InternalError, PacelineError
 from paceline.core.types import Proposal, SequenceParams
@@ -73,7 +73,7 @@ class Sequence:
     def __post_init__(self, policy: Policy | None) -> None:
         """Nothing is known of the workers."""
         k = self.num_speculative_tokens
-        self._policy = policy if policy is not None else Fixed(Pair(k), k)
+        self._policy = policy if policy is not None else FixedLength(Controller(k), k)
         self._target, self._draft = TargetPeer(self.sequence_id), DraftPeer(self.sequence_id)
 
     @property
@@ -110,7 +110,7 @@ class Sequence:
     def _stall(self, now: float) -> None:
         """No target worker: keep everything, and wait for one up to the recovery deadline."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
-        self._policy.waits()
+        self._policy.on_suspend()
 
     def _lose_target(self, now: float) -> list[Action]:
         """The target worker is gone, perhaps by what this sequence asked of it."""
@@ -154,7 +154,7 @@ class Sequence:
         """Both workers may forget the sequence."""
         actions = [*self._close_target(), *self._close_draft()]
         self.phase, self.deadline = Phase.DONE, None
-        self._policy.leave()
+        self._policy.on_suspend()
         return actions
 
     def _fail(self, error: PacelineError) -> list[Action]:

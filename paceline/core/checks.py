@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -69,6 +70,31 @@ def draft_tokens(name: str, value: Any) -> DraftTokens:
     most = limits.MAX_SPECULATIVE_TOKENS
     require(0 <= integer(name, value) <= most, name, f"must be between 0 and {most}, got {value}")
     return int(value)
+
+
+def draft_token_table(name: str, text: str) -> tuple[tuple[int, int, int], ...]:
+    """Rows of (lowest number of sequences, highest, K) from a JSON list; without gaps from 1 on.
+
+    Raises InvalidArgumentError naming the field.
+    """
+    if not text:
+        return ()
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(name, f"must be a JSON list: {error}") from None
+    require(isinstance(rows, list) and bool(rows), name, "must be a list of [lowest, highest, K]")
+    table: list[tuple[int, int, int]] = []
+    for i, row in enumerate(rows):
+        where = f"{name}[{i}]"
+        require(isinstance(row, list) and len(row) == 3, where, "must be [lowest, highest, K]")
+        lowest, highest = integer(where, row[0]), integer(where, row[1])
+        follows = table[-1][1] + 1 if table else 1
+        require(lowest == follows, where, f"must begin with {follows}, got {lowest}")
+        require(highest >= lowest, where, f"must end with {lowest} or more, got {highest}")
+        require(row[2] != AUTO, where, f"must have a number for K, got {AUTO!r}")
+        table.append((lowest, highest, int(draft_tokens(where, row[2]))))
+    return tuple(table)
 
 
 def items(name: str, value: Any) -> tuple[Any, ...]:

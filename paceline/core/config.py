@@ -7,7 +7,14 @@ import socket
 from dataclasses import dataclass
 
 from paceline.core import limits
-from paceline.core.checks import AUTO, DraftTokens, device, draft_tokens, host_and_port
+from paceline.core.checks import (
+    AUTO,
+    DraftTokens,
+    device,
+    draft_token_table,
+    draft_tokens,
+    host_and_port,
+)
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
@@ -246,6 +253,9 @@ class CoordinatorConfig:
     num_speculative_tokens: DraftTokens = AUTO
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
+    num_speculative_tokens_per_batch_size: str = ""
+    """K by the number of sequences, where K is `auto`: a JSON list of [lowest number, highest number, K], such as
+    [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
     """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
@@ -330,6 +340,10 @@ class CoordinatorConfig:
             "max_num_speculative_tokens",
             f"must be between 1 and {limits.MAX_SPECULATIVE_TOKENS}",
         )
+        if self.num_speculative_tokens_per_batch_size:
+            name = "num_speculative_tokens_per_batch_size"
+            _check(self.num_speculative_tokens == AUTO, name, f"needs num_speculative_tokens {AUTO!r}")
+            _ = self.speculation_table
         for name in ("draft_timeout", "target_timeout", "recovery_timeout", "unread_timeout"):
             _check(getattr(self, name) > 0, name, "must be positive")
         _check(self.resume_seconds >= 0, "resume_seconds", "must not be negative")
@@ -357,6 +371,13 @@ class CoordinatorConfig:
         _ = self.tls
         without_authority = self.worker_tls is not None and not self.worker_tls_ca
         _check(not without_authority, "worker_tls_ca", "is required with worker_tls_certificate")
+
+    @property
+    def speculation_table(self) -> tuple[tuple[int, int, int], ...]:
+        """`num_speculative_tokens_per_batch_size` as rows; none if it is empty."""
+        return draft_token_table(
+            "num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size
+        )
 
     @property
     def tls(self) -> Tls | None:

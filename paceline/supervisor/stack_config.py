@@ -51,6 +51,7 @@ _COORDINATOR = (
     "generation_config",
     "num_speculative_tokens",
     "max_num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
     "acceptance",
     "prompt_lookup",
     "draft_timeout",

@@ -14,9 +14,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.member import Verification
-from coordinator.pair import Pair
-from coordinator.policy import Goodput, Policy
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import GoodputPolicy, Policy, Verification
 
 MAX_K = 8
 
@@ -97,33 +96,28 @@ def text_of_all_kinds(number: int, now: float) -> Callable[[int], float]:
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """The same K in every round, as `Fixed`. It learns nothing, for nobody asks what it learned: that is half
-    of the time that simulating it takes."""
+    """The same K in every round, as `FixedLength`, but without learning, which is half of the time that
+    simulating takes."""
 
     num_draft: int
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         return min(self.num_draft, most)
 
-    def asks(self, lacking: int) -> None: ...
-
-    def looks(self) -> bool:
-        return False
-
-    def copy(self, match: int, most: int, drafting: int) -> int:
+    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
         return 0
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
+    def on_draft_request(self, lacking: int) -> None: ...
 
-    def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None: ...
+    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
 
-    def judged(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0
+    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None: ...
+
+    def on_verdict(
+        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
     ) -> None: ...
 
-    def waits(self) -> None: ...
-
-    def leave(self) -> None: ...
+    def on_suspend(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -172,8 +166,8 @@ class ClosedLoop:
     tokens: int = 96
     prompt: int = 40
     seed: int = 0
-    make: Callable[[Pair], Policy] | None = None
-    pair: Pair = field(default_factory=lambda: Pair(MAX_K))
+    make: Callable[[Controller], Policy] | None = None
+    controller: Controller = field(default_factory=lambda: Controller(MAX_K))
     now: float = 0.0
     made: int = 0
     drafted: int = 0
@@ -211,9 +205,9 @@ class ClosedLoop:
         number = next(self.numbers)
         policy: Policy
         if self.make is not None:
-            policy = self.make(self.pair)
+            policy = self.make(self.controller)
         elif self.num_draft is None:
-            policy = Goodput(self.pair, MAX_K)
+            policy = GoodputPolicy(self.controller, MAX_K)
         else:
             policy = Always(self.num_draft)
         length = self.prompt
@@ -230,11 +224,11 @@ class ClosedLoop:
             self.plan(job)
             return
         job.lacking = job.unread = job.length - job.drafted_to
-        job.policy.asks(job.lacking)
+        job.policy.on_draft_request(job.lacking)
         job.drafted_to = job.length
         idle = self.concurrency <= 4 and job.lacking <= MAX_K + 1
         if idle and self.rng.random() < self.machine.hit_rate:
-            job.policy.proposed(k, 0.0, job.lacking)
+            job.policy.on_proposal(k, 0.0, job.lacking)
             self.verify(job)
             return
         job.sent_at, job.steps_left, job.prefill = self.now, k, 0.0
@@ -298,7 +292,7 @@ class ClosedLoop:
         self.draft_pass()
 
     def proposal(self, job: Job) -> None:
-        job.policy.proposed(job.num_draft, self.now - job.sent_at, job.lacking, job.prefill)
+        job.policy.on_proposal(job.num_draft, self.now - job.sent_at, job.lacking, job.prefill)
         self.verify(job)
 
     def verify(self, job: Job) -> None:
@@ -306,7 +300,7 @@ class ClosedLoop:
         self.hop(self.target_arrives, job)
 
     def waits(self, job: Job) -> None:
-        job.policy.verifying(job.num_draft, prefills=job.first)
+        job.policy.on_verify(job.num_draft, prefills=job.first)
         job.sent_at, job.number = self.now, job.number + 1
 
     def target_arrives(self, job: Job) -> None:
@@ -346,8 +340,8 @@ class ClosedLoop:
         while accepted < job.num_draft and self.rng.random() < rate:
             accepted += 1
         waited, job.prefill_before = prefill + job.prefill_before, 0
-        timing = None if job.first else Verification(self.now - job.sent_at, rows, sequences, waited)
-        job.policy.judged(job.num_draft, accepted, timing)
+        timing = None if job.first else Verification(self.now - job.sent_at, waited)
+        job.policy.on_verdict(job.num_draft, accepted, timing)
         job.first = False
         made = min(accepted + 1, job.remaining)
         self.made += made
@@ -361,5 +355,5 @@ class ClosedLoop:
         elif job.remaining:
             self.begin(job)
         else:
-            job.policy.leave()
+            job.policy.on_suspend()
             self.start()

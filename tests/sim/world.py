@@ -22,10 +22,10 @@ import coordinator.dispatcher as dispatcher_module
 from coordinator.dispatcher import Dispatcher
 from coordinator.events import Deadlines, Phase
 from coordinator.ledger import Commit, Finish, Ledger
-from coordinator.pair import Pair
-from coordinator.policy import Fixed, Goodput
 from coordinator.round import RoundMachine
 from coordinator.running import Running
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength, GoodputPolicy
 from draft_worker.drafter import Drafter
 from paceline.core import limits
 from paceline.core.checks import AUTO, DraftTokens
@@ -362,16 +362,14 @@ class Client:
         self.finish = part.finish
 
 
-def experienced_pair() -> Pair:
+def experienced_controller() -> Controller:
     """One that has found drafting worth while, so that short runs draft."""
-    pair = Pair(MAX_K)
+    controller = Controller(MAX_K)
     for power in range(12):
-        load = pair.costs.at(2**power)
         for k in range(MAX_K + 1):
             for _ in range(10):
-                load.verdict.observe(k, 0.006 + 0.0002 * k)
-                load.drafting.observe(k, 0.001 * (k > 0))
-    return pair
+                controller.costs.add(k, 0.001 * (k > 0), 0.006 + 0.0002 * k, 2**power)
+    return controller
 
 
 class CheckedDispatcher(Dispatcher):
@@ -420,7 +418,7 @@ class World:
         self.trace: deque[str] = deque(maxlen=40)
         self.calendar: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._tie = itertools.count()
-        self.pair = experienced_pair()
+        self.controller = experienced_controller()
         self.dispatcher = CheckedDispatcher(max_running, max_waiting, self.clock)
         self.batch = batch
         self.checks = checks
@@ -542,7 +540,9 @@ class World:
             self.max_model_len,
             deadline=self.clock() + DEADLINES.recovery,
             prompt_lookup=request.prompt_lookup,
-            policy=Goodput(self.pair, MAX_K) if request.k == AUTO else Fixed(self.pair, request.k),
+            policy=GoodputPolicy(self.controller, MAX_K)
+            if request.k == AUTO
+            else FixedLength(self.controller, request.k),
         )
 
     def submit(self, request: Request) -> Client:
@@ -630,9 +630,9 @@ class World:
         self.after(TICK, self._tick)
 
     def _check_rest(self) -> None:
-        pair = self.pair
-        if pair.sequences or pair.drafting or pair.catching_up or pair.prefilling:
-            raise SimulationError(f"the policy still counts {pair.sequences} sequences")
+        controller = self.controller
+        if controller.sequences or controller.reading:
+            raise SimulationError(f"the policy still counts {controller.sequences} sequences")
         if self.dispatcher.running or self.dispatcher.waiting or self.dispatcher._sequences:
             raise SimulationError("the dispatcher still holds sequences")
         for link in [*self.targets, *self.drafts]:

@@ -106,15 +106,21 @@ def test_what_was_begun_past_an_end_that_nobody_foresaw_is_closed() -> None:
 
 def test_every_round_is_chosen_once_while_the_one_before_lasts() -> None:
     it, policy = chosen(0, 0, 0, 0, 2)
-    assert [c[0] for c in policy.told()] == ["verifying", "choose", "judged", "verifying", "choose"]
+    assert [c[0] for c in policy.told()] == ["on_verify", "choose", "on_verdict", "on_verify", "choose"]
     for _ in range(2):
         goes_on(it, 5)
-        assert [c[0] for c in policy.told()] == ["judged", "verifying", "choose"]
+        assert [c[0] for c in policy.told()] == ["on_verdict", "on_verify", "choose"]
     actions = goes_on(it, 5)
     assert commands(actions) == [], "the next round is drafted for"
     (asked,) = [c for c in commands(it.judge(6)) if isinstance(c, DraftRound)]
     assert asked.num_draft_tokens == 2
-    assert [c[0] for c in policy.told()] == ["judged", "verifying", "choose", "judged", "asks"]
+    assert [c[0] for c in policy.told()] == [
+        "on_verdict",
+        "on_verify",
+        "choose",
+        "on_verdict",
+        "on_draft_request",
+    ]
 
 
 def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
@@ -188,10 +194,10 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
     assert goes_on_with(it, 2, 1, 2, 3, 1) == [told(5, N + 7)]
     assert it.machine.committed.copied
     assert it.generated == [1, 2, 3, 1, 2, 3, 1]
-    assert [c for c in policy.told() if c[0] == "copy"] == [
-        ("copy", 3, 5, 0),
-        ("copy", 7, 5, 0),
-        ("copy", 10, 5, 0),
+    assert [c for c in policy.told() if c[0] == "copy_length"] == [
+        ("copy_length", 3, 5, 0),
+        ("copy_length", 7, 5, 0),
+        ("copy_length", 10, 5, 0),
     ]
     stats = it.machine.stats
     assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (1, 0)
@@ -204,7 +210,7 @@ def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
     verify, ahead = commands(it.judge(3))
     assert verify == VerifyRound("s", 1, 4, N + 3, (), Proposal((1, 2, 3)))
     assert ahead == told(4, N + 3)
-    assert policy.told()[-2:] == [("verifying", 3, False, 3), ("copy", 7, 5, 0)]
+    assert policy.told()[-2:] == [("on_verify", 3, False, 3), ("copy_length", 7, 5, 0)]
     assert it.machine._record.copied
 
 

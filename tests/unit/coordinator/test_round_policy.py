@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.events import Signal
-from coordinator.member import Verification
+from coordinator.speculation.policy import Verification
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import (
     Continuations,
@@ -31,37 +31,34 @@ class Scripted:
     copies: list[int] = field(default_factory=list)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     prefills: list[float] = field(default_factory=list)
-    open_eyes: bool = True
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         self.calls.append(("choose", most, lacking, remaining))
         return min(self.ks.pop(0), most)
 
-    def proposed(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
-        self.calls.append(("proposed", num_draft, seconds, lacking))
+    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+        self.calls.append(("on_proposal", num_draft, seconds, lacking))
         self.prefills.append(prefill)
 
-    def asks(self, lacking: int) -> None:
-        self.calls.append(("asks", lacking))
+    def on_draft_request(self, lacking: int) -> None:
+        self.calls.append(("on_draft_request", lacking))
 
-    def looks(self) -> bool:
-        return self.open_eyes
-
-    def copy(self, match: int, most: int, drafting: int) -> int:
-        self.calls.append(("copy", match, most, drafting))
+    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
+        self.calls.append(("copy_length", match_length, most, num_draft))
         return min(self.copies.pop(0), most) if self.copies else 0
 
-    def verifying(self, num_draft: int, *, prefills: bool, match: int = 0) -> None:
-        self.calls.append(("verifying", num_draft, prefills, *([match] if match else [])))
+    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None:
+        self.calls.append(("on_verify", num_draft, prefills, *([match_length] if match_length else [])))
 
-    def judged(self, num_draft: int, num_accepted: int, timing: Verification | None, match: int = 0) -> None:
-        self.calls.append(("judged", num_draft, num_accepted, timing, *([match] if match else [])))
+    def on_verdict(
+        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
+    ) -> None:
+        self.calls.append(
+            ("on_verdict", num_draft, num_accepted, timing, *([match_length] if match_length else []))
+        )
 
-    def waits(self) -> None:
-        self.calls.append(("waits",))
-
-    def leave(self) -> None:
-        self.calls.append(("leave",))
+    def on_suspend(self) -> None:
+        self.calls.append(("on_suspend",))
 
     def told(self) -> list[tuple[Any, ...]]:
         """What was written down since the last time."""
@@ -91,10 +88,10 @@ def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
     it, policy = begun(2)
     remaining = it.machine.ledger.remaining
     assert policy.told() == [
-        ("verifying", 0, True),
+        ("on_verify", 0, True),
         ("choose", 5, it.length - 1, remaining + 1),
-        ("judged", 0, 0, None),
-        ("asks", it.length),
+        ("on_verdict", 0, 0, None),
+        ("on_draft_request", it.length),
     ]
 
 
@@ -119,7 +116,7 @@ def test_who_waits_is_in_no_pass(why: str) -> None:
             it(Signal.CLIENT_BEHIND)
             it.judge(5)
             it.judge(6)
-    assert ("waits",) in policy.told()
+    assert ("on_suspend",) in policy.told()
 
 
 def test_a_round_is_told_with_what_was_waited_for() -> None:
@@ -128,13 +125,13 @@ def test_a_round_is_told_with_what_was_waited_for() -> None:
     lacked = it.length
     it.now += 0.25
     it.propose(7, 8)
-    assert policy.told() == [("proposed", 2, 0.25, lacked), ("verifying", 2, False)]
+    assert policy.told() == [("on_proposal", 2, 0.25, lacked), ("on_verify", 2, False)]
     it.now += 2.0
     actions = verdict(it, 7, 5)
     assert policy.told() == [
-        ("judged", 2, 1, Verification(2.0, 9, 2)),
+        ("on_verdict", 2, 1, Verification(2.0)),
         ("choose", 5, 2, it.machine.ledger.remaining),
-        ("asks", 2),
+        ("on_draft_request", 2),
     ]
     (command,) = sent(actions)
     assert isinstance(command, DraftRound)
@@ -149,9 +146,9 @@ def test_what_was_foreseen_took_no_drafting_and_was_chosen_once() -> None:
     assert [call[0] for call in policy.told()] == ["choose"]
     it(Continuations("s", 1, 2, it.length, {(2, 5): Proposal((6, 6, 6))}))
     verdict(it, 7, 5)
-    assert [call for call in policy.told() if call[0] != "judged"] == [
-        ("proposed", 3, 0.0, 0),
-        ("verifying", 3, False),
+    assert [call for call in policy.told() if call[0] != "on_verdict"] == [
+        ("on_proposal", 3, 0.0, 0),
+        ("on_verify", 3, False),
     ]
 
 
@@ -169,14 +166,14 @@ def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> 
     assert sent(it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))}))) == []
     (command,) = sent(verdict(it, 7, 5))
     assert command.proposal == Proposal()
-    assert policy.told()[-2:] == [("verifying", 0, False), ("choose", 5, 2, it.machine.ledger.remaining)]
+    assert policy.told()[-2:] == [("on_verify", 0, False), ("choose", 5, 2, it.machine.ledger.remaining)]
 
 
 def test_a_proposal_longer_than_wanted_is_not_believed() -> None:
     it, policy = begun(2)
     policy.told()
     it(DraftProposal("s", 1, 2, it.length, Proposal((7, 8, 9)), it.length + 2))
-    assert [call[0] for call in policy.told()] == ["verifying"]
+    assert [call[0] for call in policy.told()] == ["on_verify"]
 
 
 def test_a_draft_that_is_gone_is_not_asked_for() -> None:
@@ -184,7 +181,7 @@ def test_a_draft_that_is_gone_is_not_asked_for() -> None:
     it(Signal.DRAFT_LOST)
     policy.told()
     verdict(it, 5)
-    assert [call[0] for call in policy.told()] == ["judged", "verifying"]
+    assert [call[0] for call in policy.told()] == ["on_verdict", "on_verify"]
 
 
 def test_a_target_that_must_prefill_again_is_not_timed() -> None:
@@ -192,7 +189,7 @@ def test_a_target_that_must_prefill_again_is_not_timed() -> None:
     it(Signal.TARGET_LOST)
     policy.told()
     it(Signal.TARGET_READY)
-    assert policy.told() == [("verifying", 0, True)]
+    assert policy.told() == [("on_verify", 0, True)]
 
 
 def test_the_end_is_told_once() -> None:
@@ -200,7 +197,7 @@ def test_the_end_is_told_once() -> None:
     policy.told()
     it(Signal.CANCEL)
     it(Signal.CANCEL)
-    assert policy.told() == [("leave",)]
+    assert policy.told() == [("on_suspend",)]
 
 
 def copying(*copies: int, ks: tuple[int, ...] = (2, 2, 2), **options: Any) -> tuple[Driver, Scripted]:
@@ -228,12 +225,12 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert isinstance(command, VerifyRound)
     # The text is 1 2 3 1 2: then 3 1 2 came, and so on.
     assert command.proposal == Proposal((3, 1, 2))
-    assert [c[0] for c in policy.calls] == ["judged", "copy", "verifying", "choose"]
-    assert policy.told()[1:3] == [("copy", 2, 5, 2), ("verifying", 3, False, 2)]
+    assert [c[0] for c in policy.calls] == ["on_verdict", "copy_length", "on_verify", "choose"]
+    assert policy.told()[1:3] == [("copy_length", 2, 5, 2), ("on_verify", 3, False, 2)]
     actions = verdict(it, 3, 1, 4)
     assert it.generated == [1, 2, 3, 1, 4]
     told = policy.told()
-    assert told[0] == ("judged", 3, 2, Verification(0.0, 9, 2), 2)
+    assert told[0] == ("on_verdict", 3, 2, Verification(0.0), 2)
     assert it.machine.stats.num_prompt_lookups == 1
     assert it.machine.stats.num_draft_tokens == 3
     opening, asked = sent(actions)
@@ -242,20 +239,11 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert opening.token_ids == (1, 2, 3, 1, 2, 3, 1, 4)
 
 
-def test_no_match_is_looked_for_where_none_would_be_copied() -> None:
-    it, policy = copying(3, 0)
-    policy.open_eyes = False
-    asked = repeating(it, policy)
-    assert not any(isinstance(command, VerifyRound) for command in asked), "it is the draft that is asked"
-    assert [told[0] for told in policy.told()] == ["judged", "asks"], "what is wanted was settled before"
-    assert not it.machine._record.copied
-
-
 def test_a_copy_ends_where_the_answer_must() -> None:
     it, policy = copying(5, max_tokens=4)
     (command,) = repeating(it, policy)
     assert command.proposal == Proposal((3,))
-    assert ("copy", 2, 1, 1) in policy.told()
+    assert ("copy_length", 2, 1, 1) in policy.told()
 
 
 def test_copying_needs_no_draft_worker() -> None:
@@ -268,8 +256,8 @@ def test_copying_needs_no_draft_worker() -> None:
     (command,) = sent(it.judge(3))
     assert command.proposal == Proposal((1, 2, 3))
     # The second one is of what follows that copy.
-    copies = [call for call in policy.told() if call[0] in ("choose", "copy")]
-    assert copies == [("copy", 3, 5, 0), ("copy", 7, 5, 0)]
+    copies = [call for call in policy.told() if call[0] in ("choose", "copy_length")]
+    assert copies == [("copy_length", 3, 5, 0), ("copy_length", 7, 5, 0)]
 
 
 def test_what_is_not_worth_copying_is_drafted() -> None:
@@ -283,7 +271,7 @@ def test_without_prompt_lookup_nothing_is_looked_up() -> None:
     it, policy = copying(3)
     it.machine.prompt_lookup = False
     assert isinstance(repeating(it, policy)[-1], DraftRound)
-    assert all(call[0] != "copy" for call in policy.told())
+    assert all(call[0] != "copy_length" for call in policy.told())
 
 
 def test_a_request_without_draft_tokens_copies_none() -> None:
@@ -293,7 +281,7 @@ def test_a_request_without_draft_tokens_copies_none() -> None:
     it.judge(1)
     (command,) = sent(it.judge(2))
     assert command.proposal == Proposal()
-    assert all(call[0] != "copy" for call in policy.told())
+    assert all(call[0] != "copy_length" for call in policy.told())
 
 
 def test_what_was_foreseen_comes_first() -> None:

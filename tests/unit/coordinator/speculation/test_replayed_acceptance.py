@@ -9,8 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.acceptance import NEWCOMER, PRIOR_WEIGHT, Acceptance, expected_tokens
-from coordinator.replay import Replay
+from coordinator.speculation.expected_tokens import (
+    PRIOR_RATE,
+    PRIOR_TOKENS,
+    DepthAcceptance,
+    ReplayedAcceptance,
+    expected_tokens,
+)
 
 MOST = 8
 
@@ -30,8 +35,8 @@ def tokens_a_round(text: Sequence[bool], k: int) -> float:
     return sum(rounds) / len(rounds) + 1
 
 
-def after(text: Sequence[bool], k: int) -> Replay:
-    replay = Replay(math.inf, prior_weight=1e-9)
+def after(text: Sequence[bool], k: int) -> ReplayedAcceptance:
+    replay = ReplayedAcceptance(math.inf, prior_tokens=1e-9)
     replay.expected(MOST)
     for accepted in verdicts(text, k):
         replay.observe(k, accepted)
@@ -54,7 +59,7 @@ def test_every_text_is_dealt_out_as_it_would_be_decoded(k: int) -> None:
     """Where each token was judged, for proposals were long enough."""
     for start in itertools.product((True, False), repeat=9):
         text = [*start, False]
-        judged = Replay(math.inf)
+        judged = ReplayedAcceptance(math.inf)
         for run in "".join("+" if right else "-" for right in text)[:-1].split("-"):
             judged.observe(10, len(run))
         assert judged.rounds[k - 1] == len(verdicts(text + [False] * k, k))
@@ -76,7 +81,7 @@ def test_counting_by_position_would_not() -> None:
     text = stretches(60_000, 1)
     off = {}
     for seen in (2, MOST):
-        counted = Acceptance(math.inf)
+        counted = DepthAcceptance(math.inf)
         for accepted in verdicts(text, seen):
             counted.observe(seen, accepted)
         made = counted.expected(MOST)
@@ -93,69 +98,55 @@ def test_where_tokens_are_all_alike_it_is_the_formula(rate: float, seen: int) ->
     assert after(text, seen).expected(MOST) == pytest.approx(expected_tokens([rate] * MOST), rel=0.02)
 
 
-def test_a_new_pair_is_middling_and_a_new_sequence_is_like_its_pair() -> None:
-    pair = Replay(500)
-    assert pair.expected(MOST) == pytest.approx(expected_tokens([NEWCOMER] * MOST))
+def test_a_new_pool_is_middling_and_a_new_sequence_is_like_its_pool() -> None:
+    pool = ReplayedAcceptance(500)
+    assert pool.expected(MOST) == pytest.approx(expected_tokens([PRIOR_RATE] * MOST))
     for _ in range(1000):
-        Replay(200, pair).observe(2, 1)  # the first always, the second never
-    assert pair.expected(2) == pytest.approx([1, 2, 2], abs=0.05)
-    assert Replay(40, pair).expected(MOST) == pytest.approx(pair.expected(MOST))
+        pool.child(200, PRIOR_TOKENS).observe(2, 1)  # the first always, the second never
+    assert pool.expected(2) == pytest.approx([1, 2, 2], abs=0.05)
+    assert pool.child(40, PRIOR_TOKENS).expected(MOST) == pytest.approx(pool.expected(MOST))
 
 
 def test_sequences_that_take_turns_do_not_make_a_text_together() -> None:
-    pair = Replay(math.inf)
-    pair.expected(MOST)
-    good, bad = Replay(math.inf, pair), Replay(math.inf, pair)
+    pool = ReplayedAcceptance(math.inf)
+    pool.expected(MOST)
+    good, bad = pool.child(math.inf, PRIOR_TOKENS), pool.child(math.inf, PRIOR_TOKENS)
     for _ in range(2000):
         good.observe(2, 2)
         bad.observe(2, 0)
     assert good.rounds[MOST - 1] == pytest.approx(2000 * 3 / (MOST + 1), rel=0.02)
     assert bad.rounds[MOST - 1] == 2000
-    assert pair.rounds[MOST - 1] == good.rounds[MOST - 1] + bad.rounds[MOST - 1]
+    assert pool.rounds[MOST - 1] == good.rounds[MOST - 1] + bad.rounds[MOST - 1]
 
 
 def test_what_is_recent_counts_more() -> None:
-    seen = Replay(20)
+    seen = ReplayedAcceptance(20)
     for _ in range(200):
         seen.observe(1, 1)
-    assert seen.expected(1)[1] > 1 + NEWCOMER
+    assert seen.expected(1)[1] > 1 + PRIOR_RATE
     for _ in range(60):
         seen.observe(1, 0)
-    assert seen.expected(1)[1] < 1 + NEWCOMER - 0.2
+    assert seen.expected(1)[1] < 1 + PRIOR_RATE - 0.2
 
 
 def test_more_draft_tokens_than_were_asked_for_until_now_are_taken_from_others() -> None:
-    pair = Replay(500)
+    pool = ReplayedAcceptance(500)
     for _ in range(300):
-        Replay(200, pair).observe(MOST, MOST)
-    one = Replay(200, pair)
+        pool.child(200, PRIOR_TOKENS).observe(MOST, MOST)
+    one = pool.child(200, PRIOR_TOKENS)
     for _ in range(300):
         one.observe(2, 2)
     assert one.expected(MOST)[2] > 2.9
-    assert one.expected(MOST)[MOST] == pytest.approx(pair.expected(MOST)[MOST], rel=0.2)
+    assert one.expected(MOST)[MOST] == pytest.approx(pool.expected(MOST)[MOST], rel=0.2)
     assert one.expected(2) == one.expected(MOST)[:3]
 
 
 def test_it_never_says_that_more_draft_tokens_make_fewer_tokens() -> None:
     rng = random.Random(5)
-    seen = Replay(12, prior_weight=1e-3)
+    seen = ReplayedAcceptance(12, prior_tokens=1e-3)
     for _ in range(500):
         k = rng.randrange(1, MOST + 1)
         seen.observe(k, rng.randrange(0, k + 1))
         expected = seen.expected(MOST)
         assert expected == sorted(expected)
         assert all(1 <= made <= k + 1.01 for k, made in enumerate(expected))
-
-
-def test_faded_evidence_is_soon_outweighed() -> None:
-    stubborn, faded = Replay(200), Replay(200)
-    for one in (stubborn, faded):
-        for _ in range(200):
-            one.observe(1, 0)
-    faded.fade(6.0)  # and its prior with it
-    assert (faded.tokens, faded.rounds, faded.prior_weight) == ([6.0], [6.0], 6.0)
-    assert stubborn.prior_weight == PRIOR_WEIGHT
-    for one in (stubborn, faded):
-        for _ in range(6):
-            one.observe(1, 1)
-    assert faded.expected(1)[1] > stubborn.expected(1)[1] + 0.1

@@ -1,0 +1,245 @@
+"""One K for all sequences that share the workers' passes: the one with the highest goodput. Pure.
+
+goodput(K) = E(K) / T(K): expected tokens of a round over its seconds (Liu et al. 2024, "Optimizing
+speculative decoding for serving large language models using goodput"). Where sequences differ, E is the mean
+over them, which maximises the tokens per second of all together. K = 0 is a legal answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from coordinator.speculation.cost_model import CostModel, bracket
+from coordinator.speculation.expected_tokens import (
+    Acceptance,
+    DepthAcceptance,
+    ReplayedAcceptance,
+    copy_pools,
+)
+from coordinator.speculation.exploration import SETTLE, Exploration
+
+MEMORY = 500.0
+"""Verdicts that the acceptance of a kind of requests remembers."""
+HYSTERESIS = 0.03
+"""Share by which another K must promise more than the present one."""
+LEAD = 0.03
+"""Share by which drafting must promise more than plain decoding."""
+READING = 8
+"""Times are not measured, and trials do not begin, while the prompts of more than one in so many sequences
+are being read."""
+STARVED = 64
+"""Rounds of each sequence without a measurement after which rounds are measured beside prompts as well: under
+such a load every K meets them."""
+STEADY = 8
+"""A round is measured if the number of sequences changed by at most one in so many while it lasted."""
+TRIAL_TOKENS = 6.0
+"""Judged tokens that earlier acceptance counts for in a trial of drafting: it is old."""
+COPY_AGAIN = 64
+"""Matches of a pool that are left unused before one is copied to find out."""
+FAR_BELOW = 0.75
+"""A sequence drafts nothing where its own drafted rounds promise less than this share of the tokens per
+second of plain rounds."""
+HOTTEST = 4
+"""Temperatures from this many halves on are one kind."""
+
+Kind = tuple[str, int]
+"""Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
+BY_DEPTH = frozenset({"block"})
+"""Acceptance modes in which acceptance belongs to the depth in the proposal."""
+
+
+def kind_of(mode: str, temperature: float) -> Kind:
+    """The kind of a request."""
+    return mode, min(math.ceil(2 * temperature), HOTTEST)
+
+
+@dataclass(slots=True)
+class Controller:
+    """State shared by all sequences of a coordinator."""
+
+    max_draft: int
+    k: int = 0
+    """What all sequences do now."""
+    best: int = 0
+    """What they do when no trial is in progress."""
+    sequences: int = 0
+    """Sequences with a round at the workers."""
+    reading: int = 0
+    """Sequences whose prompt, or lack of tokens, one of the workers reads."""
+    catch_up: float = 0.0
+    """Seconds that a draft worker takes for each token that it lacks of a sequence; 0 until measured."""
+    costs: CostModel = field(init=False)
+    copies: tuple[DepthAcceptance, ...] = field(default_factory=lambda: copy_pools(MEMORY))
+    round_seconds: list[float] | None = None
+    """Seconds of a round with 0 to `max_draft` draft tokens at the present load; None while no round was
+    measured. This and the next two are renewed with each decision."""
+    verify_seconds: list[float] | None = None
+    """The same without the wait for a proposal."""
+    goodput: list[float] | None = None
+    """Expected tokens per second of a sequence, by K."""
+    _unused_copies: Counter[int] = field(default_factory=Counter)
+    _pools: dict[Kind, Acceptance] = field(default_factory=dict)
+    _choosing: dict[int, Acceptance] = field(default_factory=dict)
+    """Acceptance of each sequence with a chosen K at the workers, by identity."""
+    _explorations: dict[int, Exploration] = field(default_factory=dict)
+    _rounds: int = 0
+    _settled_at: int = 0
+    """Rounds from which on measurements count."""
+    _measured_at: int = 0
+    """Rounds at the last measurement."""
+    _decided_at: int = 0
+    _load: int = 0
+
+    def __post_init__(self) -> None:
+        self.costs = CostModel(self.max_draft)
+
+    # ---- what sequences report ---------------------------------------------------------------------
+
+    def pool(self, kind: Kind) -> Acceptance:
+        """What is known of the requests of a kind."""
+        if kind not in self._pools:
+            by_depth = kind[0] in BY_DEPTH
+            self._pools[kind] = DepthAcceptance(MEMORY) if by_depth else ReplayedAcceptance(MEMORY)
+            self._pools[kind].expected(self.max_draft)
+        return self._pools[kind]
+
+    def join(self, drafts: Acceptance | None) -> None:
+        """A sequence has a round at the workers; `drafts` is None where its K is not chosen."""
+        self.sequences += 1
+        if drafts is not None:
+            self._choosing[id(drafts)] = drafts
+
+    def leave(self, drafts: Acceptance) -> None:
+        """It has none."""
+        self.sequences -= 1
+        self._choosing.pop(id(drafts), None)
+
+    def measured(self, num_draft: int, drafting: float, verifying: float) -> None:
+        """Learn from the seconds of one round."""
+        self._measured_at = self._rounds
+        self.costs.add(num_draft, drafting, verifying, self.sequences)
+
+    def measured_copy(self, num_copied: int, seconds: float) -> None:
+        """Learn from a verification of copied tokens. Among several sequences, whose K differs from it, its
+        time says little."""
+        if self.sequences == 1:
+            self.costs.add_verification(num_copied, seconds, 1)
+
+    def caught_up(self, seconds: float, tokens: int) -> None:
+        """A draft worker read `tokens` that it lacked."""
+        each = seconds / tokens
+        self.catch_up += (each - self.catch_up) * (0.2 if self.catch_up else 1.0)
+
+    # ---- what sequences ask ------------------------------------------------------------------------
+
+    def retries_copy(self, pool: int) -> bool:
+        """True for one in `COPY_AGAIN` matches of a pool whose copies do not seem to pay."""
+        self._unused_copies[pool] += 1
+        return self._unused_copies[pool] % COPY_AGAIN == 0
+
+    @property
+    def settled(self) -> bool:
+        """True where the round times tell of the present K."""
+        return self._rounds >= self._settled_at
+
+    @property
+    def starved(self) -> bool:
+        """True where no round was measured for long, so that rounds beside prompts are measured as well."""
+        return self._rounds - self._measured_at > STARVED * self._size
+
+    @property
+    def calm(self) -> bool:
+        """True while few prompts are read."""
+        return self.reading <= self.sequences // READING
+
+    def steady_since(self, sequences: int) -> bool:
+        """True if about as many sequences were there."""
+        return abs(self.sequences - sequences) * STEADY <= self.sequences
+
+    @property
+    def trying(self) -> bool:
+        """True while a trial is in progress."""
+        return self._exploration.ends is not None
+
+    def begin_round(self) -> None:
+        """One sequence begins a round: end or begin a trial, or decide again."""
+        size, load = self._size, bracket(self.sequences)
+        if load != self._load:
+            self._change_load(load)
+        self._rounds += 1
+        exploration = self._exploration
+        exploration.count(size)
+        if exploration.is_over:
+            drafted = self.best > 0
+            self._decide()
+            exploration.end(size, changed=(self.best > 0) != drafted)
+            self._do(self.best)
+        elif exploration.ends is not None:
+            return
+        elif self._rounds - self._decided_at >= size:
+            self._decide()
+            self._do(self.best)
+        if exploration.is_due and (self.calm or self.starved):
+            self._try(exploration)
+
+    # ---- deciding ----------------------------------------------------------------------------------
+
+    @property
+    def _size(self) -> int:
+        return max(self.sequences, 1)
+
+    @property
+    def _exploration(self) -> Exploration:
+        return self._explorations.setdefault(self._load, Exploration())
+
+    def _change_load(self, load: int) -> None:
+        exploration = self._exploration
+        if exploration.ends is not None:
+            exploration.end(self._size, changed=False)
+        self._load = load
+        self._decide()
+        self._do(self.best)
+
+    def _do(self, k: int) -> None:
+        if k != self.k:
+            self.k, self._settled_at = k, self._rounds + SETTLE * self._size
+
+    def _try(self, exploration: Exploration) -> None:
+        if self.goodput is None or not self.max_draft:
+            return
+        k = exploration.begin(self.best, self.goodput, self._size)
+        if k is None:
+            return
+        if k and not self.best:
+            for pool in self._pools.values():
+                pool.fade(TRIAL_TOKENS)
+        self._do(k)
+
+    def _decide(self) -> None:
+        self._decided_at = self._rounds
+        self.round_seconds = self.costs.round_seconds(self._load)
+        self.verify_seconds = self.costs.verify_seconds(self._load)
+        if self.round_seconds is None:
+            self.best = 0
+            return
+        self.goodput = self._goodput(self.round_seconds)
+        biased = [self.goodput[0] * (1 + LEAD), *self.goodput[1:]]
+        k = max(range(len(biased)), key=biased.__getitem__)
+        if biased[k] > (1 + HYSTERESIS) * biased[self.best]:
+            self.best = k
+
+    def _goodput(self, seconds: list[float]) -> list[float]:
+        plain = 1 / seconds[0]
+        total, count = [0.0] * len(seconds), 0
+        for drafts in self._choosing.values() or self._pools.values():
+            count += 1
+            for k, (e, t) in enumerate(zip(drafts.expected(self.max_draft), seconds, strict=True)):
+                total[k] += e / t if pays(e, t, seconds[0]) else plain
+        return [each / count for each in total] if count else [plain, *[0.0] * self.max_draft]
+
+
+def pays(expected: float, seconds: float, plain: float) -> bool:
+    """False where drafted rounds promise a sequence far fewer tokens per second than plain ones."""
+    return expected * plain >= FAR_BELOW * seconds

@@ -1,0 +1,254 @@
+"""What a sequence's round asks and reports: `GoodputPolicy`, `TablePolicy` and `FixedLength`. Pure.
+
+Seconds are measured by the coordinator. All policies of a coordinator share a `Controller`, so that requests
+with a fixed K also teach it what is accepted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coordinator.speculation.controller import Controller, Kind, pays
+from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, match_class
+from paceline.core.types import Timings
+
+MEMORY = 200.0
+"""Verdicts that a sequence's own acceptance remembers."""
+POOL_TOKENS = 40.0
+"""Judged tokens that the pool's acceptance counts for in a sequence's own: about a dozen rounds."""
+CATCH_UP = 16
+"""Tokens that a draft worker may lack without counting as catching up: then its wait tells of drafting."""
+RETRY_FIRST, RETRY_LAST = 32, 512
+"""Rounds without drafting after which such a sequence starts afresh, at first and at most."""
+REVIEW = 8
+"""Drafted rounds between two looks at a sequence's own acceptance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How long a verdict took."""
+
+    seconds: float
+    """Since its round was sent."""
+    prefill_rows: int = 0
+    """Rows of prompts that the round waited for, in the target's pass and before it."""
+
+    @classmethod
+    def of(cls, seconds: float, timings: Timings) -> Verification | None:
+        """None where the worker did not tell what was in the pass."""
+        if not timings.sequences:
+            return None
+        return cls(seconds, timings.prefill_rows + timings.prefill_rows_before)
+
+
+@dataclass(slots=True)
+class Policy(ABC):
+    """Chooses K for one sequence, and learns from its rounds."""
+
+    chooses: ClassVar[bool] = False
+    """The controller chooses its K, and counts what it promises."""
+
+    controller: Controller
+    num_speculative_tokens: int
+    """K, or the greatest K."""
+    kind: Kind = ("", 0)
+    drafts: Acceptance = field(init=False)
+    copies: tuple[DepthAcceptance, ...] = field(init=False)
+    _joined: bool = False
+    _reads: bool = False
+    _drafting: float = 0.0
+    """Seconds that the round waited for its proposal."""
+    _clean: bool = True
+    """This round's time tells of the controller's K."""
+    _sequences: int = 0
+    """Those of the controller when the round was sent."""
+
+    def __post_init__(self) -> None:
+        self.drafts = self.controller.pool(self.kind).child(MEMORY, POOL_TOKENS)
+        self.copies = tuple(pool.child(MEMORY, POOL_TOKENS) for pool in self.controller.copies)
+
+    @abstractmethod
+    def choose(self, most: int, lacking: int, remaining: int) -> int:
+        """K of the next round, 0 to `most`. Called at most once a round, maybe during the round before.
+
+        Args:
+            most: draft tokens that could be used.
+            lacking: tokens of the ledger that the draft worker does not have.
+            remaining: tokens that the sequence may still generate.
+        """
+
+    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
+        """Tokens to copy from the sequence's own text instead of asking the draft; may be 0.
+
+        A round is worth its expected tokens less the price of its time, which is what everybody makes in a
+        second (Dinkelbach 1967). The copy that is worth most is made if it is worth more than the draft.
+
+        Args:
+            match_length: tokens that agree with an earlier place of the text.
+            most: tokens that could be used.
+            num_draft: K that `choose` gave for this round; 0 also without a usable draft.
+        """
+        controller, lengths = self.controller, self._copy_lengths(most)
+        rounds, verifications, goodput = (
+            controller.round_seconds,
+            controller.verify_seconds,
+            controller.goodput,
+        )
+        if rounds is None or verifications is None or goodput is None:
+            return lengths[-1]
+        price, pool = goodput[controller.k], match_class(match_length)
+        expected = self.copies[pool].expected(lengths[-1])
+        copied = max(lengths, key=lambda n: expected[n] - price * verifications[n])
+        drafted = self.drafts.expected(num_draft)[-1] - price * rounds[num_draft]
+        better = expected[copied] - price * verifications[copied] > drafted
+        return copied if better or controller.retries_copy(pool) else 0
+
+    def on_draft_request(self, lacking: int) -> None:
+        """The draft is asked for a proposal, and lacks `lacking` tokens of the ledger."""
+        self._read(lacking > CATCH_UP)
+        self._clean = self._clean and lacking <= CATCH_UP
+
+    def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
+        """A proposal arrived `seconds` after it was asked for; 0 if it was drafted ahead.
+
+        `prefill` are the worker's seconds for reading what it lacked of this sequence.
+        """
+        self._drafting = seconds
+        if num_draft and lacking > CATCH_UP:
+            self.controller.caught_up(prefill, lacking)
+
+    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None:
+        """A proposal, maybe empty, was sent to the target, which reads the prompt first if `prefills`.
+
+        `match_length` is 0 for a proposal of the draft.
+        """
+        self._read(prefills)
+        if not self._joined:
+            self._joined = True
+            self.controller.join(self.drafts if self.chooses else None)
+        self._sequences = self.controller.sequences
+
+    def on_verdict(
+        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
+    ) -> None:
+        """A verdict came; `timing` is None where the target read the prompt first."""
+        self._read(False)
+        if num_draft:
+            learner = self.copies[match_class(match_length)] if match_length else self.drafts
+            learner.observe(num_draft, num_accepted)
+        if timing is not None:
+            self._measure(num_draft, timing, copied=match_length > 0)
+        self._drafting, self._clean = 0.0, True
+
+    def on_suspend(self) -> None:
+        """The sequence has no round at the workers until the next `on_verify`, if there is one."""
+        self._read(False)
+        if self._joined:
+            self._joined = False
+            self.controller.leave(self.drafts)
+
+    def _copy_lengths(self, most: int) -> Sequence[int]:
+        """The lengths that a copy may have, ascending; `most` is positive."""
+        return range(1, min(most, self.num_speculative_tokens) + 1)
+
+    def _use(self, k: int, most: int) -> int:
+        self._clean = k <= most and self.controller.settled
+        return min(k, most)
+
+    def _measure(self, num_draft: int, timing: Verification, *, copied: bool) -> None:
+        controller = self.controller
+        if not (self._clean and controller.settled and controller.steady_since(self._sequences)):
+            return
+        if (timing.prefill_rows or not controller.calm) and not controller.starved:
+            return
+        if copied:
+            controller.measured_copy(num_draft, timing.seconds)
+        elif num_draft == controller.k:
+            controller.measured(num_draft, self._drafting, timing.seconds)
+
+    def _read(self, now: bool) -> None:
+        self.controller.reading += now - self._reads
+        self._reads = now
+
+
+@dataclass(slots=True)
+class FixedLength(Policy):
+    """The same K in every round."""
+
+    def choose(self, most: int, lacking: int, remaining: int) -> int:
+        """K, or as much of it as can be used."""
+        self.controller.begin_round()
+        return self._use(self.num_speculative_tokens, most)
+
+    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
+        """Without a draft to ask, K copied tokens rather than none."""
+        if num_draft:
+            return Policy.copy_length(self, match_length, most, num_draft)
+        return self._copy_lengths(most)[0]
+
+    def _copy_lengths(self, most: int) -> Sequence[int]:
+        return (min(most, self.num_speculative_tokens),)
+
+
+@dataclass(slots=True)
+class TablePolicy(Policy):
+    """K by the number of sequences at the workers, from a table; nothing is tried."""
+
+    table: Sequence[tuple[int, int, int]] = ()
+    """Rows of (lowest number, highest number, K), ascending; the last K holds above the last row."""
+
+    def choose(self, most: int, lacking: int, remaining: int) -> int:
+        """The K of the row for the present number of sequences."""
+        self.controller.begin_round()
+        rows = [k for _, highest, k in self.table if self.controller.sequences <= highest]
+        return self._use(rows[0] if rows else self.table[-1][2], most)
+
+
+@dataclass(slots=True)
+class GoodputPolicy(Policy):
+    """The controller's K, but for a sequence whose own drafts do not pay."""
+
+    chooses: ClassVar[bool] = True
+
+    _rounds: int = 0
+    """Since its own acceptance was looked at, or since it abstains."""
+    _abstains: bool = False
+    _retry_after: int = RETRY_FIRST
+
+    def choose(self, most: int, lacking: int, remaining: int) -> int:
+        """K of all sequences, or 0 where this one gains nothing by it."""
+        controller = self.controller
+        controller.begin_round()
+        k = controller.k
+        late = lacking > CATCH_UP and not self._repays(k, lacking, remaining)
+        if k and not controller.trying and (late or not self._takes_part(k)):
+            k = 0
+        chosen = self._use(k, most)
+        self._clean = self._clean and k == controller.k
+        return chosen
+
+    def _repays(self, k: int, lacking: int, remaining: int) -> bool:
+        """True if the rest of the sequence gains more time than the draft worker needs to catch up."""
+        seconds = self.controller.round_seconds
+        if seconds is None:
+            return True
+        gained = remaining * (seconds[0] - seconds[k] / self.drafts.expected(k)[-1])
+        return gained > lacking * self.controller.catch_up
+
+    def _takes_part(self, k: int) -> bool:
+        """False while its own acceptance is far too low; at doubling intervals it starts afresh."""
+        self._rounds += 1
+        if self._abstains:
+            if self._rounds < self._retry_after:
+                return False
+            self.drafts.fade(0.0)
+            self._abstains, self._rounds = False, 0
+            self._retry_after = min(2 * self._retry_after, RETRY_LAST)
+        elif self._rounds >= REVIEW:
+            seconds, self._rounds = self.controller.round_seconds, 0
+            drafted = self.drafts.expected(k)[-1]
+            self._abstains = seconds is not None and not pays(drafted, seconds[k], seconds[0])
+        return not self._abstains

@@ -1,0 +1,215 @@
+"""What a sequence does with the controller's K, and what the controller learns from its rounds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from coordinator.speculation.controller import COPY_AGAIN, READING, STARVED, Controller, kind_of
+from coordinator.speculation.expected_tokens import DepthAcceptance, ReplayedAcceptance
+from coordinator.speculation.exploration import Exploration
+from coordinator.speculation.policy import (
+    CATCH_UP,
+    RETRY_FIRST,
+    FixedLength,
+    GoodputPolicy,
+    Policy,
+    TablePolicy,
+    Verification,
+)
+
+MOST = 8
+
+
+def experienced(plain: float = 0.01, first: float = 0.012, each: float = 0.0005) -> Controller:
+    """A controller that has measured every K with 1 to 128 sequences, and begins no trial."""
+    controller = Controller(MOST)
+    for power in range(8):
+        for k in range(MOST + 1):
+            for _ in range(50):
+                drafting = each * k
+                controller.costs.add(k, drafting, first if k else plain, 2**power)
+        controller._explorations[power] = Exploration(due=10**9)
+    return controller
+
+
+def run(policy: Policy, acceptance: float, rounds: int, rng: random.Random, *, lacking: int = 0) -> list[int]:
+    """K of each round."""
+    chosen = []
+    for _ in range(rounds):
+        k = policy.choose(MOST, lacking, 1000)
+        if k:
+            policy.on_draft_request(lacking)
+            policy.on_proposal(k, 0.0005 * k, lacking)
+        policy.on_verify(k, prefills=False)
+        accepted = next((i for i in range(k) if rng.random() >= acceptance), k)
+        policy.on_verdict(k, accepted, Verification(0.012 if k else 0.01))
+        chosen.append(k)
+    return chosen
+
+
+def test_good_drafts_are_used_bad_ones_are_not() -> None:
+    good, bad = (GoodputPolicy(experienced(), MOST) for _ in range(2))
+    assert run(good, 0.9, 300, random.Random(1))[-1] >= 5
+    assert run(bad, 0.05, 300, random.Random(1))[-1] == 0
+
+
+def test_room_bounds_k() -> None:
+    controller = experienced()
+    policy = GoodputPolicy(controller, MOST)
+    run(policy, 0.9, 200, random.Random(1))
+    assert policy.choose(3, 0, 1000) == 3
+
+
+def test_all_sequences_take_one_k() -> None:
+    controller = experienced()
+    policies = [GoodputPolicy(controller, MOST) for _ in range(8)]
+    for policy in policies:
+        policy.on_verify(0, prefills=False)
+    rng = random.Random(2)
+    for _ in range(100):
+        for policy in policies:
+            run(policy, 0.8, 1, rng)
+    # A decision may fall between two of them.
+    assert len({policy.choose(MOST, 0, 1000) for policy in policies}) == 1
+
+
+def test_far_worse_sequence_abstains_and_tries_again() -> None:
+    controller = experienced(first=0.016)
+    good, bad = GoodputPolicy(controller, MOST), GoodputPolicy(controller, MOST)
+    rng = random.Random(3)
+    chosen = []
+    for _ in range(400):
+        run(good, 0.95, 3, rng)
+        chosen += run(bad, 0.0, 1, rng)
+    assert good.choose(MOST, 0, 1000) > 0
+    assert chosen[-RETRY_FIRST:].count(0) > RETRY_FIRST // 2
+    starts = [i for i in range(1, 400) if chosen[i] and not chosen[i - 1]]
+    assert len(starts) >= 2
+
+
+def test_catching_up_must_pay_for_the_rest() -> None:
+    controller = experienced()
+    policy = GoodputPolicy(controller, MOST)
+    run(policy, 0.9, 200, random.Random(1))
+    controller.caught_up(1.0, 1000)
+    assert policy.choose(MOST, 4000, 10_000) > 0
+    assert policy.choose(MOST, 4000, 20) == 0
+    assert policy.choose(MOST, CATCH_UP, 20) > 0
+
+
+def test_fixed_length_stays_and_teaches_the_pool() -> None:
+    controller = experienced()
+    fixed = FixedLength(controller, 4)
+    assert set(run(fixed, 0.9, 200, random.Random(1))) == {4}
+    expected = GoodputPolicy(controller, MOST).drafts.expected(4)
+    assert expected[4] == pytest.approx(4.1, abs=0.3)
+
+
+@pytest.mark.parametrize(("sequences", "k"), [(1, 5), (4, 5), (5, 3), (16, 3), (17, 0), (100, 0)])
+def test_table_gives_k_by_sequences(sequences: int, k: int) -> None:
+    controller = experienced()
+    table = ((1, 4, 5), (5, 16, 3), (17, 64, 0))
+    policies = [TablePolicy(controller, 5, table=table) for _ in range(sequences)]
+    for policy in policies:
+        policy.on_verify(0, prefills=False)
+    assert policies[0].choose(MOST, 0, 1000) == k
+
+
+@pytest.mark.parametrize("spoil", ["prompt rows", "reading", "another K", "catching up", "sequences"])
+def test_spoilt_rounds_are_not_measured(spoil: str) -> None:
+    controller = Controller(MOST)
+    policy, others = (
+        GoodputPolicy(controller, MOST),
+        [GoodputPolicy(controller, MOST) for _ in range(READING)],
+    )
+    k = policy.choose(MOST, 0, 1000)
+    if spoil == "catching up":
+        policy.on_draft_request(CATCH_UP + 1)
+    policy.on_verify(k, prefills=False)
+    if spoil == "reading":
+        others[0].on_verify(0, prefills=True)
+    if spoil == "sequences":
+        for other in others:
+            other.on_verify(0, prefills=False)
+    rows = 64 if spoil == "prompt rows" else 0
+    policy.on_verdict(k + (spoil == "another K"), 0, Verification(1.0, rows))
+    assert controller.costs.round_seconds(0) is None
+
+
+def test_clean_round_is_measured() -> None:
+    controller = Controller(MOST)
+    run(GoodputPolicy(controller, MOST), 0.5, 1, random.Random(1))
+    assert controller.costs.round_seconds(0) is not None
+
+
+def test_rounds_beside_prompts_are_measured_when_starved() -> None:
+    controller = Controller(MOST)
+    policy = GoodputPolicy(controller, MOST)
+    for _ in range(STARVED + 2):
+        policy.on_verify(policy.choose(MOST, 0, 1000), prefills=False)
+        policy.on_verdict(0, 0, Verification(1.0, prefill_rows=64))
+    assert controller.costs.round_seconds(0) is not None
+
+
+@pytest.mark.parametrize("end", ["suspend", "verdict"])
+def test_sequences_and_readers_are_counted(end: str) -> None:
+    controller = Controller(MOST)
+    policy = GoodputPolicy(controller, MOST, kind_of("coupled", 0.0))
+    policy.on_verify(0, prefills=True)
+    policy.on_verify(0, prefills=True)
+    assert (controller.sequences, controller.reading) == (1, 1)
+    if end == "verdict":
+        policy.on_verdict(0, 0, None)
+        assert (controller.sequences, controller.reading) == (1, 0)
+    policy.on_suspend()
+    policy.on_suspend()
+    assert (controller.sequences, controller.reading) == (0, 0)
+
+
+def test_acceptance_of_block_mode_belongs_to_the_depth() -> None:
+    controller = Controller(MOST)
+    assert isinstance(controller.pool(kind_of("block", 1.0)), DepthAcceptance)
+    assert isinstance(controller.pool(kind_of("coupled", 1.0)), ReplayedAcceptance)
+
+
+# ---- copies ----------------------------------------------------------------------------------------
+
+
+def taught(policy: Policy, match_length: int, accepted: int, times: int = 300) -> None:
+    for _ in range(times):
+        policy.on_verdict(4, accepted, None, match_length)
+
+
+def test_copies_that_come_true_are_made() -> None:
+    policy = GoodputPolicy(experienced(), MOST)
+    run(policy, 0.5, 50, random.Random(1))
+    taught(policy, 12, 4)
+    assert policy.copy_length(12, MOST, policy.controller.k) >= 4
+
+
+def test_copies_that_fail_are_made_seldom() -> None:
+    policy = GoodputPolicy(experienced(plain=0.01, first=0.02), MOST)
+    run(policy, 0.5, 50, random.Random(1))
+    taught(policy, 2, 0)
+    made = [policy.copy_length(2, MOST, 0) > 0 for _ in range(4 * COPY_AGAIN)]
+    assert sum(made) == 4
+
+
+def test_good_copy_beats_a_worse_draft_and_loses_to_a_better() -> None:
+    controller = experienced()
+    worse, better = FixedLength(controller, 4), FixedLength(controller, 4)
+    for policy, acceptance in ((worse, 0.1), (better, 0.98)):
+        run(policy, acceptance, 300, random.Random(1))
+    taught(worse, 12, 4)
+    taught(better, 2, 1)
+    assert worse.copy_length(12, MOST, 4) == 4
+    assert better.copy_length(2, MOST, 4) == 0
+
+
+def test_fixed_length_without_a_draft_copies() -> None:
+    policy = FixedLength(experienced(), 4)
+    taught(policy, 2, 0)
+    assert policy.copy_length(2, MOST, 0) == 4
+    assert policy.copy_length(2, 3, 0) == 3
