@@ -158,12 +158,8 @@ def test_loop_agrees_with_the_closed_form() -> None:
     assert rate == pytest.approx(expected_tokens([0.7] * 4)[-1] / (target + draft + hops), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--requests", "1", "--acceptance", "mixed", "--seeds", "1", "--json"]]
-)
-def test_command_prints_json(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
-
-    policy.main(list(arguments))
+def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    policy.main(["--requests", "1", "--acceptance", "mixed", "--seeds", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert set(result) == {"plain", "fixed", "policy", "share"}
     assert set(result["fixed"]) == {str(k) for k in FIXED}

@@ -24,7 +24,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         "integration/test_structured_outputs.py",
     ),
     # What is compiled on first use one process compiles, while all others that need it would wait.
-    "simulated crowds": ("sim/test_crowds.py", "sim/test_goodput.py"),
+    "choice of K": ("sim/test_goodput.py",),
     "faults": (
         "fault/test_worker_faults.py",
         "fault/test_structured_faults.py",
