@@ -12,6 +12,8 @@ from typing import Final
 from paceline.core.errors import InvalidArgumentError
 
 _PREFIX: Final = "embedded:"
+MAX_SCALE: Final = 64
+"""Of `embedded:target@N`: 1.3 billion parameters."""
 
 
 def path(role: str) -> Path:
@@ -22,14 +24,25 @@ def path(role: str) -> Path:
 
 
 def resolve(model: str, field: str = "model") -> str:
-    """`embedded:target` and `embedded:draft` as folders; every other name as it is.
+    """`embedded:target`, `embedded:target@N` and `embedded:draft` as folders; every other name as it is.
 
     Raises InvalidArgumentError naming `field` for an embedded model that is not there.
     """
     if not model.startswith(_PREFIX):
         return model
-    role = model.removeprefix(_PREFIX)
+    role, _, scale = model.removeprefix(_PREFIX).partition("@")
     if role not in ("target", "draft"):
         known = f"{_PREFIX}target and {_PREFIX}draft"
         raise InvalidArgumentError(field, f"{model} is unknown: {known} come with Paceline")
+    if "@" in model:
+        if role != "target":
+            raise InvalidArgumentError(field, f"{model}: only {_PREFIX}target can be scaled")
+        if not (scale.isdecimal() and 1 <= int(scale) <= MAX_SCALE):
+            raise InvalidArgumentError(field, f"{model}: the scale must be between 1 and {MAX_SCALE}")
     return str(path(role))
+
+
+def scale_of(model: str) -> int:
+    """N of `embedded:target@N`, a target with N times the parameters and the same tokens; else 1."""
+    _, at, scale = model.partition("@")
+    return int(scale) if model.startswith(_PREFIX) and at else 1

@@ -59,7 +59,8 @@ class WorkerConfig:
     """What a draft worker and a target worker have in common."""
 
     model: str
-    """A directory, a hub id, or `embedded:target` / `embedded:draft`."""
+    """A directory, a hub id, or `embedded:target` / `embedded:draft`. `embedded:target@N` is that target
+    with N times its parameters and the same tokens, for benchmarks."""
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free one; the announcement on standard output says which."""
@@ -254,7 +255,7 @@ class CoordinatorConfig:
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
     num_speculative_tokens_per_batch_size: str = ""
-    """K by the number of sequences, where K is `auto`: a JSON list of [lowest number, highest number, K], such as
+    """K by the number of running sequences where K is `auto`: a JSON list of [lowest, highest, K] such as
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True

@@ -98,6 +98,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         device=device,
         dtype=None if config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
+        scale=assets.scale_of(config.model),
     )
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
     # Before a pass that has weights of its own empties the model's.

@@ -29,6 +29,7 @@ from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
 from paceline.engine.lean import LeanForward, covers
 from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
+from paceline.engine.scaled import scaled
 from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: str | None = None,
     trust_remote_code: bool = False,
+    scale: int = 1,
 ) -> LoadedModel:
     """Load a decoder by path or Hugging Face id.
 
@@ -69,6 +71,7 @@ def load_model(
     last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
     safetensors only, and as they are: a quantised checkpoint is refused, and one that lacks some. Raises
     InvalidArgumentError naming `model` or `dtype`, and what a device without room raises.
+    A Llama model is grown to about `scale` times its parameters, and computes the same (scaled.py).
     """
     if dtype is not None and dtype not in DTYPES:
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
@@ -107,7 +110,7 @@ def load_model(
     if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
         # Its config did not say so.
         model = model.float()
-    model = prepare(model.to(device))
+    model = prepare(scaled(model.to(device), scale))
     vocabulary = _vocabulary(name, tokenizer)
     vocab_size = min(max(vocabulary.values()) + 1, output_width(model))
     return LoadedModel(

@@ -40,7 +40,7 @@ class StackOptions:
     max_num_speculative_tokens: int = 8
     """The most draft tokens of a round where K is `auto`."""
     num_speculative_tokens_per_batch_size: str = ""
-    """K by the number of sequences, where K is `auto`: a JSON list of [lowest number, highest number, K], such as
+    """K by the number of running sequences where K is `auto`: a JSON list of [lowest, highest, K] such as
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True

@@ -99,7 +99,11 @@ DRAFT = changed(DraftConfig(**_WORKER, quantization="int8", support_mass=0.9, su
 TARGET = changed(TargetConfig(**_WORKER), leave=APART)
 LOCAL_DRAFT = DraftConfig(model="m", **APART)
 LOCAL_TARGET = TargetConfig(model="m", **APART)
-COORDINATOR = changed(_COORDINATOR)
+COORDINATOR = changed(_COORDINATOR, leave="num_speculative_tokens_per_batch_size")
+TABLE_COORDINATOR = CoordinatorConfig(
+    targets=("a:1",), tokenizer="t", num_speculative_tokens_per_batch_size="[[1, 4, 5], [5, 16, 0]]"
+)
+"""A table needs K to be chosen."""
 SWITCHES = {flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is False}
 OFF = {negative_flag(f.name): flag(f.name) for cls in CLASSES for f in fields(cls) if f.default is True}
 """What switches a field off, to what switches it on."""
@@ -130,6 +134,7 @@ def parse(cls: type[Any], words: list[str], environment: Mapping[str, str] | Non
         DraftConfig(model="m"),
         TargetConfig(model="m"),
         COORDINATOR,
+        TABLE_COORDINATOR,
         CoordinatorConfig(targets=("a:1",), tokenizer="t"),
     ],
 )
@@ -137,7 +142,9 @@ def test_a_configuration_survives_its_command_line(config: Config) -> None:
     assert parse(type(config), arguments(config)) == config
 
 
-@pytest.mark.parametrize("configs", [(DRAFT, LOCAL_DRAFT), (TARGET, LOCAL_TARGET), (COORDINATOR,)])
+@pytest.mark.parametrize(
+    "configs", [(DRAFT, LOCAL_DRAFT), (TARGET, LOCAL_TARGET), (COORDINATOR, TABLE_COORDINATOR)]
+)
 def test_the_examples_set_every_field(configs: tuple[Config, ...]) -> None:
     words = [word for config in configs for word in arguments(config) if word.startswith("--")]
     assert {OFF.get(word, word) for word in words} == {flag(f.name) for f in fields(configs[0])}

@@ -113,3 +113,40 @@ def test_a_configuration_is_frozen_and_takes_no_unknown_field(cls: Any, good: di
 def test_what_has_no_default_is_required(cls: Any, missing: str) -> None:
     with pytest.raises(TypeError, match=missing):
         cls()
+
+
+TABLE = "num_speculative_tokens_per_batch_size"
+
+
+def test_table_of_draft_tokens_is_read() -> None:
+    config = CoordinatorConfig(**COORDINATOR, **{TABLE: "[[1, 4, 5], [5, 16, 3], [17, 64, 0]]"})  # type: ignore[arg-type]
+    assert config.speculation_table == ((1, 4, 5), (5, 16, 3), (17, 64, 0))
+    assert CoordinatorConfig(**COORDINATOR).speculation_table == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "why"),
+    [
+        ("[[1, 4, 5]", TABLE, "must be a JSON list"),
+        ("{}", TABLE, "must be a list"),
+        ("[]", TABLE, "must be a list"),
+        ("[[1, 4]]", f"{TABLE}[0]", "must be [lowest, highest, K]"),
+        ("[[2, 4, 5]]", f"{TABLE}[0]", "must begin with 1, got 2"),
+        ("[[1, 4, 5], [6, 7, 1]]", f"{TABLE}[1]", "must begin with 5, got 6"),
+        ("[[1, 0, 5]]", f"{TABLE}[0]", "must end with 1 or more, got 0"),
+        ('[[1, 4, "auto"]]', f"{TABLE}[0]", "must have a number for K"),
+        ("[[1, 4, 99]]", f"{TABLE}[0]", "must be between 0 and"),
+        ("[[1, 4.5, 5]]", f"{TABLE}[0]", "must be an integer"),
+    ],
+)
+def test_wrong_table_of_draft_tokens_is_refused(table: str, field: str, why: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        CoordinatorConfig(**COORDINATOR, **{TABLE: table})  # type: ignore[arg-type]
+    assert error.value.field == field
+    assert why in error.value.description
+
+
+def test_table_of_draft_tokens_needs_auto() -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        CoordinatorConfig(**COORDINATOR, num_speculative_tokens=4, **{TABLE: "[[1, 4, 5]]"})  # type: ignore[arg-type]
+    assert error.value.field == TABLE

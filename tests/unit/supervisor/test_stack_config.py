@@ -36,6 +36,7 @@ SET_BY_THE_STACK = {
 FOR_MEASUREMENTS = {"least_pass_seconds"}
 CHOICES = {
     "generation_config": "none",
+    "num_speculative_tokens_per_batch_size": "[[1, 4, 5]]",
     "log_format": "json",
     "quantization": "none",
     "otlp_traces_endpoint": "http://localhost:4317",
