@@ -106,9 +106,11 @@ def _peers(
 ) -> tuple[list[PeerArm], list[PeerState]]:
     if not config.measures_peers:
         return [], []
+    from paceline.engine.scaled import checkpoint_of  # with torch, which peers need anyway
+
     return join(
         PeerSetup(
-            target=assets.resolve(config.target_model),
+            target=checkpoint_of(config.target_model, folder / "target"),
             draft=assets.resolve(config.draft_model),
             device=info["target"].device,
             target_dtype=info["target"].dtype,

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
+
+from paceline import assets
 
 SEED = 7
 """Of the added weights, whose values change no output."""
@@ -21,7 +26,7 @@ UNIT = 64
 
 
 def shape_of(layers: int, neurons: int, scale: int) -> tuple[int, int]:
-    """Layers and neurons of about `scale` times the parameters: deeper by the root of half the scale, and wider
+    """Layers and neurons of about `scale` times the parameters: deeper by the root of half the scale, wider
     by the rest."""
     deeper = max(1, round(math.sqrt(scale / 2)))
     return layers * deeper, round(neurons * scale / deeper / UNIT) * UNIT
@@ -69,3 +74,15 @@ def scaled(small: Any, scale: int) -> Any:
         new.mlp.down_proj.weight[:, neurons:] = 0.0
     large.generation_config = small.generation_config
     return large.eval()
+
+
+def checkpoint_of(model: str, folder: Path) -> str:
+    """The checkpoint that others load for `model`: its own, or for `embedded:target@N` one saved in `folder`."""
+    small, scale = assets.resolve(model), assets.scale_of(model)
+    if scale == 1:
+        return small
+    large = scaled(AutoModelForCausalLM.from_pretrained(small, dtype=torch.bfloat16), scale)
+    large.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(small) / name, folder)
+    return str(folder)
