@@ -26,8 +26,10 @@ UNIT = 64
 
 
 def shape_of(layers: int, neurons: int, scale: int) -> tuple[int, int]:
-    """Layers and neurons of about `scale` times the parameters: deeper by the root of half the scale, wider
-    by the rest."""
+    """Layers and neurons of about `scale` times the parameters.
+
+    Deeper by the root of half the scale, and wider by the rest.
+    """
     deeper = max(1, round(math.sqrt(scale / 2)))
     return layers * deeper, round(neurons * scale / deeper / UNIT) * UNIT
 
@@ -77,7 +79,7 @@ def scaled(small: Any, scale: int) -> Any:
 
 
 def checkpoint_of(model: str, folder: Path) -> str:
-    """The checkpoint that others load for `model`: its own, or for `embedded:target@N` one saved in `folder`."""
+    """The checkpoint that other systems load for `model`; that of `embedded:target@N` is saved in `folder`."""
     small, scale = assets.resolve(model), assets.scale_of(model)
     if scale == 1:
         return small
