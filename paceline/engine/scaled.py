@@ -79,7 +79,7 @@ def scaled(small: Any, scale: int) -> Any:
 
 
 def checkpoint_of(model: str, folder: Path) -> str:
-    """The checkpoint that other systems load for `model`; that of `embedded:target@N` is saved in `folder`."""
+    """The checkpoint that others load for `model`; that of `embedded:target@N` is saved in `folder`."""
     small, scale = assets.resolve(model), assets.scale_of(model)
     if scale == 1:
         return small
