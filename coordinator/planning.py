@@ -109,6 +109,7 @@ class Planner(Sequence):
             self._draft.pause(self.round)
             self._planned = self._source_ahead = None
             self._forget_foreseen()
+        self._source = None
         self._proposal = NOTHING
         self._record.hit = self._record.copied = False
 

@@ -119,6 +119,9 @@ def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
     assert (stats.num_rounds, stats.num_spec_steps, stats.num_prompt_lookups) == (3, 0, 0)
     assert it.machine.committed is not None
     assert not it.machine.committed.copied
+    last = [call for call in policy.told() if call[0] == "on_verdict"][-1]
+    assert last[:3] == ("on_verdict", 0, 0)
+    assert len(last) == 4, "a plain round has no match"
 
 
 def test_a_draft_that_is_back_is_asked_at_once() -> None:
