@@ -24,6 +24,7 @@ from paceline.core.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     PacelineError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from paceline.rpc import codec
@@ -139,14 +140,20 @@ class Resuming:
         patience = self._backoff.seconds - self._away - (now - self._broken_at)
         if patience <= 0:
             return None
-        pause, left = min(self._backoff.pause(self._in_vain), patience), self._left
+        pause, left = min(max(self._backoff.pause(self._in_vain), _asked_pause(error)), patience), self._left
         if pause >= left - LEAST_TIMEOUT:
             return max(left, 0.0)
         self._in_vain += 1
         return pause
 
     def _is_a_break(self, error: PacelineError) -> bool:
-        """True where what is asked again may be answered."""
+        """True where what is asked again may be answered.
+
+        A server that came back may have no place at once for all streams that it lost, or count each as a new
+        request of its key: such a refusal is no answer to a stream that it had taken on before.
+        """
+        if self._broken_at is not None and self._begun and isinstance(error, ResourceExhaustedError):
+            return True
         if isinstance(error, ClientClosedError) or not isinstance(error, UnavailableError | CallCutError):
             return False
         self._contact.learn(error)
@@ -183,3 +190,8 @@ class Resuming:
         held = self.request.resumable and named and self.assembler.result is None
         # Not where nothing is held yet: `started` may have arrived unread, and then it is.
         return self.request.request_id if held and self._end.acquire(blocking=False) else None
+
+
+def _asked_pause(error: PacelineError) -> float:
+    """Seconds that the server asks to be left alone for; 0 where it does not say."""
+    return (error.retry_after or 0.0) if isinstance(error, ResourceExhaustedError) else 0.0

@@ -220,14 +220,29 @@ def test_a_cut_that_is_not_resumed_is_no_cancellation(
 
 def test_a_refusal_of_the_resumption_is_the_error(server: Any, resuming: Any, messages: Any) -> None:
     def script(request: Any, context: Any) -> Iterator[Any]:
-        error = ResourceExhaustedError("queue is full") if request.resume_from else CUT
+        error = InternalError("the model gave NaN") if request.resume_from else CUT
         if not request.resume_from:
             yield from messages.good[:2]
         context.abort_with_status(rpc_status.to_status(to_status(error)))
 
     server.script = script
-    with pytest.raises(ResourceExhaustedError):
+    with pytest.raises(InternalError):
         resuming.generate("x")
+
+
+def test_a_resumption_without_room_is_asked_again(server: Any, resuming: Any, messages: Any) -> None:
+    refusals = [ResourceExhaustedError("queue is full"), ResourceExhaustedError("rate limit", 0.001)]
+    whole = resuming.generate("x", {"max_tokens": 4})
+    cutting = Cutting(server, messages.good, 2)
+
+    def script(request: Any, context: Any) -> Iterator[Any]:
+        if request.resume_from and refusals:
+            context.abort_with_status(rpc_status.to_status(to_status(refusals.pop())))
+        yield from cutting.play(request, context)
+
+    server.script = script
+    assert resuming.generate("x", {"max_tokens": 4}) == whole
+    assert not refusals
 
 
 def test_going_on_with_something_else_breaks_the_protocol(server: Any, resuming: Any, messages: Any) -> None:
@@ -554,6 +569,18 @@ def test_only_the_time_without_a_server_counts(messages: Any) -> None:
     assert resuming.pause_after(CUT) == 0.4
     clock.advance(0.5)
     assert resuming.pause_after(CUT) is None, "a server that begins and breaks makes no progress"
+
+
+def test_pause_asked_for_is_kept_within_the_budget(messages: Any) -> None:
+    clock = ManualClock()
+    resuming = begun(messages, clock=clock)
+    assert resuming.pause_after(CUT) == 0.2
+    clock.advance(0.2)
+    assert resuming.pause_after(ResourceExhaustedError("rate limit", 0.6)) == pytest.approx(0.6)
+    clock.advance(0.6)
+    assert resuming.pause_after(ResourceExhaustedError("rate limit", 60.0)) == pytest.approx(0.2)
+    clock.advance(0.2)
+    assert resuming.pause_after(ResourceExhaustedError("rate limit", 60.0)) is None
 
 
 def test_a_closed_client_is_no_reason_to_go_on(messages: Any) -> None:
