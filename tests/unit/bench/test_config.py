@@ -71,17 +71,32 @@ def test_options_override_the_preset() -> None:
 
 
 def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked, looked_for = [], []
 
     def run_bench(config: BenchConfig, **more: Any) -> Any:
         asked.append(config)
         raise UnavailableError("nothing runs here")
 
     monkeypatch.setattr(benching, "run_bench", run_bench)
+    # This machine may have no GPU: that they are looked for is what counts here.
+    monkeypatch.setattr(benching, "check_gpu", lambda *asked_for: looked_for.append(asked_for))
     for options in ([], ["--device", "cuda:0", "--draft-device", "cuda:1"]):
         with pytest.raises(SystemExit):
             main(["bench", "--quick", *options])
     assert asked == [QUICK, replace(QUICK, device="cuda:0", draft_device="cuda:1")]
+    plain_run, on_gpus = looked_for[:2], looked_for[2:]
+    assert plain_run == [("device", "auto"), ("draft_device", "auto")]
+    assert on_gpus == [("device", "cuda:0"), ("draft_device", "cuda:1")]
+
+
+def test_the_command_refuses_a_gpu_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.core.gpus._torch_build", lambda: "2.13.0+cpu")
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--quick", "--draft-device", "cuda:1"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: --draft-device: cuda:1 needs a torch with CUDA")
 
 
 def test_every_mode_and_k_is_compared_at_one_request_with_lookahead_and_without() -> None:
