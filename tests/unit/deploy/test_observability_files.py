@@ -58,7 +58,8 @@ class Everything:
 def families() -> list[Metric]:
     coordinator: Any = Everything()
     worker = CollectorRegistry()
-    worker.register(WorkerCollector("target", "m", WorkerObserver(), BlockPool(4, 4), lambda: 0))
+    days = coordinator.certificates.days_left
+    worker.register(WorkerCollector("target", "m", WorkerObserver(), BlockPool(4, 4), lambda: 0, days))
     found = [*make_registry(coordinator).collect(), *worker.collect()]
     return [family for family in found if family.name.startswith("paceline:")]
 
@@ -166,6 +167,20 @@ def test_the_alerts_are_rules_of_prometheus() -> None:
         labels = {sample.name: set(sample.labels) for f in EXPORTED.values() for sample in f.samples}
         of_metric = [labels.get(name, set()) for name, _ in SELECTOR.findall(rule["expr"])]
         assert named <= (grouped or OF_PROMETHEUS | set.intersection(*of_metric))
+
+
+@pytest.mark.parametrize(
+    ("days", "severity"), [(31, None), (29, "warning"), (7, "warning"), (6, "critical"), (-1, "critical")]
+)
+def test_one_alert_tells_of_a_certificate_that_ends(days: int, severity: str | None) -> None:
+    """The expressions compare one metric with numbers, joined by `and`."""
+    fires = []
+    for rule in RULES:
+        parts = [part.split() for part in rule["expr"].split(" and ")]
+        if all(part[0] == "paceline:certificate_expiry_days" for part in parts):
+            held = [days < int(most) if sign == "<" else days >= int(most) for _, sign, most in parts]
+            fires += [rule["labels"]["severity"]] if all(held) else []
+    assert fires == ([] if severity is None else [severity])
 
 
 def test_prometheus_reads_the_alerts() -> None:
