@@ -145,7 +145,8 @@ def given_id(values: Sequence[str]) -> str:
         return ""
     if len(values) > 1 or not _GIVEN_ID.fullmatch(values[0]):
         most = limits.MAX_REQUEST_ID_CHARACTERS
-        raise InvalidArgumentError(REQUEST_ID, f"must be one value of 1 to {most} printable ASCII characters")
+        bounds = f"must be one value of 1 to {most} printable ASCII characters without spaces"
+        raise InvalidArgumentError(REQUEST_ID, bounds)
     return values[0]
 
 

@@ -75,8 +75,9 @@ def calls_of(
         raise InvalidArgumentError(
             "prompt", f"{len(prompts)} prompts of {sampling.n} choices are more than {limits.MAX_CHOICES}"
         )
-    told = sampling.n * sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
-    check_reports(wanted, sampling.prompt_logprobs, told)
+    if wanted.truncate_prompt_tokens is None:
+        told = sampling.n * sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+        check_reports(wanted, sampling.prompt_logprobs, told)
     return make_calls(request_id, prompts, sampling, wanted.speculation(), wanted.cache_salt)
 
 

@@ -46,6 +46,8 @@ from paceline.v1 import common_pb2
 MAX_METADATA_ENTRIES = 16
 PLACEHOLDER_MODELS = ("tgi", "dummy")
 """What clients of TGI and of the hub send where they know no model's name."""
+_VERSION = version("paceline")
+"""Looked up once: it is read from a file."""
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """What vLLM called a structure before `structured_outputs`."""
 
@@ -319,7 +321,7 @@ def fingerprinted(head: Mapping[str, Any], coordinator: Coordinator) -> dict[str
 def fingerprint_of(info: common_pb2.WorkerInfo) -> str:
     """OpenAI's `system_fingerprint`: another one where other tokens may follow from the same seed."""
     parts = (
-        version("paceline"),
+        _VERSION,
         info.model,
         info.dtype,
         info.device,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
+from coordinator.http.fields import Schema, Strings
 from paceline.core import limits
 from paceline.core.structured import FIELD, StructuredOutputs
 
@@ -14,11 +15,7 @@ _TYPES: Final = ("text", "json_object", "json_schema", "json", "regex")
 MAX_NAME_CHARACTERS: Final = 64
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class TextFormat(_Schema):
+class TextFormat(Schema):
     """Any text."""
 
     type: Literal["text"]
@@ -40,28 +37,28 @@ JsonSchemaValue = Annotated[
 ]
 
 
-class JsonObjectFormat(_Schema):
+class JsonObjectFormat(Schema):
     """Any JSON object; with a value, which TGI takes, JSON that keeps to that schema."""
 
     type: Literal["json_object"]
     value: JsonSchemaValue | None = None
 
 
-class JsonFormat(_Schema):
+class JsonFormat(Schema):
     """TGI's: JSON that keeps to a schema."""
 
     type: Literal["json"]
     value: JsonSchemaValue
 
 
-class RegexFormat(_Schema):
+class RegexFormat(Schema):
     """TGI's: a text that matches a regular expression."""
 
     type: Literal["regex"]
     value: str
 
 
-class JsonSchema(_Schema):
+class JsonSchema(Schema):
     """A JSON schema with a name."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
@@ -70,7 +67,7 @@ class JsonSchema(_Schema):
     strict: bool | None = Field(None, description="The schema is kept to whatever is said here.")
 
 
-class JsonSchemaFormat(_Schema):
+class JsonSchemaFormat(Schema):
     """JSON that keeps to a schema."""
 
     type: Literal["json_schema"]
@@ -96,12 +93,12 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputsBody(_Schema):
+class StructuredOutputsBody(Schema):
     """vLLM's structured_outputs: exactly one of json, regex, choice, grammar and json_object."""
 
     json_text: JsonSchemaValue | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Strings | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None

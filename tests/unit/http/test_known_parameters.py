@@ -8,6 +8,7 @@ import orjson
 import pytest
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chats
+from pydantic import ValidationError
 
 from coordinator.http.body import parse
 from coordinator.http.errors import HttpError
@@ -74,3 +75,19 @@ def test_nothing_is_listed_that_nobody_sends(model: Any, least: dict[str, Any], 
 def test_the_lists_of_openai_are_read_from_the_client() -> None:
     assert {"prompt", "logit_bias", "suffix"} <= OPENAI_COMPLETION
     assert {"messages", "tools", "verbosity", "web_search_options"} <= OPENAI_CHAT
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({name: [None] * 100} for name in ("prompt", "stop", "bad_words", "guided_choice")),
+        *({name: [None] * 100} for name in ("stop_token_ids", "allowed_token_ids")),
+        {"structured_outputs": {"choice": [None] * 100}},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_a_list_is_judged_by_its_first_bad_item(values: dict[str, Any]) -> None:
+    """A report on each item of a long list would keep all other streams waiting."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "x", **values})
+    assert caught.value.error_count() == 1

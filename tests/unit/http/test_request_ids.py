@@ -95,7 +95,9 @@ async def test_unusable_id_is_refused_by_name(
     caplog.set_level("INFO")
     answer = await client.post("/v1/completions", json=BODY, headers=headers)
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "x-request-id"
+    error = answer.json()["error"]
+    assert error["param"] == "x-request-id"
+    assert "printable ASCII characters without spaces" in error["message"]
     assert "x-request-id" not in answer.headers
     assert coordinator.calls == []
     assert ended(caplog)["field"] == "x-request-id"

@@ -222,7 +222,11 @@ async def test_each_choice_says_what_speculation_did(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_every_object_has_a_fingerprint(path: str, chats: httpx2.AsyncClient) -> None:
+async def test_every_object_has_a_fingerprint(
+    path: str, chats: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It reads a file, which no request may wait for.
+    monkeypatch.setattr("coordinator.http.parameters.version", None)
     mark = (await post(chats, path))["system_fingerprint"]
     assert mark.startswith("fp_")
     assert {event["system_fingerprint"] for event in await streamed(chats, path)} == {mark}
@@ -304,6 +308,17 @@ async def test_a_prompt_is_cut_to_its_last_tokens(
 async def test_each_of_several_prompts_is_cut(coordinator: Any, client: httpx2.AsyncClient) -> None:
     await post(client, "/v1/completions", prompt=[[1, 2, 3], [4]], truncate_prompt_tokens=2)
     assert [call.prompt for call in coordinator.calls] == [(2, 3), (4,)]
+
+
+@pytest.mark.parametrize("report", [{"return_token_ids": True}, {"prompt_logprobs": 1}])
+async def test_a_prompt_is_cut_before_its_report_is_bounded(
+    report: dict[str, Any], coordinator: Any, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 4)
+    whole = {"prompt": [5] * 9, **report}
+    assert (await refused(client, "/v1/completions", **whole))["param"] in report
+    await post(client, "/v1/completions", **whole, truncate_prompt_tokens=2)
+    assert [call.prompt for call in coordinator.calls] == [(5, 5)]
 
 
 async def test_special_tokens_of_a_prompt_may_be_left_out(
