@@ -114,8 +114,10 @@ def translated(words: Sequence[str], known: Collection[str]) -> list[str]:
                 raise InvalidArgumentError(name, "requires an argument")
             return rest.pop(0)
 
-        if not name or (name in known and name != "--dtype"):
+        if not name:
             result.append(word)
+        elif name in known and name != "--dtype":
+            result.append(name + joined + value)
         elif name == "--dtype":
             given = argument()
             result += [name, _DTYPES.get(given, given)]

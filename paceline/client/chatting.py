@@ -42,15 +42,15 @@ class Options(Ending, total=False):
     cache_salt: str | None
 
 
-def _request(messages: Messages, ending: Ending) -> generation_pb2.ApplyChatTemplateRequest:
-    return chat_to_proto(
-        ChatCall(
-            messages,
-            ending.get("add_generation_prompt"),
-            ending.get("continue_final_message", False),
-            ending.get("chat_template_kwargs"),
-        )
-    )
+def _request(
+    messages: Messages,
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> generation_pb2.ApplyChatTemplateRequest:
+    call = ChatCall(messages, add_generation_prompt, continue_final_message, chat_template_kwargs)
+    return chat_to_proto(call)
 
 
 def _sampling(value: requests.Sampling) -> requests.Sampling:
@@ -61,7 +61,10 @@ def _sampling(value: requests.Sampling) -> requests.Sampling:
 
 
 def _split(options: Options) -> tuple[Ending, dict[str, Any]]:
-    """What concerns the template, and what `stream` takes."""
+    """What concerns the template, and what `stream` takes. Raises TypeError for a name of neither."""
+    for name in options:
+        if name not in Options.__annotations__:
+            raise TypeError(f"unexpected keyword argument {name!r}")
     rest: dict[str, Any] = dict(options)
     ending: dict[str, Any] = {name: rest.pop(name) for name in Ending.__annotations__ if name in rest}
     return ending, rest  # type: ignore[return-value]
@@ -114,7 +117,7 @@ class Chatting(ABC):
                 `continue_final_message` lets the model go on with the last message;
                 `chat_template_kwargs` are more variables of the template.
         """
-        return tuple(self._apply_chat_template(_request(messages, ending), timeout).token_ids)
+        return tuple(self._apply_chat_template(_request(messages, **ending), timeout).token_ids)
 
     def chat(
         self,
@@ -180,7 +183,7 @@ class AsyncChatting(ABC):
         **ending: Unpack[Ending],
     ) -> tuple[int, ...]:
         """As `Client.apply_chat_template`."""
-        return tuple((await self._apply_chat_template(_request(messages, ending), timeout)).token_ids)
+        return tuple((await self._apply_chat_template(_request(messages, **ending), timeout)).token_ids)
 
     async def chat(
         self,

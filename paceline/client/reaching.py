@@ -27,7 +27,8 @@ def checked_address(address: str) -> str:
         )
     if address.startswith("["):
         host, bracket, port = address.partition("]")
-        host, port = host + bracket, port.removeprefix(":") if port else str(DEFAULT_PORT)
+        host = host + bracket if bracket else ""
+        port = port.removeprefix(":") if port else str(DEFAULT_PORT)
     elif address.count(":") > 1:
         host, port = f"[{address}]", str(DEFAULT_PORT)
     else:

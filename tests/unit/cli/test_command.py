@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from paceline.cli.environment import unknown_variables
 from paceline.cli.groups import GROUPED_COMMANDS, GROUPS, group_of
 from paceline.supervisor import ChildFailedError, StackConfig, StackOptions
 
+ROOT = Path(__file__).parents[3]
 COMMANDS: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 LINK = "tcp://10.96.1.2:50151"
 
@@ -115,6 +118,14 @@ def test_warnings_are_in_order_and_of_our_prefix_alone() -> None:
     environment = {"PACELINE_B": "1", "PACELINE_A": "1", "PACE": "1", "PACELINE_K": "1"}
     found = [warning.split()[0] for warning in unknown_variables(["PACELINE_K"], environment)]
     assert found == ["PACELINE_A", "PACELINE_B"]
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/compose.secure.yml"])
+def test_no_variable_of_compose_is_warned_of(file: str) -> None:
+    names = re.findall(r"PACELINE_\w*[A-Z]", (ROOT / file).read_text())
+    known = [p.envvar for command in COMMANDS.values() for p in command.params if isinstance(p.envvar, str)]
+    assert names
+    assert unknown_variables(known, dict.fromkeys(names, "1")) == []
 
 
 @pytest.mark.parametrize("command", sorted(GROUPED_COMMANDS))

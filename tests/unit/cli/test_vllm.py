@@ -35,6 +35,9 @@ def test_names_are_taken_with_their_values() -> None:
 
 def test_underscores_are_taken_for_hyphens() -> None:
     assert translated("--max_num_seqs=8") == ["--max-running=8"]
+    words = ("--max_model_len", "9", "--gpu_memory_utilization=0.5", "--trust_remote_code", "m/a_b")
+    expected = ["--max-model-len", "9", "--gpu-memory-utilization=0.5", "--trust-remote-code", "m/a_b"]
+    assert translated(*words) == expected
 
 
 @pytest.mark.parametrize("dtype", ["--dtype=half", "--dtype half"])

@@ -90,6 +90,13 @@ def test_a_wrong_message_is_named_before_it_is_sent(
     assert not server.requests
 
 
+def test_an_unknown_argument_is_refused_before_anything_is_sent(server: Any, client: Any) -> None:
+    for ask in (client.chat, client.stream_chat, client.apply_chat_template):
+        with pytest.raises(TypeError, match="add_generation_promt"):
+            ask(MESSAGES, add_generation_promt=False)
+    assert not server.requests
+
+
 @pytest.mark.parametrize("variables", ["x", {"a": object()}, {"a": float("nan")}])
 def test_variables_are_what_json_can_hold(variables: Any, client: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:

@@ -37,7 +37,9 @@ def test_an_address_without_a_port_has_ours(written: str, meant: str) -> None:
     assert checked_address(written) == meant
 
 
-@pytest.mark.parametrize("written", [":5", "a:x", "a:0", "a:70000", "a:", "a b", "a:8000/v1", "a/v1", " "])
+@pytest.mark.parametrize(
+    "written", [":5", "a:x", "a:0", "a:70000", "a:", "a b", "a:8000/v1", "a/v1", " ", "[::1"]
+)
 def test_what_is_no_address_is_refused(written: str) -> None:
     with pytest.raises(InvalidArgumentError, match="must be host:port"):
         checked_address(written)
