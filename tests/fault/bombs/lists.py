@@ -15,16 +15,16 @@ def _bytes(request: generation_pb2.GenerateRequest, path: str, element: bytes) -
     inner = element * (ROOM // len(element))
     if path == "sampling":
         # Parts of one field are merged.
-        return request.SerializeToString() + _field(3 + 1, inner)
+        return request.SerializeToString() + field(3 + 1, inner)
     return request.SerializeToString() + inner
 
 
-def _field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+def field(number: int, value: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + varint(len(value)) + value
 
 
-def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
 
 
 def _request() -> generation_pb2.GenerateRequest:
@@ -32,12 +32,12 @@ def _request() -> generation_pb2.GenerateRequest:
 
 
 LISTS: Final[dict[str, bytes]] = {
-    "logit_bias": _bytes(_request(), "sampling", _field(8, b"")),
-    "stop": _bytes(_request(), "sampling", _field(12, b"")),
-    "stop_token_ids": _bytes(_request(), "sampling", _varint(13 << 3) + b"\x00"),
-    "allowed_token_ids": _bytes(_request(), "sampling", _varint(17 << 3) + b"\x00"),
-    "resume_from": _bytes(_request(), "", _varint(7 << 3) + b"\x00"),
-    "received": _bytes(_request(), "", _field(8, b"")),
-    "unknown fields": _bytes(_request(), "", _varint(999 << 3) + b"\x00"),
+    "logit_bias": _bytes(_request(), "sampling", field(8, b"")),
+    "stop": _bytes(_request(), "sampling", field(12, b"")),
+    "stop_token_ids": _bytes(_request(), "sampling", varint(13 << 3) + b"\x00"),
+    "allowed_token_ids": _bytes(_request(), "sampling", varint(17 << 3) + b"\x00"),
+    "resume_from": _bytes(_request(), "", varint(7 << 3) + b"\x00"),
+    "received": _bytes(_request(), "", field(8, b"")),
+    "unknown fields": _bytes(_request(), "", varint(999 << 3) + b"\x00"),
 }
 """Whole messages of Generate, by what is in them."""
