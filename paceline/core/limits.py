@@ -120,6 +120,8 @@ MAX_SEED: Final = 2**64 - 1
 MAX_HEALTH_SERVICE_CHARACTERS: Final = 256
 """Of a service's name that somebody asks the health of."""
 MAX_REQUEST_ID_CHARACTERS: Final = 128
+MAX_SEQUENCE_ID_CHARACTERS: Final = 128
+"""The name of a sequence on a worker's stream."""
 MAX_CACHE_SALT_CHARACTERS: Final = 256
 """What a client may say; a worker takes as much again, for what the coordinator adds."""
 

@@ -7,6 +7,7 @@ handled. That keeps one sequence's bad input from ending the stream that all of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
@@ -136,6 +137,13 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
     return frame
 
 
+def _check_names(commands: Sequence[Any]) -> None:
+    """Raises InvalidArgumentError for the frame: every answer about a sequence repeats its name."""
+    if any(len(command.sequence_id) > limits.MAX_SEQUENCE_ID_CHARACTERS for command in commands):
+        most = limits.MAX_SEQUENCE_ID_CHARACTERS
+        raise InvalidArgumentError("sequence_id", f"must have at most {most} characters")
+
+
 def _check_frame(size: int) -> None:
     if size > limits.MAX_COMMANDS_PER_FRAME:
         raise InvalidArgumentError(
@@ -159,6 +167,7 @@ def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | Seq
                 commands.append(_closing(slot.close_sequence))
             case _:
                 raise InvalidArgumentError("commands", "holds a command this version does not know")
+    _check_names(commands)
     return commands
 
 
@@ -176,6 +185,7 @@ def draft_commands(frame: draft_pb2.DraftRequest) -> list[DraftCommand | Sequenc
                 commands.append(_closing(slot.close_sequence))
             case _:
                 raise InvalidArgumentError("commands", "holds a command this version does not know")
+    _check_names(commands)
     return commands
 
 

@@ -202,7 +202,7 @@ def test_sigterm_drains_the_coordinator(faulty: RunningStack, prompt: Ids) -> No
 
     def refused() -> bool:
         try:
-            with Client(faulty.address) as fresh:
+            with Client(faulty.address, resume_seconds=0) as fresh:
                 fresh.generate("x", {"max_tokens": 1}, timeout=1.0)
         except UnavailableError:
             return True

@@ -16,9 +16,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from coordinator.coordinator import Coordinator
+from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_LEDGER_TOKENS, MAX_RECEIVED_TOKENS, MAX_TOKENS
-from paceline.core.messages import SequenceFailed
+from paceline.core.messages import CloseSequence, SequenceFailed
 from paceline.rpc import codec, frames
 from paceline.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
@@ -171,3 +172,18 @@ def test_received_tokens_have_a_bound_over_all_choices() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         codec.generate_request_from_proto(request)
     assert caught.value.field == "received"
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_long_name_of_a_sequence_is_refused(role: str) -> None:
+    """Before it is repeated in an answer."""
+    closing = [CloseSequence("x" * (limits.MAX_SEQUENCE_ID_CHARACTERS + 1), 1)]
+    read: Callable[[], Any] = (
+        (lambda: frames.target_commands(frames.verify_request(closing)))
+        if role == "target"
+        else (lambda: frames.draft_commands(frames.draft_request(closing)))
+    )
+    with pytest.raises(InvalidArgumentError) as error:
+        read()
+    assert error.value.field == "sequence_id"
+    assert "xx" not in str(error.value)
