@@ -80,10 +80,10 @@ def _variables_to_text(variables: Mapping[str, Any] | None) -> str:
 
 def chat_from_proto(request: generation_pb2.ApplyChatTemplateRequest) -> ChatCall:
     """Raises InvalidArgumentError naming the field."""
-    refuse_unknown_fields(request, "request")
     if not 1 <= len(request.messages) <= limits.MAX_MESSAGES:
         bounds = f"must be between 1 and {limits.MAX_MESSAGES} messages, got {len(request.messages)}"
         raise InvalidArgumentError("messages", bounds)
+    refuse_unknown_fields(request, "request")
     return ChatCall(
         [_message_from_proto(index, message) for index, message in enumerate(request.messages)],
         request.add_generation_prompt if request.HasField("add_generation_prompt") else None,

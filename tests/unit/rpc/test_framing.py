@@ -11,7 +11,7 @@ from paceline.core.messages import CloseSequence
 from paceline.rpc import frames
 from paceline.rpc.framing import framed
 
-LENGTHS = st.lists(st.integers(1, 200), min_size=1, max_size=30)
+LENGTHS = st.lists(st.integers(1, limits.MAX_SEQUENCE_ID_CHARACTERS), min_size=1, max_size=30)
 
 
 @given(LENGTHS, st.integers(1, 400), st.integers(1, 10))

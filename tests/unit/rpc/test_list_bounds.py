@@ -21,6 +21,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_LEDGER_TOKENS, MAX_RECEIVED_TOKENS, MAX_TOKENS
 from paceline.core.messages import CloseSequence, SequenceFailed
 from paceline.rpc import codec, frames
+from paceline.rpc.chat_codec import chat_from_proto
 from paceline.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 MANY_NUMBERS, MANY_OTHERS = MAX_LEDGER_TOKENS + 2**19, 2**18
@@ -35,6 +36,7 @@ def detokenize(request: Any) -> Any:
 
 READERS: dict[type[Message], Callable[[Any], Any]] = {
     generation_pb2.GenerateRequest: codec.generate_request_from_proto,
+    generation_pb2.ApplyChatTemplateRequest: chat_from_proto,
     generation_pb2.DetokenizeRequest: detokenize,
     target_pb2.VerifyRequest: frames.target_commands,
     draft_pb2.DraftRequest: frames.draft_commands,
