@@ -52,11 +52,7 @@ def make_app(
     chats = ChatCompletions(coordinator, conversations, defaults)
     routes = [
         Route("/v1/completions", Completions(coordinator, defaults).create, methods=["POST"]),
-        Route(
-            "/v1/chat/completions",
-            chats.create,
-            methods=["POST"],
-        ),
+        Route("/v1/chat/completions", chats.create, methods=["POST"]),
         Route("/v1/models", information.models),
         Route("/v1/models/{model:path}", information.model),
         Route("/tokenize", text.tokenize, methods=["POST"]),

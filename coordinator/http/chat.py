@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -58,8 +59,9 @@ class ChatCompletions:
 
     async def _call(self, wanted: ChatRequest, request_id: str) -> GenerateCall:
         # First what costs nothing; unlike a completion, an answer may fill the model's length by default.
-        own = {"max_tokens": wanted.token_limit, "logprobs": wanted.num_logprobs}
-        sampling = wanted.sampling(self._defaults.values, **own)
+        sampling = wanted.sampling(
+            self._defaults.values, max_tokens=wanted.token_limit, logprobs=wanted.num_logprobs
+        )
         if wanted.stream and wanted.prompt_logprobs is not None:
             raise InvalidArgumentError("prompt_logprobs", "cannot be streamed")
         speculation = wanted.speculation()
@@ -73,8 +75,7 @@ class ChatCompletions:
         prompt = wanted.truncated(token_ids, sampling.max_tokens, self._coordinator)
         if sampling.max_tokens is None and self._defaults.max_tokens is not None:
             room = self._coordinator.target_info().max_model_len - len(prompt)
-            limit = self._defaults.limit(room)
-            sampling = wanted.sampling(self._defaults.values, **{**own, "max_tokens": limit})
+            sampling = replace(sampling, max_tokens=self._defaults.limit(room))
         return make_call(request_id, prompt, sampling, speculation, wanted.cache_salt)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,8 +19,10 @@ from paceline.core.errors import UnavailableError
 from paceline.telemetry.exposition import Families, encoder
 from paceline.telemetry.worker import WorkerObserver
 
+log = logging.getLogger(__name__)
+
 REQUEST_SECONDS: Final = 10.0
-"""How long a client may take for its request."""
+"""How long a client may send nothing of its request, or take nothing of the answer."""
 PATHS: Final = frozenset({"/", "/metrics"})
 
 
@@ -97,7 +100,7 @@ class MetricsServer:
         registry.register(collector)
         ProcessCollector(registry=registry)
         address = host.strip("[]")
-        kind = _ServerOfIPv6 if ":" in address else ThreadingHTTPServer
+        kind = _ServerOfIPv6 if ":" in address else _Server
         try:
             self._server = kind((address, port), partial(_Handler, registry))
         except OSError as error:
@@ -114,7 +117,13 @@ class MetricsServer:
         self._thread.join()
 
 
-class _ServerOfIPv6(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One scrape failed: most likely its client went away. The library's own prints a traceback."""
+        log.debug("a scrape failed", exc_info=True)
+
+
+class _ServerOfIPv6(_Server):
     address_family = socket.AF_INET6
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -123,6 +126,30 @@ def test_other_paths_of_a_workers_port_are_not_found(metrics_url: str) -> None:
         urllib.request.urlopen(f"{metrics_url}/nothing", timeout=60)
     assert failure.value.code == 404
     failure.value.close()
+
+
+def test_a_client_that_goes_away_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "paceline.telemetry.worker_metrics")
+    collector = WorkerCollector("target", "m", WorkerObserver(), BlockPool(8, 4), lambda: 2)
+    server = MetricsServer(collector, "127.0.0.1", 0)
+    failed = threading.Event()
+    handle_error = server._server.handle_error
+
+    def handled(*of: Any) -> None:
+        handle_error(*of)
+        failed.set()
+
+    server._server.handle_error = handled  # type: ignore[method-assign]
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets it
+        client.sendall(b"GET /metr")
+    assert failed.wait(60)
+    server.stop()
+    assert capsys.readouterr().err == ""
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
