@@ -117,8 +117,8 @@ class Coordinator:
                     group.create_task(link.run())
                 group.create_task(self.dispatcher.sweep())
                 group.create_task(self.requests.sweep())
-            group.create_task(self.certificates.watch())
-            group.create_task(tell_throughput(self, self.config.log_stats_seconds))
+                group.create_task(self.certificates.watch())
+                group.create_task(tell_throughput(self, self.config.log_stats_seconds))
 
     async def wait_until_ready(self, draft_seconds: float) -> None:
         """Until a target serves and every draft is ready or refused (those only up to a time)."""

@@ -51,6 +51,29 @@ async def test_what_was_refused_says_nothing_of_the_target(coordinator: Coordina
     assert coordinator.target_info().model == "right"
 
 
+async def test_a_coordinator_tells_throughput_and_watches_certificates(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    throughput, certificates = asyncio.Event(), asyncio.Event()
+
+    async def tell_throughput(of: Coordinator, seconds: float) -> None:
+        assert (of, seconds) == (coordinator, coordinator.config.log_stats_seconds)
+        throughput.set()
+
+    async def watch() -> None:
+        certificates.set()
+
+    monkeypatch.setattr(coordinator_module, "tell_throughput", tell_throughput)
+    monkeypatch.setattr(coordinator.certificates, "watch", watch)
+    running = asyncio.create_task(coordinator.run())
+    async with asyncio.timeout(SECONDS):
+        await throughput.wait()
+        await certificates.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_a_target_that_serves_says_more_than_one_that_did(coordinator: Coordinator) -> None:
     old, new = coordinator.dispatcher.targets
     old.admitted, old.state = info("old"), LinkState.LOST
