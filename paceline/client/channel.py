@@ -69,7 +69,6 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
-    ("grpc.client_idle_timeout_ms", round(limits.CLIENT_IDLE_SECONDS * 1000)),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
 )

@@ -27,13 +27,9 @@ MAX_CLIENT_CONNECTIONS: Final = 4096
 """gRPC connections of clients; one more is closed at once. Fewer where there are fewer file descriptors."""
 MAX_WORKER_CONNECTIONS: Final = 256
 """The same of a worker: those of its coordinators, and health checks."""
-IDLE_SECONDS: Final = 120.0
-"""A gRPC connection of a client that has no call is closed after so long. gRPC does so at once, also under a
-call that is on its way: a client should close it first."""
-CLIENT_IDLE_SECONDS: Final = 60.0
-"""When the SDK does; its next call opens another."""
-CONNECTION_SECONDS: Final = 3600.0
-"""A gRPC connection of a client that is older, give or take a tenth, takes no new calls."""
+CONNECTION_SECONDS: Final = 240.0
+"""A gRPC connection of a client that is older, give or take a tenth, takes no new calls, and is closed when
+it has none."""
 HANDSHAKE_SECONDS: Final = 10.0
 """How long a gRPC connection may take to begin, TLS included."""
 MAX_HEALTH_WATCHERS: Final = 256

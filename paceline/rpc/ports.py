@@ -17,10 +17,10 @@ class PortBounds:
     """Of one connection at a time; one more waits at its sender."""
     connections: int = limits.MAX_WORKER_CONNECTIONS
     """One more is closed at once."""
-    idle_seconds: float | None = None
-    """A connection without a call is closed after so long; None never does."""
     age_seconds: float | None = None
-    """A connection that is older takes no new calls, and its client opens another; None is any age."""
+    """A connection that is older takes no new calls, and is closed when its last one has ended; its client
+    opens another for the next. None is any age. It bounds idle connections too: gRPC's own bound on these
+    (`max_connection_idle`) closes them with an error, which every client in Python prints."""
     grace_seconds: float = 0.0
     """How long calls of a connection that is too old may go on."""
     grows_windows: bool = True
@@ -35,8 +35,6 @@ class PortBounds:
             "grpc.max_allowed_incoming_connections": self.connections,
             "grpc.server_handshake_timeout_ms": round(limits.HANDSHAKE_SECONDS * 1000),
         }
-        if self.idle_seconds is not None:
-            options["grpc.max_connection_idle_ms"] = round(self.idle_seconds * 1000)
         if self.age_seconds is not None:
             options["grpc.max_connection_age_ms"] = round(self.age_seconds * 1000)
             options["grpc.max_connection_age_grace_ms"] = round(self.grace_seconds * 1000)
@@ -51,7 +49,6 @@ def client_port(connections: int, longest_request_seconds: float) -> PortBounds:
         message_bytes=limits.MAX_CLIENT_MESSAGE_BYTES,
         calls=limits.MAX_CALLS_PER_CLIENT_CONNECTION,
         connections=connections,
-        idle_seconds=limits.IDLE_SECONDS,
         age_seconds=limits.CONNECTION_SECONDS,
         grace_seconds=longest_request_seconds,
         grows_windows=False,

@@ -60,7 +60,7 @@ async def read_until(reader: asyncio.StreamReader, part: bytes) -> bytes:
     return came
 
 
-RST_STREAM, PING, WINDOW_UPDATE = 3, 6, 8
+RST_STREAM, PING, GOAWAY, WINDOW_UPDATE = 3, 6, 7, 8
 
 
 class Connection:
@@ -74,6 +74,8 @@ class Connection:
         self._moved = asyncio.Event()
         self.ended: dict[int, bytes] = {}
         """What the server said last of each call that is over: its headers, or nothing."""
+        self.farewells: list[int] = []
+        """Error codes of what announced the end of the connection; 0 is no error."""
         self.gone = False
         """The server has closed the connection."""
         self._headers: dict[int, bytes] = {}
@@ -99,6 +101,8 @@ class Connection:
             self._writer.write(frame(SETTINGS, ACKNOWLEDGED, 0))
         elif kind == PING and not flags & ACKNOWLEDGED:
             self._writer.write(frame(PING, ACKNOWLEDGED, 0, payload))
+        elif kind == GOAWAY:
+            self.farewells.append(int.from_bytes(payload[4:8], "big"))
         elif kind == WINDOW_UPDATE:
             self._windows[stream] = self._windows.get(stream, self._initial) + int.from_bytes(payload, "big")
         elif kind == HEADERS:

@@ -45,18 +45,13 @@ async def check(channel: grpc.aio.Channel) -> None:
     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
 
 
-def test_clients_of_ours_leave_before_they_are_closed() -> None:
-    idle = dict(sdk.CHANNEL_OPTIONS)["grpc.client_idle_timeout_ms"]
-    assert 2 * idle <= client_port(1, LONG).options["grpc.max_connection_idle_ms"]
-
-
 def test_no_request_outlasts_its_connection() -> None:
     options = client_port(1, limits.MAX_REQUEST_SECONDS).options
     assert options["grpc.max_connection_age_grace_ms"] >= limits.MAX_REQUEST_SECONDS * 1000
 
 
 def test_a_worker_s_connections_last() -> None:
-    assert not {name for name in PortBounds().options if "connection_idle" in name or "_age_" in name}
+    assert not {name for name in PortBounds().options if "_age_" in name}
 
 
 @contextlib.asynccontextmanager
@@ -66,12 +61,14 @@ async def client(server: Server, options: Sequence[tuple[str, int]]) -> AsyncIte
         yield channel
 
 
-async def test_no_call_is_lost_to_the_idle_time() -> None:
-    async with serving(idle_seconds=0.2) as server, client(server, sdk.CHANNEL_OPTIONS) as channel:
-        for _ in range(4):
-            await check(channel)
-            for _ in range(2):  # the channel's own connection is gone for a while then
-                await outlasted(server)
+async def test_an_idle_connection_ends_without_an_error() -> None:
+    """Clients print each error that ends a connection."""
+    async with serving(age_seconds=0.2) as server:
+        silent = await connect(server.address)
+        await silent.closed()
+        assert silent.farewells
+        assert set(silent.farewells) == {0}
+        await silent.close()
 
 
 async def test_no_call_is_lost_to_the_age_of_a_connection() -> None:
