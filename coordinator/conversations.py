@@ -19,7 +19,7 @@ NO_TEMPLATE = (
 
 
 class Conversations:
-    """Messages in, tokens out. Both faces read them so."""
+    """Turns messages into tokens, for gRPC and for HTTP."""
 
     def __init__(self, coordinator: Coordinator, template: ChatTemplate | None) -> None:
         self._coordinator = coordinator

@@ -49,8 +49,8 @@ class LongTexts:
         return max(len(token.encode()) for token in tokens)
 
     def check_length(self, name: str, characters: int, max_model_len: int) -> None:
-        """Raises InvalidArgumentError for a text of so many characters that no tokens of this model hold it:
-        each has as many as the longest token at most.
+        """Raises InvalidArgumentError for a text with more characters than `max_model_len` times the longest
+        token.
 
         What a normaliser leaves out counts as well.
         """

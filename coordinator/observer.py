@@ -46,7 +46,7 @@ class RoundRecord:
     num_accepted: int = 0
     """Those of them that were committed: none behind the sequence's end."""
     num_tokens: int = 0
-    """Tokens that were committed: the accepted ones, and one more unless the last of them is the last."""
+    """Tokens that were committed: the accepted ones, and one more unless an accepted one ended the round."""
     draft: Timings | None = None
     """None without a proposal that was waited for."""
     draft_waited: float = 0.0

@@ -25,7 +25,7 @@ _FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request means that does not say."""
+    """What stands in for parameters that a request leaves out."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams but `max_tokens`."""

@@ -41,7 +41,7 @@ class TenantRecorder:
         """Its rounds are counted."""
 
     def worker_lost(self, role: str) -> None:
-        """No tenant's doing."""
+        """Not counted by tenant."""
 
     def blocks_awaited(self) -> None:
-        """No tenant's doing."""
+        """Not counted by tenant."""

@@ -18,9 +18,8 @@ ANSWERED: Final = frozenset({"/health", "/ping", "/metrics"})
 class Farewell:
     """ASGI middleware: while the coordinator stops new requests are answered 503, but for health and metrics.
 
-    So is one that is cut then. Such are a body that does not come and a wait for a target: to the coordinator
-    nothing runs yet, so that it does not wait for them, and the port cancels them. To one that was begun to
-    be answered nothing can be added.
+    So is a request that came before and is cancelled because the port closes: its body has not come, or it
+    waits for a target, so the coordinator does not wait for it. An answer that has begun cannot be changed.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

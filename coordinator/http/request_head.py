@@ -20,12 +20,12 @@ class HeadError(Exception):
 def check(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Raises HeadError. The names of `headers` are in lower case."""
     if version not in _VERSIONS:
-        raise HeadError("no version of HTTP that is spoken here")
+        raise HeadError("its version of HTTP is not 1.0 or 1.1")
     hosts = [value.strip() for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version != "1.0"):
-        raise HeadError("needs one Host")
+        raise HeadError("it must have one Host")
     if not all(map(_HOST.match, hosts)):
-        raise HeadError("its Host is none")
+        raise HeadError("its Host has characters that no host has")
     named = _host_in(url)
     if named is not None and hosts and named.lower() != hosts[0].lower():
         raise HeadError("its Host is not that of its target")

@@ -30,7 +30,7 @@ def certificates(
             help="A name or address of the server, beside localhost, 127.0.0.1 and ::1; may be repeated.",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Of the files; the role if not given.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Base name of the files; the role if not given.")] = "",
     days: Annotated[int, typer.Option("--days", help="How long a certificate is valid.")] = 365,
 ) -> None:
     """Make a certificate authority and a certificate for each role.

@@ -116,7 +116,7 @@ def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
 
 
 def _warn_of_unknown_variables(context: Any) -> None:
-    """Whoever mistypes a variable would never learn of it. A child leaves that to what started it."""
+    """Warn of variables of our prefix that set nothing. A child leaves that to its parent."""
     if context.params.get("exit_with_parent"):
         return
     warnings = unknown_variables(_variables(context.find_root().command))

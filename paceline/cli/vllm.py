@@ -1,7 +1,7 @@
 """Options of `vllm serve`, as `paceline serve` takes or refuses them: the one table of both names.
 
 An option that means the same under another name is taken. One that has no meaning here is refused with the
-reason, unless it asks for what is so anyway.
+reason, unless it asks for what Paceline does anyway.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SO_ANYWAY: Final = {
     "--task": "generate",
     "--runner": ("auto", "generate"),
 }
-"""What asks for what is so here without it: the value that it may have, None where it takes none."""
+"""Options that ask for what Paceline does anyway, each with its possible values; None: it takes no value."""
 
 _ONE_DEVICE: Final = "a model runs on one device here; --target-device and --draft-device choose it"
 NOT_HERE: Final = {
@@ -84,7 +84,7 @@ NOT_HERE: Final = {
     "--attention-backend": "attention is torch's own",
     "--hf-overrides": "a model is served as its config.json says",
 }
-"""Why there is none of the kind."""
+"""Options that have no counterpart here, each with the reason or with what to do instead."""
 
 _DTYPES: Final = {"half": "float16", "float": "float32"}
 """vLLM's other names of number formats."""
