@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.small_files import read_text
 
 _SPECIAL_TOKENS = (
     "bos_token",
@@ -236,10 +237,7 @@ def load(tokenizer: str, override: str = "") -> ChatTemplate | None:
     """
     config = read_json(tokenizer, "tokenizer_config.json")
     if override:
-        try:
-            source: str | None = Path(override).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise InvalidArgumentError("chat_template", f"{override} cannot be read") from None
+        source: str | None = read_text("chat_template", override)
     else:
         source = _read(tokenizer, "chat_template.jinja") or _default(config.get("chat_template"))
     return None if source is None else ChatTemplate(source, _special_tokens(tokenizer, config))

@@ -18,6 +18,7 @@ from paceline.cli.structuring import Structure
 from paceline.client import AsyncClient, Client
 from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.limits import MAX_PROMPT_CHARACTERS
 from paceline.core.types import SamplingParams, SpeculationParams
 
 Json = Annotated[bool, option("json", "Print one JSON object.")]
@@ -48,7 +49,7 @@ def generate(
             raise InvalidArgumentError(name, "are printed with --json only")
     sampling = structure.of(sampling)
     streams = not (as_json or no_stream or sampling.n > 1)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read(MAX_PROMPT_CHARACTERS + 1) if prompt == "-" else prompt
 
     async def run() -> None:
         async with AsyncClient(

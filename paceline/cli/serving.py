@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import fields, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,12 +15,13 @@ from paceline.cli.connecting import Transport
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.client.reaching import DEFAULT_PORT, Reach, checked_address
 from paceline.core.checks import device as check_device
-from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, check_dtype
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig, check_dtype
 from paceline.core.cores import check_threads
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.gpus import check_gpu
 from paceline.core.leaving import leave
 from paceline.core.ours import check_ours
+from paceline.core.small_files import read_text
 from paceline.rpc.credentials import open_channel
 from paceline.rpc.status import from_rpc_error
 from paceline.supervisor import (
@@ -32,9 +33,9 @@ from paceline.supervisor import (
     sigterm_as_interrupt,
 )
 from paceline.supervisor.forking import await_arguments
-from paceline.supervisor.preflight import check_coordinator, check_text, check_worker
+from paceline.supervisor.preflight import check_coordinator, check_worker
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
-from paceline.telemetry.steps import step
+from paceline.telemetry.steps import LOADING_LIBRARIES, step
 
 DEFAULT_HTTP_PORT = 8000
 EMBEDDED_TARGET, EMBEDDED_DRAFT = "embedded:target", "embedded:draft"
@@ -108,8 +109,7 @@ def _check_template(file: str) -> None:
     check_ours("coordinator")
     from coordinator.http.chat_template import ChatTemplate
 
-    check_text("chat_template", file)
-    ChatTemplate(Path(file).read_text(encoding="utf-8"))
+    ChatTemplate(read_text("chat_template", file))
 
 
 def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
@@ -133,13 +133,17 @@ def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
 
 def _announce(stack: Stack) -> None:
     models = {"target": stack.config.target_model, "draft": stack.config.draft_model}
-    for role in stack.config.worker_roles:
-        print(f"{role} worker: {models[role]} at {stack.address_of(role)}")
+    lines = [
+        f"{role} worker: {models[role]} at {stack.address_of(role)}" for role in stack.config.worker_roles
+    ]
     coordinator = stack.supervisor.status("coordinator")
     if coordinator.http_address:
         scheme = "http" if stack.coordinator_tls is None else "https"
-        print(f"OpenAI-compatible HTTP at {scheme}://{coordinator.http_address}/v1")
-    print(f"Paceline listens on {coordinator.address}", flush=True)
+        lines.append(f"OpenAI-compatible HTTP at {scheme}://{coordinator.http_address}/v1")
+    lines.append(f"Paceline listens on {coordinator.address}")
+    # In one piece: logs of the children come between two writes where both go to one terminal.
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 @options_from_fields
@@ -158,6 +162,7 @@ def draft_worker(config: DraftConfig) -> None:
     """Run a draft worker alone."""
     check_worker(config)
     check_ours("draft_worker")
+    _tell_of_libraries("draft", config)
     from draft_worker.main import run
 
     run(config)
@@ -169,10 +174,18 @@ def target_worker(config: TargetConfig) -> None:
     """Run a target worker alone."""
     check_worker(config)
     check_ours("target_worker")
+    _tell_of_libraries("target", config)
     from target_worker.main import run
 
     run(config)
     _leave()
+
+
+def _tell_of_libraries(role: str, config: WorkerConfig) -> None:
+    """A worker that was not forked imports torch first; its supervisor has said so itself."""
+    if not config.exit_with_parent:
+        configure_logging(role, config.log_format)
+        step(LOADING_LIBRARIES)
 
 
 def fork_server(control: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import InvalidArgumentError
+from paceline.core.small_files import read_text
 from paceline.core.types import SamplingParams, StructuredOutputs
 
 
@@ -40,7 +40,4 @@ class Structure:
 
 
 def _content(name: str, file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InvalidArgumentError(name, f"{file} cannot be read as text") from None
+    return None if file is None else read_text(name, file)

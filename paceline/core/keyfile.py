@@ -9,17 +9,12 @@ from pathlib import Path
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.keys import KeyRing, parse, render
+from paceline.core.small_files import read_text
 
 
 def read_keys(file: Path) -> KeyRing:
     """Raises InvalidArgumentError naming `api_keys`."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError("api_keys", f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgumentError("api_keys", f"{file} is not UTF-8") from None
-    return parse(text)
+    return parse(read_text("api_keys", file))
 
 
 def write_keys(file: Path, ring: KeyRing) -> None:

@@ -12,10 +12,10 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import InvalidArgumentError, UnauthenticatedError
+from paceline.core.small_files import read_text
 
 VARIABLE: Final = "PACELINE_WORKER_SECRET"
 """The environment variable that holds it where no file is named."""
@@ -75,10 +75,4 @@ def read_secret(file: str, environment: Mapping[str, str] = os.environ) -> Worke
         text = environment.get(VARIABLE, "")
         return WorkerSecret(text) if text else None
     name = "worker_secret_file"
-    try:
-        text = Path(file).read_text(encoding="ascii")
-    except OSError as error:
-        raise InvalidArgumentError(name, f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgumentError(name, "must hold printable ASCII without spaces") from None
-    return WorkerSecret(text.strip(), name)
+    return WorkerSecret(read_text(name, file).strip(), name)

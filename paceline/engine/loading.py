@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
@@ -352,8 +353,11 @@ def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
 
 
 def take_over_library_logs(*, quiet: bool) -> None:
-    """Let transformers' log lines go where ours go; `quiet` also leaves out its progress bars."""
+    """Let log lines of transformers and the hub go where ours go; `quiet` leaves out progress bars too."""
     library_logging.disable_default_handler()
+    # The hub's library has no such function, and both its handler and ours would write each line.
+    hub_logging.get_logger()
+    logging.getLogger("huggingface_hub").handlers.clear()
     library_logging.enable_propagation()
     if quiet:
         library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

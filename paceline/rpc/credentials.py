@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.small_files import read_bytes
 from paceline.core.tls import Tls
 from paceline.rpc.certificate_keys import unusable_kind
 from paceline.rpc.renewal import Renewed
@@ -25,7 +25,7 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     contents = {
-        name: _read(file, f"{prefix}_{name}")
+        name: read_bytes(f"{prefix}_{name}", file)
         for name in ("certificate", "key", "ca")
         if (file := getattr(tls, name))
     }
@@ -51,13 +51,6 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
             raise _unreadable(tls.ca, f"{prefix}_ca", error) from None
 
 
-def _read(file: str, name: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise _unreadable(file, name, error) from None
-
-
 def _unreadable(file: str, name: str, error: OSError) -> InvalidArgumentError:
     return InvalidArgumentError(name, f"{file} cannot be read: {error.strerror}")
 
@@ -76,8 +69,8 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 def _server_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
     check_files(tls)
-    pair = (_read(tls.key, "tls_key"), _read(tls.certificate, "tls_certificate"))
-    ca = _read(tls.ca, "tls_ca") if tls.ca else None
+    pair = (read_bytes("tls_key", tls.key), read_bytes("tls_certificate", tls.certificate))
+    ca = read_bytes("tls_ca", tls.ca) if tls.ca else None
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=ca)
 
 
@@ -85,7 +78,7 @@ def channel_credentials(tls: Tls, prefix: str = "tls") -> grpc.ChannelCredential
     """Raises InvalidArgumentError naming a file as `check_files` does."""
     check_files(tls, prefix)
     key, certificate, ca = (
-        _read(file, f"{prefix}_{name}") if file else None
+        read_bytes(f"{prefix}_{name}", file) if file else None
         for file, name in ((tls.key, "key"), (tls.certificate, "certificate"), (tls.ca, "ca"))
     )
     return grpc.ssl_channel_credentials(ca, key, certificate)

@@ -116,7 +116,9 @@ class ChildStatus:
 def log_to_stderr(line: str) -> None:
     """The sink that passes children's logs on."""
     with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
-        print(line, file=sys.stderr, flush=True)
+        # In one piece: several threads read children, and `print` writes the line's end by itself.
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def discard(line: str) -> None:

@@ -20,6 +20,7 @@ from paceline.core.gpus import check_gpu
 from paceline.core.keyfile import read_keys
 from paceline.core.listening import check_ports
 from paceline.core.secret import read_secret
+from paceline.core.small_files import read_text
 from paceline.rpc.credentials import check_files
 from paceline.supervisor.arguments import flag
 from paceline.supervisor.stack_config import StackConfig
@@ -47,7 +48,7 @@ def check_coordinator(config: CoordinatorConfig) -> None:
     check_tokenizer("tokenizer", config.tokenizer)
     check_cores(config.message_cores, "message_cores")
     if config.chat_template:
-        check_text("chat_template", config.chat_template)
+        read_text("chat_template", config.chat_template)
     if config.api_keys:
         read_keys(Path(config.api_keys))
     for tls, prefix in ((config.tls, "tls"), (config.worker_tls, "worker_tls")):
@@ -89,16 +90,6 @@ def _check_distinct(ports: Mapping[str, int]) -> None:
 
 def _http_port(config: CoordinatorConfig) -> dict[str, int]:
     return {"http_port": config.http_port} if config.http else {}
-
-
-def check_text(field: str, file: str) -> None:
-    """That a file can be read as text. Raises InvalidArgumentError naming `field`."""
-    try:
-        Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(field, f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidArgumentError(field, f"{file} is not UTF-8") from None
 
 
 def check_writable(field: str, file: Path) -> None:

@@ -34,7 +34,7 @@ from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
-from paceline.telemetry.steps import step
+from paceline.telemetry.steps import LOADING_LIBRARIES, step
 
 _SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
 _ROOM = len("/paceline-12345678/12345.sock")
@@ -254,7 +254,7 @@ def _own_fork_server(
     if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
         yield None
         return
-    step("loading libraries, which takes from a few seconds to half a minute")
+    step(LOADING_LIBRARIES)
     with _fork_server(environment) as server:
         server.wait_until_loaded(remaining())
         yield server

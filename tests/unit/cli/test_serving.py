@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline.cli.serving import _checked
+from paceline.cli import main
+from paceline.cli.serving import _announce, _checked
 from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import StackOptions
 from paceline.supervisor.processes import CAN_FORK
@@ -186,3 +188,36 @@ def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted
     assert (done.returncode, done.stdout) == (0, "stopped\n")
     line = r"\d{4}-\d\d-\d\d \S+ supervisor WARNING paceline\.supervisor\.children: target died\n"
     assert re.fullmatch(line, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_worker_says_first_that_it_loads_libraries(
+    role: str, forked: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    run = SimpleNamespace(run=lambda _config: said.append(capsys.readouterr().err))
+    monkeypatch.setitem(sys.modules, f"{role}_worker.main", run)
+    monkeypatch.setattr("paceline.cli.serving._leave", lambda: None)
+    monkeypatch.setattr("paceline.cli.serving.configure_logging", lambda *_: None)
+    monkeypatch.setattr("paceline.cli.serving.step", lambda text: print(text, file=sys.stderr))
+    words = [f"{role}-worker", "--model", f"embedded:{role}", "--port", "0"]
+    with pytest.raises(SystemExit):
+        main([*words, "--exit-with-parent"] if forked else words)
+    assert ["loading libraries" in text for text in said] == [not forked]
+
+
+def test_the_announcement_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=pieces.append, flush=lambda: None))
+    config = SimpleNamespace(target_model="t", draft_model="d", worker_roles=("target", "draft"))
+    status = SimpleNamespace(http_address="h:2", address="h:1")
+    supervisor = SimpleNamespace(status=lambda _role: status)
+    stack: Any = SimpleNamespace(
+        config=config, supervisor=supervisor, address_of=lambda role: f"{role}:3", coordinator_tls=None
+    )
+    _announce(stack)
+    assert pieces == [
+        "target worker: t at target:3\ndraft worker: d at draft:3\n"
+        "OpenAI-compatible HTTP at http://h:2/v1\nPaceline listens on h:1\n"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import logging as hub_logging
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -28,7 +30,13 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.engine.attention import IMPLEMENTATION
 from paceline.engine.batch import SequenceInput
-from paceline.engine.loading import _refuse_changing_positions, load_model, make_runner, random_model
+from paceline.engine.loading import (
+    _refuse_changing_positions,
+    load_model,
+    make_runner,
+    random_model,
+    take_over_library_logs,
+)
 
 WORDS = ["<unk>", "a", "b", "c", "é", "<eos>", "<pad>"]
 
@@ -394,3 +402,12 @@ def test_wherever_a_config_says_that_they_change(fields: dict[str, Any], served:
     if served < 64:
         with pytest.raises(InvalidArgumentError, match=f"at most {served} for any, got {served + 1}"):
             _refuse_changing_positions(config, served + 1)
+
+
+def test_hub_log_lines_are_written_once() -> None:
+    hub_logging.get_logger()
+    hub = logging.getLogger("huggingface_hub")
+    hub.addHandler(logging.StreamHandler())
+    take_over_library_logs(quiet=False)
+    assert not hub.handlers
+    assert hub.propagate

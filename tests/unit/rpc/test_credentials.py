@@ -84,7 +84,7 @@ def test_a_file_that_is_gone_once_it_was_read_is_named(
     paths = {name: tmp_path / f"{name}.pem" for name in files}
     for path in paths.values():
         path.write_text("a certificate")
-    monkeypatch.setattr(credentials, "_read", lambda file, name: Path(file).unlink())
+    monkeypatch.setattr(credentials, "read_bytes", lambda _field, file: Path(file).unlink())
     with pytest.raises(InvalidArgumentError, match="cannot be read: No such file") as caught:
         check_files(Tls(**{name: str(path) for name, path in paths.items()}), "worker_tls")
     assert caught.value.field == field

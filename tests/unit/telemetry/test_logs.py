@@ -9,13 +9,14 @@ import logging
 import shlex
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import InternalError, InvalidArgumentError
+from paceline.supervisor import log_to_stderr
 from paceline.telemetry import logs
 
 SECRET = "the prompt"
@@ -302,7 +303,10 @@ def test_a_childs_other_lines_are_wrapped(
     assert {"time", "level", "logger"} <= told.keys()
 
 
-def test_lines_of_several_children_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sink", [logs.child_lines_to_stderr, log_to_stderr])
+def test_lines_of_several_children_do_not_mix(
+    sink: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces: list[str] = []
 
     class Stream(io.StringIO):
@@ -311,9 +315,9 @@ def test_lines_of_several_children_do_not_mix(monkeypatch: pytest.MonkeyPatch) -
             return len(text)
 
     monkeypatch.setattr(sys, "stderr", Stream())
-    logs.child_lines_to_stderr("[draft] said")
+    sink("[draft] said")
     (piece,) = pieces
-    assert piece.endswith("}\n")
+    assert piece.endswith("\n")
 
 
 def test_a_childs_json_lines_pass_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,32 @@
+"""Files that an option names, read whole: keys, certificates, templates, schemas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import InvalidArgumentError
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""More than any of them needs. A device such as /dev/zero never ends, and would fill the memory."""
+
+
+def read_bytes(field: str, file: str | Path) -> bytes:
+    """Raises InvalidArgumentError naming `field` for a file that cannot be read or is too long."""
+    try:
+        with Path(file).open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgumentError(field, f"{file} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise InvalidArgumentError(field, f"{file} has more than {MAX_BYTES // 2**20} MiB")
+    return content
+
+
+def read_text(field: str, file: str | Path) -> str:
+    """The same of a file of UTF-8, with its line ends as `\\n`."""
+    try:
+        text = read_bytes(field, file).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(field, f"{file} is not UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
