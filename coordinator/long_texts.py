@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from coordinator.vocabulary import LONG_TEXT, Vocabulary
@@ -41,12 +41,10 @@ class LongTexts:
         self._large = asyncio.Semaphore(1)
         self._smaller = asyncio.Semaphore(SMALLER_AT_A_TIME)
         self._num_waiting = 0
-
-    @cached_property
-    def _longest_token(self) -> int:
+        # Here, where nobody waits yet: a large vocabulary takes a good part of a second.
+        tokens = vocabulary.tokenizer.get_vocab(with_added_tokens=True)
+        self._longest_token = max(len(token.encode()) for token in tokens)
         """Bytes of the longest token, as the vocabulary writes it."""
-        tokens = self._vocabulary.tokenizer.get_vocab(with_added_tokens=True)
-        return max(len(token.encode()) for token in tokens)
 
     def check_length(self, name: str, characters: int, max_model_len: int) -> None:
         """Raises InvalidArgumentError for a text with more characters than `max_model_len` times the longest

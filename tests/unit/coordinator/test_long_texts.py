@@ -56,6 +56,12 @@ async def turns(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
+async def test_no_request_reads_the_vocabulary(fake: Fake) -> None:
+    texts = LongTexts(fake)  # type: ignore[arg-type]
+    fake.tokenizer = SimpleNamespace()
+    assert texts.max_bytes(100) == 4 * 100 * len(LONGEST.encode())
+
+
 @pytest.mark.parametrize(("characters", "fits"), [(8 * 100, True), (8 * 100 + 1, False)])
 async def test_characters_are_judged_by_the_longest_token(characters: int, fits: bool, fake: Fake) -> None:
     texts = LongTexts(fake)  # type: ignore[arg-type]
