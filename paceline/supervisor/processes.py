@@ -34,8 +34,6 @@ _UNKNOWN = 1
 """Exit code of a child whose fork server ended before it: nobody can say."""
 _PATIENCE = 15.0
 """Seconds that a fork server, which has nothing else to do, may take to fork."""
-_LOADING = 120.0
-"""Seconds that the successor of one that died may take to load what it is for."""
 _held: Final[weakref.WeakSet[io.RawIOBase | socket.socket]] = weakref.WeakSet()
 """Our ends of what tells children, and fork servers, by closing that we are gone."""
 
@@ -137,7 +135,8 @@ class ForkServer:
 
     What it cannot do is started as usual: other programs, other environments than it was started with, which
     libraries may have looked at when they were loaded, and other working folders than ours was then. One that
-    dies after it was loaded is replaced when it is next asked; what cannot be loaded is not tried again.
+    dies after it was loaded is replaced when it is next asked, and children are started as usual while its
+    successor loads; what cannot be loaded is not tried again.
     """
 
     def __init__(
@@ -150,6 +149,8 @@ class ForkServer:
         self._folder = working_folder()
         self._asking = threading.Lock()
         self._loaded = False
+        self._loading = False
+        """A successor was started that has not said yet that it is loaded."""
         self._launch()
 
     def _launch(self) -> None:
@@ -210,23 +211,29 @@ class ForkServer:
         there = (working_folder() if folder is None else folder) == self._folder
         if there and tuple(command[:size]) == self._program and environment == self._environment:
             with self._asking:
-                forked = self._fork(command[size:])
-                if forked is None and self._replaced():
-                    forked = self._fork(command[size:])
+                forked = self._fork(command[size:]) if self._is_there() else None
+                if forked is None:
+                    self._replace_if_dead()
             if forked is not None:
                 return forked
         return start_process(command, environment, folder)
 
-    def _replaced(self) -> bool:
-        """True where it had ended and its successor is loaded. Raises OSError."""
-        if self._process.poll() is None or not self._loaded:
-            return False
+    def _is_there(self) -> bool:
+        """False while a successor loads."""
+        if self._loading and not self._replies.empty():
+            self._loading, self._loaded = False, self._reply(0) is not None
+        return not self._loading
+
+    def _replace_if_dead(self) -> None:
+        """Start a successor of one that died after it was loaded. Nobody waits until it is loaded: a
+        supervisor starts children under the lock by which it stops them. Raises OSError."""
+        if self._loading or not self._loaded or self._process.poll() is None:
+            return
         logger.warning("the fork server has ended; another one is started")
         self._reader.join()
         self._control.close()
         self._launch()
-        self._loaded = self._reply(_LOADING) is not None
-        return self._loaded
+        self._loading = True
 
     def _fork(self, arguments: Sequence[str]) -> Process | None:
         """None if that is not possible. Raises OSError where there is no room for its pipes."""
