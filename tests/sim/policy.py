@@ -1,8 +1,9 @@
 """The choice of K in the closed loop, beside plain decoding and every fixed K: `python -m tests.sim.policy`.
 
 One machine and text by options, or with `--grid` all of those below. It prints JSON: tokens per second, means
-over the seeds; `steady` is measured after the first seconds, `cold` from the start. `--grid` prints shares of
-the best fixed K.
+over the seeds; `steady` is measured after the first seconds, `cold` from the start; `least` and `greatest`
+are the seeds' own. `share` is `steady` as a share of the best fixed K, 0 among them;
+`--grid` has shares alone.
 """
 
 from __future__ import annotations
