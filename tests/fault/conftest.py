@@ -19,7 +19,7 @@ def faulty(pair_paths: Pair) -> Iterator[RunningStack]:
     from harness.waiting import HANG
 
     with running_stack(
-        pair_paths, drain_timeout=0.5, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}
+        pair_paths, drain_timeout=5.0, coordinator={"draft_timeout": 2.0, "recovery_timeout": HANG}
     ) as stack:
         yield stack
         stack.check_logs()

