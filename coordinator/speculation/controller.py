@@ -70,6 +70,8 @@ class Controller:
     """Sequences whose prompt, or lack of tokens, one of the workers reads."""
     catch_up: float = 0.0
     """Seconds that a draft worker takes for each token that it lacks of a sequence; 0 until measured."""
+    choosing: dict[int, Acceptance] = field(default_factory=dict)
+    """Acceptance of the sequences at the workers whose K is chosen, by identity."""
     costs: CostModel = field(init=False)
     copies: tuple[DepthAcceptance, ...] = field(default_factory=lambda: copy_pools(MEMORY))
     round_seconds: list[float] | None = None
@@ -81,8 +83,6 @@ class Controller:
     """Expected tokens per second of a sequence, by K."""
     _unused_copies: Counter[int] = field(default_factory=Counter)
     _pools: dict[Kind, Acceptance] = field(default_factory=dict)
-    _choosing: dict[int, Acceptance] = field(default_factory=dict)
-    """Acceptance of each sequence with a chosen K at the workers, by identity."""
     _explorations: dict[int, Exploration] = field(default_factory=dict)
     _rounds: int = 0
     _settled_at: int = 0
@@ -105,16 +105,10 @@ class Controller:
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]
 
-    def join(self, drafts: Acceptance | None) -> None:
-        """A sequence has a round at the workers; `drafts` is None where its K is not chosen."""
-        self.sequences += 1
-        if drafts is not None:
-            self._choosing[id(drafts)] = drafts
-
     def leave(self, drafts: Acceptance) -> None:
-        """It has none."""
+        """A sequence has no round at the workers any more."""
         self.sequences -= 1
-        self._choosing.pop(id(drafts), None)
+        self.choosing.pop(id(drafts), None)
 
     def measured(self, num_draft: int, drafting: float, verifying: float) -> None:
         """Learn from the seconds of one round."""
@@ -163,8 +157,12 @@ class Controller:
         """True while a trial is in progress."""
         return self._exploration.ends is not None
 
-    def begin_round(self) -> None:
-        """One sequence begins a round: end or begin a trial, or decide again."""
+    def begin_round(self, drafts: Acceptance, *, chooses: bool) -> None:
+        """A sequence sends a round to the target: end or begin a trial, or decide again."""
+        if chooses:
+            self.choosing[id(drafts)] = drafts
+        else:
+            self.choosing.pop(id(drafts), None)
         size, load = self._size, bracket(self.sequences)
         if load != self._load:
             self._change_load(load)
@@ -181,7 +179,7 @@ class Controller:
         elif self._rounds - self._decided_at >= size:
             self._decide()
             self._do(self.best)
-        if exploration.is_due and (self.calm or self.starved):
+        if self.choosing and exploration.is_due and (self.calm or self.starved):
             self._try(exploration)
 
     # ---- deciding ----------------------------------------------------------------------------------
@@ -225,19 +223,24 @@ class Controller:
             self.best = 0
             return
         self.goodput = self._goodput(self.round_seconds)
+        if not self.choosing:
+            self.best = 0
+            return
         biased = [self.goodput[0] * (1 + LEAD), *self.goodput[1:]]
         k = max(range(len(biased)), key=biased.__getitem__)
-        if biased[k] > (1 + HYSTERESIS) * biased[self.best]:
+        # The lead is the hysteresis between plain decoding and drafting.
+        if biased[k] > (1 + HYSTERESIS * (k > 0)) * biased[self.best]:
             self.best = k
 
     def _goodput(self, seconds: list[float]) -> list[float]:
-        plain = 1 / seconds[0]
-        total, count = [0.0] * len(seconds), 0
-        for drafts in self._choosing.values() or self._pools.values():
-            count += 1
+        plain, count = 1 / seconds[0], len(self.choosing)
+        if not count:
+            return [plain, *[0.0] * self.max_draft]
+        total = [0.0] * len(seconds)
+        for drafts in self.choosing.values():
             for k, (e, t) in enumerate(zip(drafts.expected(self.max_draft), seconds, strict=True)):
                 total[k] += e / t if pays(e, t, seconds[0]) else plain
-        return [each / count for each in total] if count else [plain, *[0.0] * self.max_draft]
+        return [each / count for each in total]
 
 
 def pays(expected: float, seconds: float, plain: float) -> bool:

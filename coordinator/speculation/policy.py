@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from coordinator.speculation.controller import Controller, Kind, pays
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, match_class
@@ -48,9 +47,6 @@ class Verification:
 class Policy(ABC):
     """Chooses K for one sequence, and learns from its rounds."""
 
-    chooses: ClassVar[bool] = False
-    """The controller chooses its K, and counts what it promises."""
-
     controller: Controller
     num_speculative_tokens: int
     """K, or the greatest K."""
@@ -58,6 +54,8 @@ class Policy(ABC):
     drafts: Acceptance = field(init=False)
     copies: tuple[DepthAcceptance, ...] = field(init=False)
     _joined: bool = False
+    _chooses: bool = False
+    """The controller chose K of the round to come: a draft can be asked."""
     _reads: bool = False
     _drafting: float = 0.0
     """Seconds that the round waited for its proposal."""
@@ -83,8 +81,9 @@ class Policy(ABC):
     def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
         """Tokens to copy from the sequence's own text instead of asking the draft; may be 0.
 
-        A round is worth its expected tokens less the price of its time, which is what everybody makes in a
-        second (Dinkelbach 1967). The copy that is worth most is made if it is worth more than the draft.
+        A round is worth its expected tokens less the price of its time (Dinkelbach 1967): what everybody
+        makes in a second, or this sequence if that is more. The best copy is made if it is worth more than
+        the draft.
 
         Args:
             match_length: tokens that agree with an earlier place of the text.
@@ -99,11 +98,14 @@ class Policy(ABC):
         )
         if rounds is None or verifications is None or goodput is None:
             return lengths[-1]
-        price, pool = goodput[controller.k], match_class(match_length)
+        # A request may have a greater K than the controller's, whose seconds end there.
+        greatest, pool = controller.max_draft, match_class(match_length)
+        drafted, seconds = self.drafts.expected(num_draft)[-1], rounds[min(num_draft, greatest)]
+        price = max(goodput[controller.k], drafted / seconds)
         expected = self.copies[pool].expected(lengths[-1])
-        copied = max(lengths, key=lambda n: expected[n] - price * verifications[n])
-        drafted = self.drafts.expected(num_draft)[-1] - price * rounds[num_draft]
-        better = expected[copied] - price * verifications[copied] > drafted
+        values = {n: expected[n] - price * verifications[min(n, greatest)] for n in lengths}
+        copied = max(values, key=values.__getitem__)
+        better = values[copied] > drafted - price * seconds
         return copied if better or controller.retries_copy(pool) else 0
 
     def on_draft_request(self, lacking: int) -> None:
@@ -128,7 +130,9 @@ class Policy(ABC):
         self._read(prefills)
         if not self._joined:
             self._joined = True
-            self.controller.join(self.drafts if self.chooses else None)
+            self.controller.sequences += 1
+        self.controller.begin_round(self.drafts, chooses=self._chooses)
+        self._chooses = False
         self._sequences = self.controller.sequences
 
     def on_verdict(
@@ -166,7 +170,7 @@ class Policy(ABC):
             return
         if copied:
             controller.measured_copy(num_draft, timing.seconds)
-        elif num_draft == controller.k:
+        elif num_draft == controller.k or not controller.choosing:
             controller.measured(num_draft, self._drafting, timing.seconds)
 
     def _read(self, now: bool) -> None:
@@ -180,7 +184,6 @@ class FixedLength(Policy):
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K, or as much of it as can be used."""
-        self.controller.begin_round()
         return self._use(self.num_speculative_tokens, most)
 
     def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
@@ -202,7 +205,6 @@ class TablePolicy(Policy):
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """The K of the row for the present number of sequences."""
-        self.controller.begin_round()
         rows = [k for _, highest, k in self.table if self.controller.sequences <= highest]
         return self._use(rows[0] if rows else self.table[-1][2], most)
 
@@ -210,8 +212,6 @@ class TablePolicy(Policy):
 @dataclass(slots=True)
 class GoodputPolicy(Policy):
     """The controller's K, but for a sequence whose own drafts do not pay."""
-
-    chooses: ClassVar[bool] = True
 
     _rounds: int = 0
     """Since its own acceptance was looked at, or since it abstains."""
@@ -221,7 +221,7 @@ class GoodputPolicy(Policy):
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         """K of all sequences, or 0 where this one gains nothing by it."""
         controller = self.controller
-        controller.begin_round()
+        self._chooses = True
         k = controller.k
         late = lacking > CATCH_UP and not self._repays(k, lacking, remaining)
         if k and not controller.trying and (late or not self._takes_part(k)):

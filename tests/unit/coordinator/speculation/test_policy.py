@@ -213,3 +213,54 @@ def test_fixed_length_without_a_draft_copies() -> None:
     taught(policy, 2, 0)
     assert policy.copy_length(2, MOST, 0) == 4
     assert policy.copy_length(2, 3, 0) == 3
+
+
+def test_k_above_the_controllers_is_served() -> None:
+    fixed = FixedLength(experienced(), 2 * MOST)
+    rng = random.Random(1)
+    for _ in range(50):
+        k = fixed.choose(2 * MOST, 0, 1000)
+        fixed.on_proposal(k, 0.001, 0)
+        fixed.on_verify(k, prefills=False)
+        fixed.on_verdict(k, rng.randint(0, k), Verification(0.012))
+    taught(fixed, 12, 4)
+    assert fixed.copy_length(12, 2 * MOST, 2 * MOST) in (0, 2 * MOST)
+    assert fixed.controller.round_seconds is not None
+
+
+def test_fixed_rounds_alone_are_measured_and_compared() -> None:
+    controller = Controller(MOST)
+    fixed = FixedLength(controller, 4)
+    run(fixed, 0.98, 100, random.Random(1))
+    assert controller.k == 0
+    assert controller.round_seconds is not None
+    assert controller.round_seconds[4] == pytest.approx(0.014, rel=0.05)
+    taught(fixed, 2, 0)
+    assert fixed.copy_length(2, MOST, 4) == 0
+
+
+def test_copies_without_a_draft_are_weighed() -> None:
+    """No round is chosen where no draft can be asked."""
+    controller = Controller(MOST)
+    policy = GoodputPolicy(controller, MOST)
+    for _ in range(100):
+        policy.on_verify(0, prefills=False)
+        policy.on_verdict(0, 0, Verification(0.01))
+    assert (controller.k, controller.best) == (0, 0)
+    assert controller.goodput is not None
+    assert controller.goodput[0] == pytest.approx(100, rel=0.01)
+    taught(policy, 2, 0)
+    taught(policy, 12, 4)
+    assert policy.copy_length(2, MOST, 0) == 0
+    assert policy.copy_length(12, MOST, 0) >= 4
+
+
+def test_sequence_without_a_draft_chooses_no_more() -> None:
+    controller = experienced()
+    policy = GoodputPolicy(controller, MOST)
+    run(policy, 0.9, 50, random.Random(1))
+    assert len(controller.choosing) == 1
+    policy.on_verify(0, prefills=False)
+    assert not controller.choosing
+    policy.on_suspend()
+    assert controller.sequences == 0
