@@ -130,7 +130,14 @@ class CostModel:
         return self._seconds(self.verifications, load)
 
     def _seconds(self, costs: dict[int, RoundCosts], load: int) -> list[float] | None:
-        near = [costs[other] for other in sorted(costs, key=lambda other: abs(other - load))]
-        whole = next((cost for cost in near if 0 in cost.means and len(cost.means) > 1), None)
-        shape = whole.seconds(self.most) if whole is not None else None
-        return next((s for cost in near if (s := cost.seconds(self.most, shape)) is not None), None)
+        near = sorted((other for other in costs if costs[other].means), key=lambda other: abs(other - load))
+        if not near:
+            return None
+        nearest, shape = costs[near[0]], None
+        if not any(nearest.means):
+            # It has plain rounds alone.
+            whole = (
+                costs[other] for other in near if 0 in costs[other].means and len(costs[other].means) > 1
+            )
+            shape = next((each.seconds(self.most) for each in whole), None)
+        return nearest.seconds(self.most, shape)

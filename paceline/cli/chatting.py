@@ -47,12 +47,7 @@ def chat(
     # One event loop for all replies. While one is written it turns Ctrl-C into a cancellation: an exception
     # could strike inside gRPC, which then hangs.
     with asyncio.Runner() as runner:
-        client = AsyncClient(
-            address,
-            tls=connection.settings,
-            api_key=connection.api_key,
-            resume_seconds=connection.resume_seconds,
-        )
+        client = connection.client(address)
         try:
             runner.run(loop.check(client))
             for line in _lines():

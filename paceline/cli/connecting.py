@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from paceline.cli.options import option
+from paceline.client import AsyncClient
 from paceline.client.reaching import DEFAULT_PORT
 from paceline.client.resuming import DEFAULT_RESUME_SECONDS
 from paceline.core.tls import Tls
@@ -62,3 +63,9 @@ class StreamConnection(Connection):
     resume_seconds: float = DEFAULT_RESUME_SECONDS
     """Seconds without a server, since the last chunk, for which a stream that broke is asked for again; 0
     never."""
+
+    def client(self, address: str) -> AsyncClient:
+        """A client of the coordinator at `address`. Raises InvalidArgumentError naming it."""
+        return AsyncClient(
+            address, tls=self.settings, api_key=self.api_key, resume_seconds=self.resume_seconds
+        )

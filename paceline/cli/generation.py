@@ -15,7 +15,7 @@ from paceline.cli.connecting import DEFAULT_ADDRESS, Address, Connection, Stream
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stdout
 from paceline.cli.structuring import Structure
-from paceline.client import AsyncClient, Client
+from paceline.client import Client
 from paceline.client.server_status import CacheInfo, ServerStatus, WorkerStatus
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_PROMPT_CHARACTERS
@@ -52,12 +52,7 @@ def generate(
     text = sys.stdin.read(MAX_PROMPT_CHARACTERS + 1) if prompt == "-" else prompt
 
     async def run() -> None:
-        async with AsyncClient(
-            address,
-            tls=connection.settings,
-            api_key=connection.api_key,
-            resume_seconds=connection.resume_seconds,
-        ) as client:
+        async with connection.client(address) as client:
             stream = client.stream(
                 text, sampling, speculation=speculation, cache_salt=cache_salt, timeout=timeout
             )

@@ -15,7 +15,6 @@ from paceline.cli.connecting import DEFAULT_ADDRESS, Address, StreamConnection
 from paceline.cli.options import Defaults, option, options_from_fields
 from paceline.cli.printing import to_stderr, to_stdout
 from paceline.cli.structuring import Structure
-from paceline.client import AsyncClient
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest import PROMPTS, LoadConfig, LoadTest, Report, print_report, read_prompts
@@ -56,12 +55,7 @@ def loadtest(
         check_writable("json", json)  # before the load, not after it
 
     async def run(progress: Callable[[str], None]) -> Report:
-        async with AsyncClient(
-            address,
-            tls=connection.settings,
-            api_key=connection.api_key,
-            resume_seconds=connection.resume_seconds,
-        ) as client:
+        async with connection.client(address) as client:
             test = LoadTest(client, load, lines, sampling, speculation, progress)
             with _ended_by_signals(test):
                 return await test.run()

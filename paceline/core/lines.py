@@ -19,14 +19,6 @@ class Line:
         slope = max(min(slope, seconds / amount if amount > 0 else slope), 0.0)
         return cls(seconds - slope * amount, slope)
 
-    def at(self, amount: float) -> float:
-        """Seconds."""
-        return self.intercept + self.slope * amount
-
-    def times(self, factor: float) -> Line:
-        """So many times as long."""
-        return Line(factor * self.intercept, factor * self.slope)
-
 
 @dataclass(frozen=True, slots=True)
 class Moments:

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline import assets
+from paceline.assets.enlarging import put_into
 
 SEED = 7
 """Of the added weights, whose values change no output."""
@@ -51,29 +52,15 @@ def scaled(small: Any, scale: int) -> Any:
     large = large.to_empty(device=small.device).to(small.dtype)
     generator = torch.Generator(small.device).manual_seed(SEED)
     for parameter in large.parameters():
-        parameter.normal_(0.0, STD, generator=generator)
+        # Norms have one dimension.
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, STD, generator=generator)
+        else:
+            parameter.fill_(1.0)
         parameter.copy_(parameter.bfloat16())
-    large.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
-    large.model.norm.load_state_dict(small.model.norm.state_dict())
     large.model.rotary_emb = small.model.rotary_emb
-    large.lm_head.load_state_dict(small.lm_head.state_dict())
     large.tie_weights()
-    old_layers = small.model.layers
-    for index, new in enumerate(large.model.layers):
-        if index >= len(old_layers):
-            new.input_layernorm.weight.fill_(1.0)
-            new.post_attention_layernorm.weight.fill_(1.0)
-            new.self_attn.o_proj.weight.zero_()
-            new.mlp.down_proj.weight.zero_()
-            continue
-        old = old_layers[index]
-        neurons = old.mlp.gate_proj.weight.size(0)
-        for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
-            getattr(new, name).load_state_dict(getattr(old, name).state_dict())
-        new.mlp.gate_proj.weight[:neurons] = old.mlp.gate_proj.weight
-        new.mlp.up_proj.weight[:neurons] = old.mlp.up_proj.weight
-        new.mlp.down_proj.weight[:, :neurons] = old.mlp.down_proj.weight
-        new.mlp.down_proj.weight[:, neurons:] = 0.0
+    put_into(large, small)
     large.generation_config = small.generation_config
     return large.eval()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import GoodputPolicy, Policy
-from tests.sim.closed_loop import MAX_K, QUICK, ClosedLoop, Machine, constant, text_of_all_kinds
+from tests.sim.closed_loop import MAX_K, QUICK, Always, ClosedLoop, Machine, constant, text_of_all_kinds
 
 Acceptance = Callable[[int, float], Callable[[int], float]]
 Make = Callable[[Controller], Policy]
@@ -80,8 +80,6 @@ def cold(machine: Machine, requests: int, text: Acceptance, make: Make, seed: in
 
 def always(k: int) -> Make:
     """A policy that does the same in every round."""
-    from tests.sim.closed_loop import Always
-
     return lambda _: Always(k)
 
 

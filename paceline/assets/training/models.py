@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.assets.enlarging import put_into
 from paceline.assets.training.corpus import END_OF_TEXT_ID, VOCAB_SIZE
 
 MAX_POSITIONS = 2048
@@ -88,19 +89,7 @@ def enlarged(small: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaFo
     """
     model = build(config, seed)
     with torch.no_grad():
-        model.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
-        model.model.norm.load_state_dict(small.model.norm.state_dict())
-        for new, old in zip(model.model.layers, small.model.layers, strict=False):
-            neurons = old.mlp.gate_proj.weight.size(0)
-            for name in ("self_attn", "input_layernorm", "post_attention_layernorm"):
-                getattr(new, name).load_state_dict(getattr(old, name).state_dict())
-            new.mlp.gate_proj.weight[:neurons] = old.mlp.gate_proj.weight
-            new.mlp.up_proj.weight[:neurons] = old.mlp.up_proj.weight
-            new.mlp.down_proj.weight[:, :neurons] = old.mlp.down_proj.weight
-            new.mlp.down_proj.weight[:, neurons:] = 0.0
-        for new in model.model.layers[len(small.model.layers) :]:
-            new.self_attn.o_proj.weight.zero_()
-            new.mlp.down_proj.weight.zero_()
+        put_into(model, small)
     return model
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from harness.commands import command
 
-from paceline.cli import chatting
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 
 CUT = object()
@@ -77,7 +76,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
         seen: list[Any] = []  # noqa: RUF012
         options: dict[str, Any] = {}  # noqa: RUF012
 
-    monkeypatch.setattr(chatting, "AsyncClient", Client)
+    monkeypatch.setattr("paceline.cli.connecting.AsyncClient", Client)
     return Client
 
 

@@ -14,26 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.core import limits
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from paceline.rpc import reading as module
-from paceline.rpc.ports import client_port
 from paceline.rpc.reading import MAX_OPEN_REQUEST_BYTES, Reading
 from paceline.rpc.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
+from tests.unit.rpc.test_ports import HANG, serving
 
-HANG = 30.0
 CHECK = b"/grpc.health.v1.Health/Check"
 RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED = b"grpc-status\x018", b"grpc-status\x014"
 SAID = limits.MAX_CLIENT_MESSAGE_BYTES
-
-
-@contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
-    server = Server("coordinator", "127.0.0.1", 0, bounds=client_port(100, 60.0))
-    await server.start()
-    try:
-        async with asyncio.timeout(HANG):
-            yield server
-    finally:
-        await server.grpc.stop(None)
 
 
 @contextlib.asynccontextmanager

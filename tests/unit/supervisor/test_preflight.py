@@ -113,7 +113,7 @@ def test_a_worker_is_checked_alone(values: dict[str, Any], field: str) -> None:
 def test_every_command_checks_first(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.loadtesting.AsyncClient", None)
+    monkeypatch.setattr("paceline.cli.connecting.AsyncClient", None)
     with pytest.raises(SystemExit) as end:
         cli.main(words)
     assert end.value.code == 2
