@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from dataclasses import fields, replace
 from importlib.metadata import version
@@ -32,7 +30,6 @@ from paceline.supervisor import (
     serve_stack,
     sigterm_as_interrupt,
 )
-from paceline.supervisor.forking import await_arguments
 from paceline.supervisor.preflight import check_coordinator, check_worker
 from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
 from paceline.telemetry.steps import LOADING_LIBRARIES, step
@@ -47,7 +44,6 @@ def register(app: typer.Typer) -> None:
     app.command()(coordinator)
     app.command("draft-worker")(draft_worker)
     app.command("target-worker")(target_worker)
-    app.command("fork-server", hidden=True)(fork_server)
     app.command()(health)
 
 
@@ -182,26 +178,9 @@ def target_worker(config: TargetConfig) -> None:
 
 
 def _tell_of_libraries(role: str, config: WorkerConfig) -> None:
-    """A worker that was not forked imports torch first; its supervisor has said so itself."""
-    if not config.exit_with_parent:
-        configure_logging(role, config.log_format)
-        step(LOADING_LIBRARIES)
-
-
-def fork_server(control: int) -> None:
-    """Load what workers need, and be forked for each of them; of use to the supervisor alone."""
-    # A thread of another library would forbid it, and what numpy is asked for here is no work for several.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import draft_worker.main  # noqa: F401
-    import target_worker.main  # noqa: F401
-    from paceline.cli.app import main
-    from paceline.decoding.on_disk import prepare_to_load
-
-    prepare_to_load()
-    arguments = await_arguments(socket.socket(fileno=control))
-    if arguments is None:
-        _leave()
-    main(arguments)
+    """What a worker does first, for it imports torch."""
+    configure_logging(role, config.log_format, named_by_parent=config.exit_with_parent)
+    step(LOADING_LIBRARIES)
 
 
 def _leave() -> NoReturn:

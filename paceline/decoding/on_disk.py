@@ -58,24 +58,13 @@ def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warn_of_what_is_not_kept() -> None:
-    """Log that there is no folder, if there is none.
-
-    For a process that has a log: functions may have been decorated in one that others are forked from.
-    """
+    """Log that there is no folder, if there is none. Functions may be decorated before there is a log."""
     if _not_kept:
         log.warning(
             "compiled code is not kept on disk, so every start compiles it anew; NUMBA_CACHE_DIR may name "
             "a folder for it, which nobody else may be able to write: what is in it is run (%s)",
             _not_kept[0],
         )
-
-
-def prepare_to_load() -> None:
-    """Do now what comes before the first compiled function is loaded, and takes longer than loading it.
-
-    numba then lists all that it could compile. Nothing that is kept is loaded.
-    """
-    njit(lambda x: x)(0)
 
 
 def _spare_callers(dispatcher: Any) -> None:

@@ -16,7 +16,6 @@ from paceline.supervisor.children import (
     steps_to,
 )
 from paceline.supervisor.interrupting import sigterm_as_interrupt
-from paceline.supervisor.processes import ForkServer
 from paceline.supervisor.stack import Stack, serve_stack
 from paceline.supervisor.stack_config import StackConfig
 from paceline.supervisor.stack_options import StackOptions
@@ -26,7 +25,6 @@ __all__ = [
     "ChildFailedError",
     "ChildSpec",
     "ChildStatus",
-    "ForkServer",
     "Sink",
     "Stack",
     "StackConfig",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import subprocess
 import sys
 import threading
 from collections import deque
@@ -35,7 +36,7 @@ from paceline.supervisor.announcement import (
     split_address,
 )
 from paceline.supervisor.folders import make_private, working_folder
-from paceline.supervisor.processes import Process, Start, start_process
+from paceline.supervisor.processes import start_process
 from paceline.telemetry.steps import step_in
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,6 @@ class ChildSpec:
     """Its working folder, also after a restart; ours of now unless given."""
     private: Path | None = None
     """A folder for this user alone, in one that is there; made again if something has tidied it away."""
-    start: Start = start_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class _Child(threading.Thread):
         self._sink = sink
         self._clock = clock
         # Guarded by `changed`:
-        self._process: Process | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._port = spec.port
         self._announced = Announced()
         self._ready_since: float | None = None
@@ -217,7 +217,7 @@ class _Child(threading.Thread):
             spec = self.spec
             if spec.private is not None:
                 make_private(spec.private)
-            process = spec.start([*spec.command, *self._ports()], spec.environment, spec.folder)
+            process = start_process([*spec.command, *self._ports()], spec.environment, spec.folder)
             self._process = process
             self._starts += 1
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -256,7 +256,7 @@ class _Child(threading.Thread):
                 ports += [option, str(split_address(address)[1])]
         return ports
 
-    def _read_output(self, process: Process) -> None:
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
         with process.stdout:
             for line in process.stdout:

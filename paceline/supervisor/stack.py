@@ -32,9 +32,8 @@ from paceline.supervisor.children import (
 )
 from paceline.supervisor.folders import owned_folder, working_folder
 from paceline.supervisor.preflight import check_stack
-from paceline.supervisor.processes import ForkServer, start_process
 from paceline.supervisor.stack_config import StackConfig
-from paceline.telemetry.steps import LOADING_LIBRARIES, step
+from paceline.telemetry.steps import step
 
 _SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
 _ROOM = len("/paceline-12345678/12345.sock")
@@ -86,7 +85,6 @@ class Stack:
         sockets: Path | None,
         environment: Mapping[str, str],
         folder: str | None,
-        fork_server: ForkServer | None = None,
     ) -> None:
         """`sockets` is the folder for the workers' local sockets, if they have any; all processes have this
         `environment` and working `folder`, whatever becomes of ours."""
@@ -95,7 +93,6 @@ class Stack:
         self._sockets = sockets
         self._environment = environment
         self._folder = folder
-        self._fork_server = fork_server
         self._workers = 0
 
     @property
@@ -158,9 +155,6 @@ class Stack:
         return self.supervisor.start(specs, self.config.start_timeout if timeout is None else timeout)
 
     def _process(self, role: str, command: str, config: Config) -> ChildSpec:
-        start = start_process
-        if self._fork_server is not None and isinstance(config, WorkerConfig) and self.config.forks(config):
-            start = self._fork_server.start
         return ChildSpec(
             role=role,
             command=(*PROGRAM, command, *arguments(replace(config, port=0))),
@@ -168,7 +162,6 @@ class Stack:
             environment=self._environment,
             folder=self._folder,
             private=self._sockets if self._is_in_ours(config) else None,
-            start=start,
         )
 
     def _is_in_ours(self, config: Config) -> bool:
@@ -195,18 +188,12 @@ def _reachable(address: str) -> str:
 
 @contextlib.contextmanager
 def serve_stack(
-    config: StackConfig,
-    *,
-    sink: Sink = log_to_stderr,
-    stop_timeout: float | None = None,
-    fork_server: ForkServer | None = None,
+    config: StackConfig, *, sink: Sink = log_to_stderr, stop_timeout: float | None = None
 ) -> Iterator[Stack]:
     """Run the stack for as long as the block lasts; no process is left behind, whatever ends it.
 
     A process that has not ended `stop_timeout` seconds after it was told to is killed; None gives the
     coordinator the time to drain.
-
-    Who runs several stacks may let them share a `fork_server`; else each has its own, if it needs one.
 
     Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
     """
@@ -214,18 +201,16 @@ def serve_stack(
     check_stack(config)
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
-    # Once: what is imported meanwhile may change ours, and a worker with another one cannot be forked.
-    environment = _with_secret(child_environment(config.environment), fork_server)
-    folder = working_folder()  # paths may be relative, and a restart must find what the first start found
-    own = _own_fork_server(config, environment, remaining)
+    # Both once: ours may change, paths may be relative, and a restart must find what the first start found.
+    environment = _with_secret(child_environment(config.environment))
+    folder = working_folder()
     if stop_timeout is None:
         stop_timeout = config.drain_seconds + STOP_MARGIN
     with (
         _folder_of_sockets(config) as sockets,
-        own if fork_server is None else contextlib.nullcontext(fork_server) as forker,
         Supervisor(sink=sink, stop_timeout=stop_timeout) as supervisor,
     ):
-        stack = Stack(config, supervisor, sockets, environment, folder, forker)
+        stack = Stack(config, supervisor, sockets, environment, folder)
         step("starting the workers (%s)", ", ".join(config.worker_roles))
         workers = stack.start(
             *((role, f"{role}-worker", config.worker_config(role)) for role in config.worker_roles),
@@ -247,29 +232,6 @@ def _countdown(seconds: float) -> Callable[[], float]:
 
 
 @contextlib.contextmanager
-def _own_fork_server(
-    config: StackConfig, environment: Mapping[str, str], remaining: Callable[[], float]
-) -> Iterator[ForkServer | None]:
-    """One that can be forked by now; None where no worker is to be."""
-    if not any(config.forks(config.worker_config(role)) for role in config.worker_roles):
-        yield None
-        return
-    step(LOADING_LIBRARIES)
-    with _fork_server(environment) as server:
-        server.wait_until_loaded(remaining())
-        yield server
-
-
-def paceline_fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """Of workers; `environment` is that of a StackConfig."""
-    return _fork_server(_with_secret(child_environment(environment)))
-
-
-def _fork_server(environment: Mapping[str, str]) -> ForkServer:
-    return ForkServer(PROGRAM, ("fork-server",), environment)
-
-
-@contextlib.contextmanager
 def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
     """A folder that only this user may enter, and that is gone with the stack."""
     if not config.uses_local_sockets:
@@ -288,12 +250,6 @@ def child_environment(more: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in settings} | dict(more)
 
 
-def _with_secret(environment: Mapping[str, str], fork_server: ForkServer | None = None) -> dict[str, str]:
-    """The same with the secret that all processes of a stack share: the one that is there, else a random one.
-
-    Only processes of the fork server's own environment are forked, so stacks that share one share its secret.
-    """
-    shared = environment.get(SECRET_VARIABLE)
-    if not shared and fork_server is not None:
-        shared = fork_server.environment.get(SECRET_VARIABLE)
-    return {**environment, SECRET_VARIABLE: shared or new_secret()}
+def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same with the secret that all processes of a stack share: what is there, else a random one."""
+    return {**environment, SECRET_VARIABLE: environment.get(SECRET_VARIABLE) or new_secret()}

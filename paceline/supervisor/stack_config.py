@@ -14,11 +14,9 @@ from paceline.core.config import (
     CoordinatorConfig,
     DraftConfig,
     TargetConfig,
-    WorkerConfig,
 )
 from paceline.core.cores import CAN_BIND, core_quota, usable_cores, within_quota
 from paceline.core.errors import InvalidArgumentError
-from paceline.supervisor.processes import CAN_FORK
 from paceline.supervisor.stack_options import StackOptions
 
 _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)
@@ -104,8 +102,6 @@ class StackConfig(StackOptions):
             )
         if self.local_sockets and not HAS_LOCAL_SOCKETS:
             raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
-        if self.fork_workers and not CAN_FORK:
-            raise InvalidArgumentError("fork_workers", "is not possible on this system")
         if self.bind_cores:
             if not CAN_BIND:
                 raise InvalidArgumentError("bind_cores", "is not possible on this system")
@@ -113,11 +109,8 @@ class StackConfig(StackOptions):
             if needed > there:
                 raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {there}")
         self._check_memory()
-        workers = [self.worker_config(role) for role in self.worker_roles]
-        if self.fork_workers and not any(map(self.forks, workers)):
-            raise InvalidArgumentError(
-                "fork_workers", "is of workers that compute on the CPU, and none is sure to"
-            )
+        for role in self.worker_roles:
+            self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
 
     def _refuse_what_a_draft_would_need(self) -> None:
@@ -149,12 +142,6 @@ class StackConfig(StackOptions):
         if self.local_sockets is None:
             return HAS_LOCAL_SOCKETS and not self.certificates
         return self.local_sockets
-
-    def forks(self, worker: WorkerConfig) -> bool:
-        """Whether such a worker is forked. A context of CUDA does not outlive a fork, so that nothing which
-        might have one is."""
-        wanted = CAN_FORK if self.fork_workers is None else self.fork_workers
-        return wanted and _on_cpu(worker.device)
 
     @property
     def worker_roles(self) -> tuple[str, ...]:

@@ -121,9 +121,6 @@ class StackOptions:
     local_sockets: bool | None = None
     """Frames between the processes go through Unix sockets, with less work than through gRPC. If not given,
     where the system has them and there are no certificates."""
-    fork_workers: bool | None = None
-    """Workers that compute on the CPU are forked from a process that has loaded their libraries: one that
-    died is back in a second instead of six. If not given, where the system can."""
     trust_remote_code: bool = False
     certificates: str = ""
     """Folder that `paceline certificates` wrote: TLS on every port but the workers' `/metrics`, between

@@ -13,7 +13,7 @@ _NAME: Final = "paceline.steps"
 _LINE: Final = re.compile(rf"\[([^\]]+)\] .* INFO {re.escape(_NAME)}: (.*)")
 
 LOADING_LIBRARIES: Final = "loading libraries, which takes from a few seconds to half a minute"
-"""The first step of whatever imports torch."""
+"""A worker's first step, for it imports torch."""
 
 _log = logging.getLogger(_NAME)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from harness.forking import SECRET
+from harness.secret import SECRET
 from harness.stacks import RunningStack
 from harness.waiting import HANG
 from harness.wire import Line, Seq, next_round

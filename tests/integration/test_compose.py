@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import pytest
 import yaml
-from harness.stacks import forked, with_secret
 
 from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
@@ -260,9 +259,7 @@ def test_the_services_work_together_as_the_file_wires_them(
             for there, here in where.items():
                 words = [word.replace(there, here) for word in words]
             child = ChildSpec(role=role, command=(sys.executable, "-P", "-m", "paceline", *words))
-            # The coordinator loads none of the libraries that forking spares.
-            spec = with_secret(child) if role == "coordinator" else forked(child)
-            (status,) = supervisor.start([spec], START_TIMEOUT)
+            (status,) = supervisor.start([child], START_TIMEOUT)
             where[f"{role}:{port}"] = where[f"127.0.0.1:{port}"] = status.address
 
             check = [where.get(word, word) for word in service["healthcheck"]["test"]]

@@ -20,9 +20,9 @@ import grpc
 import openai
 import pytest
 from harness.certificates import Certificates, says_nothing
-from harness.forking import SECRET, fork_server
 from harness.log import Log
 from harness.pair import Pair
+from harness.secret import SECRET
 from harness.stacks import own_coordinator, stack_config
 from harness.waiting import HANG, until
 
@@ -110,7 +110,7 @@ def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         tls_ca=certificates.ca,
         api_keys=str(file),
     )
-    with serve_stack(config, sink=log, fork_server=fork_server()) as stack:
+    with serve_stack(config, sink=log) as stack:
         yield Secure(stack, certificates, file, tokens, log)
     everything = "\n".join(log.lines)
     for token in tokens.values():

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from harness.forking import ENVIRONMENT, fork_server
+from harness.secret import ENVIRONMENT
 from harness.waiting import until
 
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.cores import CAN_BIND
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.supervisor import Stack, StackConfig, discard, serve_stack
-from paceline.supervisor.processes import CAN_FORK
 
 SAMPLING = SamplingParams(max_tokens=16, seed=5, ignore_eos=True)
 DRAFTS: dict[str, Any] = {"num_speculative_tokens": 2, "prompt_lookup": False}
@@ -54,69 +53,13 @@ def config(pair: Pair, **more: Any) -> StackConfig:
 
 
 def another_stack(stack_config: StackConfig) -> AbstractContextManager[Stack]:
-    """The fixture's loads libraries itself, as `paceline serve` does."""
-    return serve_stack(stack_config, sink=discard, fork_server=fork_server())
+    return serve_stack(stack_config, sink=discard)
 
 
 @pytest.fixture(scope="module")
 def stack(tiny_pair: Pair) -> Iterator[Stack]:
     with serve_stack(config(tiny_pair), sink=discard) as running:
-        parent = _parent(running.pid("target")) if CAN_FORK else None
         yield running
-    if parent not in (None, os.getpid()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(parent, 0)
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
-def test_workers_on_a_cpu_are_forked_from_one_process(stack: Stack) -> None:
-    parents = [_parent(stack.pid(role)) for role in ("target", "draft", "coordinator")]
-    assert parents == [parents[0], parents[0], os.getpid()]
-    assert parents[0] != os.getpid()
-
-
-@pytest.mark.parametrize(
-    ("values", "device", "nvidia", "forks"),
-    [
-        ({}, "cpu", True, CAN_FORK),
-        ({}, "auto", False, CAN_FORK),
-        ({}, "auto", True, False),
-        ({}, "cuda:0", True, False),
-        ({"fork_workers": False}, "cpu", False, False),
-    ],
-)
-def test_what_might_compute_on_a_gpu_is_not_forked(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    values: dict[str, Any],
-    device: str,
-    nvidia: bool,
-    forks: bool,
-) -> None:
-    if nvidia:
-        (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
-    stack_config = StackConfig(target_device=device, **values)
-    assert stack_config.forks(stack_config.worker_config("target")) is forks
-
-
-def test_forking_is_refused_where_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.supervisor.stack_config.CAN_FORK", False)
-    with pytest.raises(InvalidArgumentError) as refused:
-        StackConfig(fork_workers=True)
-    assert refused.value.field == "fork_workers"
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
-def test_forking_is_refused_where_no_worker_is_to_be() -> None:
-    with pytest.raises(InvalidArgumentError) as refused:
-        StackConfig(fork_workers=True, target_device="cuda", draft_device="cuda:1")
-    assert refused.value.field == "fork_workers"
-    assert StackConfig(fork_workers=True, target_device="cuda", draft_device="cpu").fork_workers
 
 
 def test_the_stack_generates(stack: Stack) -> None:

@@ -23,7 +23,7 @@ from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
 from paceline.supervisor.announcement import announced_addresses, split_address
 from paceline.supervisor.children import Backoff, ChildFailedError, ChildSpec, Supervisor
 from paceline.supervisor.interrupting import sigterm_as_interrupt
-from paceline.supervisor.processes import Process, start_process
+from paceline.supervisor.processes import start_process
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 
@@ -161,9 +161,9 @@ def test_a_silent_child_fails_after_the_timeout_and_is_ended(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and another may take its role."""
-    processes, has_started, start = list[Process](), threading.Event(), threading.Thread.start
+    processes, has_started, start = list[subprocess.Popen[str]](), threading.Event(), threading.Thread.start
 
-    def noted(*args: Any) -> Process:
+    def noted(*args: Any) -> subprocess.Popen[str]:
         processes.append(start_process(*args))
         has_started.set()
         return processes[-1]
@@ -176,8 +176,9 @@ def test_a_silent_child_fails_after_the_timeout_and_is_ended(
     with Supervisor(sink=Log()) as supervisor:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", until_it_has_a_process)
+            patched.setattr("paceline.supervisor.children.start_process", noted)
             with pytest.raises(ChildFailedError, match=r"a: was not ready within 0\.01 seconds"):
-                supervisor.start([replace(spec(script, "a", "--slow"), start=noted)], 0.01)
+                supervisor.start([spec(script, "a", "--slow")], 0.01)
         (silent,) = processes
         assert not is_alive(silent.pid)
         (status,) = supervisor.start([spec(script, "a")], HANG)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from paceline.cli import main
 from paceline.cli.serving import _announce, _checked
 from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import StackOptions
-from paceline.supervisor.processes import CAN_FORK
 
 HANG = 30.0
 PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -103,19 +101,6 @@ def test_a_draft_that_is_not_there_needs_no_core() -> None:
     assert refused.value.field == "bind_cores"
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="the system knows no pidfds")
-def test_a_processor_that_is_asked_for_is_one_to_fork_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr("paceline.supervisor.stack_config._DEVICES", tmp_path)
-    options = StackOptions(fork_workers=True)
-    assert _checked(options, device="cpu", dtype="auto", threads=0).fork_workers
-    with pytest.raises(InvalidArgumentError) as refused:
-        _checked(options, **OPEN)  # type: ignore[arg-type]
-    assert refused.value.field == "fork_workers"
-
-
 def test_a_process_that_nobody_reads_leaves_at_once() -> None:
     """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
     leaving = "import sys; from paceline.cli.serving import _leave; sys.stdin.read(); print('more'); _leave()"
@@ -191,20 +176,20 @@ def test_the_supervisor_s_lines_have_time_and_level_and_the_level_that_is_wanted
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("more", [[], ["--exit-with-parent"]])
 def test_a_worker_says_first_that_it_loads_libraries(
-    role: str, forked: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    role: str, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
     run = SimpleNamespace(run=lambda _config: said.append(capsys.readouterr().err))
     monkeypatch.setitem(sys.modules, f"{role}_worker.main", run)
     monkeypatch.setattr("paceline.cli.serving._leave", lambda: None)
-    monkeypatch.setattr("paceline.cli.serving.configure_logging", lambda *_: None)
+    monkeypatch.setattr("paceline.cli.serving.configure_logging", lambda *_, **__: None)
     monkeypatch.setattr("paceline.cli.serving.step", lambda text: print(text, file=sys.stderr))
     words = [f"{role}-worker", "--model", f"embedded:{role}", "--port", "0"]
     with pytest.raises(SystemExit):
-        main([*words, "--exit-with-parent"] if forked else words)
-    assert ["loading libraries" in text for text in said] == [not forked]
+        main([*words, *more])
+    assert ["loading libraries" in text for text in said] == [True]
 
 
 def test_the_announcement_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import io
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
-from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ChildStatus, Supervisor
+from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ChildStatus, Supervisor, children
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 READY = '{"event": "ready", "address": "127.0.0.1:5000"}\n'
@@ -50,32 +50,50 @@ class Program:
         self.commands: list[list[str]] = []
         self.started = threading.Event()
 
-    def __call__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None, folder: str | None
-    ) -> Child:
+    def __call__(self, command: Sequence[str]) -> Child:
         self.commands.append([*command])
         self.children.append(Child(len(self.children), self.says))
         self.started.set()
         return self.children[-1]
 
 
+class Specs:
+    """What to run: instead of a process, a program of Python's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._programs: dict[str, Callable[[Sequence[str]], Child]] = {}
+        monkeypatch.setattr(children, "start_process", self._start)
+
+    def __call__(self, role: str, program: Callable[[Sequence[str]], Child], *options: str) -> ChildSpec:
+        self._programs[role] = program
+        return ChildSpec(role=role, command=(role, *options))
+
+    def _start(self, command: Sequence[str], *_: object) -> Child:
+        return self._programs[command[0]](command)
+
+
+@pytest.fixture
+def specs(monkeypatch: pytest.MonkeyPatch) -> Specs:
+    return Specs(monkeypatch)
+
+
 def supervising() -> Supervisor:
     return Supervisor(sink=lambda line: None, backoff=Backoff(initial=0.0))
 
 
-def test_a_child_ended_by_a_signal_without_a_name_is_started_again() -> None:
+def test_a_child_ended_by_a_signal_without_a_name_is_started_again(specs: Specs) -> None:
     program = Program()
     with supervising() as supervisor:
-        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        supervisor.start([specs("a", program)], HANG)
         program.children[0].end(-40)
         assert supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG).pid == 1
 
 
-def test_a_child_is_started_again_on_every_port_that_it_had() -> None:
+def test_a_child_is_started_again_on_every_port_that_it_had(specs: Specs) -> None:
     """Once on another one for metrics, where it had chosen that by itself."""
     program = Program(WITH_PORTS)
     with supervising() as supervisor:
-        supervisor.start([ChildSpec(role="a", command=("a", "--metrics-port", "0"), start=program)], HANG)
+        supervisor.start([specs("a", program, "--metrics-port", "0")], HANG)
         program.children[0].end(1)
         supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG)
     first, second = program.commands
@@ -84,18 +102,20 @@ def test_a_child_is_started_again_on_every_port_that_it_had() -> None:
 
 
 def test_a_child_that_could_not_be_waited_for_is_ended_and_started_again(
-    caplog: pytest.LogCaptureFixture,
+    specs: Specs, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = Program()
     with supervising() as supervisor:
-        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        supervisor.start([specs("a", program)], HANG)
         program.children[0].end(RuntimeError("no such thing"))
         assert supervisor.wait_until("a", lambda s: s.ready and s.starts == 2, HANG).pid == 1
         assert program.children[0].signals == [signal.SIGKILL]
     assert "no such thing" in caplog.text
 
 
-def test_a_child_that_cannot_be_read_from_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_be_read_from_is_told_at_once(
+    specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A start does not wait for the keeper that failed."""
     program, start = Program(), threading.Thread.start
 
@@ -107,7 +127,7 @@ def test_a_child_that_cannot_be_read_from_is_told_at_once(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(threading.Thread, "start", keepers_alone)
     with supervising() as supervisor, pytest.raises(ChildFailedError, match="can't start new thread"):
-        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        supervisor.start([specs("a", program)], HANG)
     assert program.children[0].signals == [signal.SIGKILL]
 
 
@@ -129,7 +149,7 @@ def raised_by(call: Callable[[], object], before: Callable[[], object]) -> Pacel
     return raised[0]
 
 
-def test_a_start_ends_with_the_supervisor() -> None:
+def test_a_start_ends_with_the_supervisor(specs: Specs) -> None:
     """Once: it waited for children that were never to be ready, for all of its timeout."""
     silent = Program(says="")
     with supervising() as supervisor:
@@ -138,21 +158,21 @@ def test_a_start_ends_with_the_supervisor() -> None:
             assert silent.started.wait(HANG)
             supervisor.stop()
 
-        spec = ChildSpec(role="a", command=("a",), start=silent)
+        spec = specs("a", silent)
         error = raised_by(lambda: supervisor.start([spec], 10 * HANG), stop)
         assert isinstance(error, ChildFailedError)
         assert error.message == "a: was stopped before all were ready"
         with pytest.raises(ChildFailedError, match="b: was stopped"):
-            supervisor.start([ChildSpec(role="b", command=("b",), start=silent)], 10 * HANG)
+            supervisor.start([specs("b", silent)], 10 * HANG)
     assert len(silent.children) == 1
 
 
-def test_who_waits_for_a_child_is_told_that_it_is_stopped() -> None:
+def test_who_waits_for_a_child_is_told_that_it_is_stopped(specs: Specs) -> None:
     """Also of one whose successor was not to come soon."""
     program, waits = Program(), threading.Event()
     backoff = Backoff(initial=10 * HANG, maximum=10 * HANG)
     with Supervisor(sink=lambda line: None, backoff=backoff) as supervisor:
-        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
+        supervisor.start([specs("a", program)], HANG)
         program.children[0].end(1)
         supervisor.wait_until("a", lambda s: s.pid is None, HANG)
 
@@ -169,7 +189,7 @@ def test_who_waits_for_a_child_is_told_that_it_is_stopped() -> None:
         assert supervisor.wait_until("a", lambda s: s.starts == 1, HANG).pid is None, "as wanted"
 
 
-def test_of_a_failed_start_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_failed_start_nothing_is_left(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: its process ran on, and `status` told of it instead of its successor's."""
     silent, start = Program(says=""), threading.Thread.start
 
@@ -182,26 +202,25 @@ def test_of_a_failed_start_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> N
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", until_it_has_a_process)
             with pytest.raises(ChildFailedError, match="was not ready within"):
-                supervisor.start([ChildSpec(role="a", command=("a",), start=silent)], 0.01)
+                supervisor.start([specs("a", silent)], 0.01)
         assert silent.children[0].signals[0] == signal.SIGTERM
         assert len(silent.children) == 1, "it has no successor"
         with pytest.raises(InvalidArgumentError, match="no such child"):
             supervisor.status("a")
-        (second,) = supervisor.start([ChildSpec(role="a", command=("a",), start=Program())], HANG)
+        (second,) = supervisor.start([specs("a", Program())], HANG)
         assert supervisor.status("a") == second
 
 
-def test_those_that_were_ready_end_with_the_one_that_was_not() -> None:
+def test_those_that_were_ready_end_with_the_one_that_was_not(specs: Specs) -> None:
     program = Program()
 
     def missing(*_: object) -> Child:
         raise FileNotFoundError(2, "No such file")
 
     with supervising() as supervisor:
-        supervisor.start([ChildSpec(role="a", command=("a",), start=program)], HANG)
-        specs = [ChildSpec(role=role, command=(role,), start=program) for role in "bc"]
+        supervisor.start([specs("a", program)], HANG)
         with pytest.raises(ChildFailedError, match="d: cannot be started: No such file"):
-            supervisor.start([*specs, ChildSpec(role="d", command=("d",), start=missing)], HANG)
+            supervisor.start([specs("b", program), specs("c", program), specs("d", missing)], HANG)
         assert all(child.signals for child in program.children[1:])
         assert supervisor.status("a").ready
         assert not program.children[0].signals

@@ -23,7 +23,6 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(stack_module, "Supervisor", started)
-    monkeypatch.setattr(stack_module, "ForkServer", started)
 
 
 def refused(config: StackConfig) -> InvalidArgumentError:

@@ -1,5 +1,4 @@
-"""One time bounds the whole start of a stack: the fork server's, the workers' and the coordinator's. Another
-bounds its stop."""
+"""One time bounds the whole start of a stack: the workers' and the coordinator's. Another bounds its stop."""
 
 from __future__ import annotations
 
@@ -11,24 +10,6 @@ import pytest
 from paceline.core.clock import ManualClock
 from paceline.supervisor import ChildStatus, StackConfig, serve_stack
 from paceline.supervisor import stack as stack_module
-
-
-class FakeForkServer:
-    """Takes `seconds` to load, and notes how many it was given."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-
-    def __enter__(self) -> FakeForkServer:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-
-    def wait_until_loaded(self, timeout: float) -> None:
-        self._start.step(timeout)
-
-    def start(self, *_: Any) -> Any:
-        raise AssertionError
 
 
 class FakeSupervisor:
@@ -60,22 +41,18 @@ class Start:
         self.clock.advance(self.seconds)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "given"), [(300.25, [900.0, 599.8, 299.5]), (600.0, [900.0, 300.0, 0.1])]
-)
+@pytest.mark.parametrize(("seconds", "given"), [(300.25, [900.0, 599.8]), (900.0, [900.0, 0.1])])
 def test_what_one_step_took_the_next_ones_do_not_have(
     seconds: float, given: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: each had all of `--start-timeout`, and 900 seconds could become 2700."""
+    """Once: each had all of `--start-timeout`, and 900 seconds could become 1800."""
     start = Start(seconds)
     monkeypatch.setattr(stack_module, "monotonic", start.clock)
-    monkeypatch.setattr(stack_module, "ForkServer", lambda *_: FakeForkServer(start))
     monkeypatch.setattr(stack_module, "Supervisor", lambda **_: FakeSupervisor(start))
-    monkeypatch.setattr(StackConfig, "forks", lambda *_: True)
     with serve_stack(StackConfig(start_timeout=900.0)) as stack:
         assert start.given == given
         stack.add("another", "coordinator", stack.config.coordinator_config(("127.0.0.1:1",), ()))
-    assert start.given[3:] == [900.0], "what is started later is not of that start"
+    assert start.given[2:] == [900.0], "what is started later is not of that start"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +74,5 @@ def test_a_stop_waits_for_the_draining(
         return FakeSupervisor(start)
 
     monkeypatch.setattr(stack_module, "Supervisor", supervisor)
-    monkeypatch.setattr(StackConfig, "forks", lambda *_: False)
     with serve_stack(StackConfig(**changes), stop_timeout=given):
         assert patiences == [patience]

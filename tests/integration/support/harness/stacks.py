@@ -6,15 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
-from harness.forking import ENVIRONMENT, fork_server
 from harness.log import Log
 from harness.pair import Pair
+from harness.secret import ENVIRONMENT
 from harness.waiting import HANG, until
 from paceline.client import Client, GenerationResult, WorkerState, WorkerStatus
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
@@ -154,7 +154,7 @@ def running_stack(pair: Pair, **changes: Any) -> Iterator[RunningStack]:
     log = Log()
     config = stack_config(pair, **changes)
     with (
-        serve_stack(config, sink=log, fork_server=fork_server()) as stack,
+        serve_stack(config, sink=log) as stack,
         Client(stack.address) as client,
     ):
         yield RunningStack(stack, client, log, pair)
@@ -185,17 +185,6 @@ def process(role: str, command: str, config: WorkerConfig | CoordinatorConfig) -
         port=config.port,
         environment={**os.environ, **ENVIRONMENT},
     )
-
-
-def forked(worker: ChildSpec) -> ChildSpec:
-    """The same, started in less time where that is possible."""
-    server = fork_server()
-    return worker if server is None else replace(worker, environment=server.environment, start=server.start)
-
-
-def with_secret(child: ChildSpec) -> ChildSpec:
-    """The same with the secret of the workers that are forked."""
-    return replace(child, environment={**os.environ, **ENVIRONMENT})
 
 
 @dataclass
@@ -234,6 +223,5 @@ def own_worker(role: str, model: Path, log: Log | None = None, **changes: Any) -
     cls = TargetConfig if role == "target" else DraftConfig
     config = cls(model=str(model), exit_with_parent=True, **(values | changes))
     with Supervisor(sink=log or discard) as supervisor:
-        worker = process(role, f"{role}-worker", config)
-        (status,) = supervisor.start([forked(worker) if config.device == "cpu" else worker], 300.0)
+        (status,) = supervisor.start([process(role, f"{role}-worker", config)], 300.0)
         yield status.address

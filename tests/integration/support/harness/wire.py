@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from harness.forking import SECRET
+from harness.secret import SECRET
 from harness.waiting import HANG
 from paceline.core.messages import (
     CloseSequence,

@@ -1,0 +1,9 @@
+"""The secret of all stacks of a test process, so that its coordinators and streams may call their workers."""
+
+from __future__ import annotations
+
+from paceline.core.secret import VARIABLE, WorkerSecret, new_secret
+
+SECRET = WorkerSecret(new_secret())
+ENVIRONMENT = {VARIABLE: SECRET.text}
+"""For the processes of a stack."""
