@@ -13,7 +13,6 @@ from draft_worker.drafting import Drafting
 from draft_worker.fanout import WORTH_A_ROW, WORTH_DRAFTING, FanOut
 from draft_worker.propose import Drawn, NoiseTape
 from draft_worker.runner import Runner
-from paceline.core import giving_way
 from paceline.core.clock import Clock
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
@@ -62,7 +61,7 @@ class Lookahead:
         self.has_news = False
         """Branches grew, and the coordinator has not been told."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
-        self._stop = Stop(gives_way=_gives_way(config))
+        self._stop = Stop()
         self.rounds = 0
         """Rounds that followed a verdict a branch could have foreseen."""
         self.hits = 0
@@ -159,7 +158,6 @@ class Lookahead:
         except Exception:
             log.exception("drafting on %d branches failed; going on without them", len(work))
             self.free()
-            self._stop.want()  # the failure may have left this thread giving way
             return []
         if self._stop.wanted:
             self.has_news = True  # what waits may well be the verdict, and nobody asks for these any more
@@ -284,13 +282,3 @@ def _survived(what: str, sequence_id: str) -> Iterator[None]:
         pass
     except Exception as error:
         own_error(error, what, sequence_id)  # logs it; there is nobody to tell
-
-
-def _gives_way(config: DraftConfig) -> bool:
-    """Whether messages share a core with this engine, and it may let them go first."""
-    if set(config.cores).isdisjoint(config.message_cores) or not config.lookahead_branches:
-        return False
-    if giving_way.possible():
-        return True
-    log.info("what is drafted ahead may keep messages waiting: this process may not change its policy")
-    return False

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core import giving_way
 from paceline.core.types import SparseDistribution
 from paceline.decoding.noise import CoupledNoise
 from paceline.kv import BlockTable, Branch
@@ -75,12 +72,9 @@ class Chain:
 class Stop:
     """How another thread tells chains in progress to begin no further step."""
 
-    def __init__(self, *, gives_way: bool = False) -> None:
-        """`gives_way`: until then whoever wants the core may have it (paceline/core/giving_way.py)."""
+    def __init__(self) -> None:
         self.flag: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
         """int8 [1], not 0 once it is wanted; compiled code looks at it."""
-        self.gives_way = gives_way
-        self._thread = 0
 
     @property
     def wanted(self) -> bool:
@@ -88,20 +82,13 @@ class Stop:
         return bool(self.flag[0])
 
     def want(self) -> None:
-        """Chains in progress end with their step, or before it is half done, and hurry."""
+        """Chains in progress end with their step, or before it is half done."""
         self.flag[0] = 1
-        if self._thread:
-            with contextlib.suppress(OSError):  # it has ended
-                giving_way.hurry(self._thread)
 
     def forget(self) -> None:
-        """Chains run on; they are those of the calling thread.
-
-        Called before a look at what waits, not after it: what comes in between would be forgotten.
-        """
+        """Chains run on. Called before a look at what waits, not after it: what comes in between would be
+        forgotten."""
         self.flag[0] = 0
-        if self.gives_way:
-            self._thread = threading.get_native_id()
 
 
 @dataclass(frozen=True, slots=True)

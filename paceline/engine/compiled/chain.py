@@ -8,7 +8,6 @@ from numba import njit
 from paceline.decoding.choosing import best_of
 from paceline.decoding.compiled import STRICT, draw_support
 from paceline.decoding.on_disk import kept_on_disk
-from paceline.engine.compiled.giving_way import give_way, hurry
 from paceline.engine.compiled.kernels import decoder_pass
 from paceline.engine.compiled.options import OPTIONS
 
@@ -23,26 +22,12 @@ def _broken(row, vocabulary):
     return odd > 0
 
 
-@njit(**OPTIONS)
-def _begin(unhurried, stop):
-    if unhurried:
-        give_way()
-        if stop[0] != 0:  # whoever wants that may have made this thread hurry before it gave way
-            hurry()
-
-
-@njit(**OPTIONS)
-def _end(unhurried):
-    if unhurried:
-        hurry()
-
-
 @kept_on_disk(**OPTIONS)
 def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
     ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noisy, seeds, decided,
     uniforms, masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids,
-    probabilities, lengths, stop, unhurried,
+    probabilities, lengths, stop,
 ):  # fmt: skip
     """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
     whose rows are those of the first step, besides:
@@ -66,10 +51,7 @@ def decoder_chain(
         lengths: int64 [C, steps[0]]: of these supports.
         stop: int8 [1]: where another thread makes it other than 0, no step begins but the first, and one
             that is not half done is given up.
-        unhurried: whether to give way meanwhile. Who makes `stop` other than 0 has to have this thread hurry
-            then; it does so itself where it finds that as it begins.
     """
-    _begin(unhurried, stop)
     chains = len(wanted)
     values, best = np.empty(others.shape[2] + 1), np.empty(others.shape[2] + 1, dtype=np.int64)
     scratch, newest, rows = np.empty(vocabulary, dtype=np.float32), ids[wanted], np.arange(chains)
@@ -122,4 +104,3 @@ def decoder_chain(
                 if candidate != token and told < others.shape[2]:
                     others[c, step, told] = candidate
                     told += 1
-    _end(unhurried)

@@ -127,7 +127,6 @@ class CompiledForward:
             probabilities,
             lengths,
             stop.flag,
-            stop.gives_way,
         )
         chains: list[Chain] = []
         for i, (item, row) in enumerate(zip(inputs, tokens.tolist(), strict=True)):

@@ -12,7 +12,6 @@ import pytest
 
 from draft_worker.drafter import Drafter
 from draft_worker.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
-from paceline.core import giving_way
 from paceline.core.clock import ManualClock
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import (
@@ -439,35 +438,7 @@ def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -
         assert any(isinstance(event, Continuations) and event.sequence_id == "s" for event in told)
 
 
-@pytest.mark.parametrize(
-    ("cores", "message_cores", "branches", "allowed", "expected"),
-    [
-        ((1,), (1,), 8, True, True),
-        ((1,), (0, 1), 8, True, True),
-        ((1,), (0,), 8, True, False),
-        ((), (), 8, True, False),
-        ((1,), (1,), 0, True, False),
-        ((1,), (1,), 8, False, False),
-    ],
-)
-def test_what_is_drafted_ahead_gives_way_where_messages_share_its_core(
-    cores: tuple[int, ...],
-    message_cores: tuple[int, ...],
-    branches: int,
-    allowed: bool,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(giving_way, "possible", lambda: allowed)
-    config = draft_config(cores=cores, message_cores=message_cores, lookahead_branches=branches)
-    with caplog.at_level("INFO"):
-        drafter = Drafter(ToyRunner(MODEL, 60, 4), config, vocabulary_size=VOCAB, max_model_len=60)
-    assert drafter.lookahead._stop.gives_way is expected
-    assert ("may not change its policy" in caplog.text) is not allowed
-
-
-def test_a_failure_leaves_no_thread_giving_way(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_of_drafting_ahead_costs_its_branches_alone(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     worker.first_round()
@@ -477,7 +448,6 @@ def test_a_failure_leaves_no_thread_giving_way(caplog: pytest.LogCaptureFixture)
 
     worker.runner.forward_chains = fail  # type: ignore[method-assign]
     assert worker.run(1) == []
-    assert worker.it.lookahead._stop.wanted
     assert "going on without them" in caplog.text
     assert not worker.it.lookahead.tables
 
