@@ -21,7 +21,6 @@ from coordinator.tracing import Tracer
 from coordinator.vocabulary import Vocabulary
 from paceline.core import descriptors, limits
 from paceline.core.config import CoordinatorConfig
-from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
 from paceline.core.secret import read_secret
 from paceline.rpc import event_loop
@@ -171,6 +170,4 @@ async def _announce(coordinator: Coordinator, server: Server, http: HttpServer |
 def run(config: CoordinatorConfig) -> None:
     """Serve until told to stop. Raises PacelineError when the coordinator cannot start."""
     configure_logging("coordinator", config.log_format, named_by_parent=config.exit_with_parent)
-    check_cores(config.message_cores, "message_cores")
-    bind_thread(config.message_cores)
     event_loop.run(_serve(config))

@@ -22,7 +22,6 @@ import grpc
 from paceline.core import limits
 from paceline.core.clock import monotonic
 from paceline.core.config import WorkerConfig
-from paceline.core.cores import bind_thread, check_cores
 from paceline.core.errors import InternalError
 from paceline.core.leaving import leave
 from paceline.core.secret import read_secret
@@ -100,18 +99,13 @@ class WorkerShell:
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
         """Set when streams are to end."""
-        # Before the minutes that loading a model may take.
-        check_cores(config.cores)
-        check_cores(config.message_cores, "message_cores")
         self._built = build(config)
         chosen = _for_device(config, self._built.runner.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
         self._checked_at = -math.inf
         self.certificates = CertificateExpiry({"tls": config.tls})
         self._local: LocalServer | None = None
-        self.thread: EngineThread[Any, Any] = EngineThread(
-            self._engine, f"{role.name}-engine", cores=config.cores
-        )
+        self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
         checks = StructureChecks(CompileProcess(lambda: tokenizer_of(self._built.loaded)))
         self.guard = StructureGuard(self.thread, checks, self._engine.grammars)
         """The engine thread for whoever sends commands."""
@@ -253,7 +247,6 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         server.heed_signals(exit_with_parent=config.exit_with_parent)
         loaded.set()
         tune_interpreter()
-        bind_thread(config.message_cores)  # not before: loading a model is no message
         server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
         log.info("%s worker listens on %s", role.name, server.address)
         if metrics is not None:

@@ -38,11 +38,6 @@ def check_dtype(name: str, value: str) -> None:
     _check(value in DTYPES, name, f"must be one of {', '.join(DTYPES)}, got {value}")
 
 
-def _check_cores(name: str, cores: tuple[int, ...]) -> None:
-    _check(all(core >= 0 for core in cores), name, "must not be negative")
-    _check(len(set(cores)) == len(cores), name, "must differ from each other")
-
-
 def _check_telemetry(log_format: str, endpoint: str) -> None:
     _check(
         log_format in LOG_FORMATS, "log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {log_format}"
@@ -67,11 +62,7 @@ class WorkerConfig:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-    """CPU threads of the model; 0 takes one for each of `cores`, without them torch's choice."""
-    cores: tuple[int, ...] = ()
-    """Processor core to compute on; may be repeated; any if none is given."""
-    message_cores: tuple[int, ...] = ()
-    """Processor core for all else of the worker once the model is loaded; may be repeated."""
+    """CPU threads of the model; 0 takes torch's choice, within a CPU quota."""
     block_size: int = 16
     """Positions per cache block."""
     num_blocks: int | None = None
@@ -137,13 +128,6 @@ class WorkerConfig:
         device("device", self.device)
         check_dtype("dtype", self.dtype)
         _check(self.threads >= 0, "threads", "must not be negative")
-        _check_cores("cores", self.cores)
-        _check_cores("message_cores", self.message_cores)
-        _check(
-            not self.cores or self.threads <= len(self.cores),
-            "cores",
-            f"must be at least as many as threads, got {len(self.cores)} for {self.threads}",
-        )
         _check(self.block_size >= 1, "block_size", "must be at least 1")
         _check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "must be at least 1")
         share = self.gpu_memory_utilization
@@ -279,8 +263,6 @@ class CoordinatorConfig:
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
     """PEM file with the authority of the clients: who shows no certificate of it is refused."""
-    message_cores: tuple[int, ...] = ()
-    """Processor core to run on; may be repeated; any if none is given."""
     local_sockets: bool = True
     """Talk to workers through the Unix socket that they offer, where it is found on this machine."""
     worker_tls_certificate: str = ""
@@ -329,7 +311,6 @@ class CoordinatorConfig:
             "otlp_traces_sampling_ratio",
             f"must be in [0, 1], got {self.otlp_traces_sampling_ratio}",
         )
-        _check_cores("message_cores", self.message_cores)
         _check(
             self.generation_config in GENERATION_CONFIGS,
             "generation_config",

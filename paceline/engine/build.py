@@ -59,7 +59,7 @@ def build(config: WorkerConfig) -> Built:
 
     Raises InvalidArgumentError naming the field.
     """
-    if threads := config.threads or len(config.cores) or _threads_within_quota():
+    if threads := config.threads or _threads_within_quota():
         torch.set_num_threads(threads)
     warn_of_what_is_not_kept()
     # Nobody looks at a hub or at telemetry while a request waits.

@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from paceline.core import slices
 from paceline.core.clock import Clock, monotonic
-from paceline.core.cores import bind_thread
 from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
 from paceline.engine import device
 
@@ -69,20 +67,10 @@ Route = Callable[[Sequence[Any]], None]
 class EngineThread(Generic[Command, Event]):
     """Owns an engine; everything else talks to it through `submit`, `leave` and `ask`."""
 
-    def __init__(
-        self,
-        engine: Engine[Command, Event],
-        name: str,
-        clock: Clock = monotonic,
-        cores: Collection[int] = (),
-    ) -> None:
-        """It works on the device of the thread that makes it.
-
-        `cores`: those that it may run on; any if there are none.
-        """
+    def __init__(self, engine: Engine[Command, Event], name: str, clock: Clock = monotonic) -> None:
+        """It works on the device of the thread that makes it."""
         self._engine = engine
         self._clock = clock
-        self._cores = cores
         self._device = device.current()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._routes: dict[str, Route] = {}
@@ -122,8 +110,6 @@ class EngineThread(Generic[Command, Event]):
 
     def _run(self) -> None:
         try:
-            slices.restore()  # it computes; the thread that started it carries messages
-            bind_thread(self._cores)
             device.make_current(self._device)  # threads begin on the first one
             while self._drain():
                 if self._engine.has_work:

@@ -8,17 +8,16 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from paceline.core import descriptors, slices
+from paceline.core import descriptors
 
 Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """`asyncio.run` on uvloop, which takes a message out of gRPC and puts one in with less work; where there
-    is none (Windows), on asyncio's own loop. This thread, and those that it starts, carry messages: they ask
-    for short slices of a core. The process may have as many file descriptors as the system allows. Until the
-    loop has a handler of its own for it, SIGINT ends the process at once, as SIGTERM does."""
-    slices.shorten()
+    is none (Windows), on asyncio's own loop. The process may have as many file descriptors as the system
+    allows. Until the loop has a handler of its own for it, SIGINT ends the process at once, as SIGTERM does.
+    """
     descriptors.raise_limit()
     _end_by_interrupt()
     try:

@@ -10,8 +10,6 @@ from paceline.core.config import CoordinatorConfig, WorkerConfig
 _REPEATABLE = {
     "targets": "target",
     "drafts": "draft",
-    "cores": "core",
-    "message_cores": "message_core",
     "stop_token_ids": "stop_token_id",
     "bad_words": "bad_word",
     "allowed_token_ids": "allowed_token_id",

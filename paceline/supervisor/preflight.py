@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is loaded: ports, hosts, files, folders, devices, cores.
+"""What can be known to be wrong before anything is loaded: ports, hosts, files, folders, devices, threads.
 
 Loading takes minutes with large models. Whatever this machine can tell of an option's value is told before
 that, by the option's name. Nothing here imports a library that computes.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.assets.checkpoints import check_model, check_tokenizer
 from paceline.core.config import CoordinatorConfig, WorkerConfig
-from paceline.core.cores import check_cores, check_threads
+from paceline.core.cores import check_threads
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.gpus import check_gpu
 from paceline.core.keyfile import read_keys
@@ -31,8 +31,6 @@ def check_worker(config: WorkerConfig) -> None:
     check_model("model", config.model)
     check_gpu("device", config.device)
     check_threads("threads", config.threads)
-    for name in ("cores", "message_cores"):
-        check_cores(getattr(config, name), name)
     if config.tls is not None:
         check_files(config.tls)
     read_secret(config.worker_secret_file)
@@ -46,7 +44,6 @@ def check_worker(config: WorkerConfig) -> None:
 def check_coordinator(config: CoordinatorConfig) -> None:
     """Raises InvalidArgumentError naming a field of the configuration."""
     check_tokenizer("tokenizer", config.tokenizer)
-    check_cores(config.message_cores, "message_cores")
     if config.chat_template:
         read_text("chat_template", config.chat_template)
     if config.api_keys:

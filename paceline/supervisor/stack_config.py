@@ -15,7 +15,7 @@ from paceline.core.config import (
     DraftConfig,
     TargetConfig,
 )
-from paceline.core.cores import CAN_BIND, core_quota, usable_cores, within_quota
+from paceline.core.cores import core_quota, usable_cores, within_quota
 from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor.stack_options import StackOptions
 
@@ -102,12 +102,6 @@ class StackConfig(StackOptions):
             )
         if self.local_sockets and not HAS_LOCAL_SOCKETS:
             raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
-        if self.bind_cores:
-            if not CAN_BIND:
-                raise InvalidArgumentError("bind_cores", "is not possible on this system")
-            needed, there = sum(map(self._threads_of, self.worker_roles)), len(usable_cores())
-            if needed > there:
-                raise InvalidArgumentError("bind_cores", f"needs {needed} cores, there are {there}")
         self._check_memory()
         for role in self.worker_roles:
             self.worker_config(role)
@@ -174,11 +168,9 @@ class StackConfig(StackOptions):
             name: getattr(self, prefix + name)
             for name in ("model", "port", "device", "dtype", "metrics_port")
         }
-        values["threads"] = self._threads_of(role)
+        values["threads"] = getattr(self, prefix + "threads") or _threads(len(self.worker_roles))
         values["num_blocks"] = self._blocks_of(role)
         values["gpu_memory_utilization"] = self._gpu_share_of(role)
-        values["cores"] = self._cores_of(role) if self._binds else ()
-        values["message_cores"] = self._message_cores
         values |= {name: getattr(self, name) for name in _SHARED}
         return values | self._certificate_of(role, "tls")
 
@@ -221,39 +213,6 @@ class StackConfig(StackOptions):
             and (len({first.get(device, device) for device in devices}) == 1)
         )
 
-    def _threads_of(self, role: str) -> int:
-        own: Mapping[str, Any] = getattr(self, role)
-        threads: int = own.get("threads", 0) or getattr(self, f"{role}_threads")
-        return threads or _threads(len(self.worker_roles))
-
-    def _cores_of(self, role: str) -> tuple[int, ...]:
-        """As many as it has threads: the target's are the first ones."""
-        before = 0 if role == "target" else self._threads_of("target")
-        return usable_cores()[before : before + self._threads_of(role)]
-
-    @property
-    def _message_cores(self) -> tuple[int, ...]:
-        """Those of all that is no model, in every process: any but the target's. Nobody waits for a draft
-        while it drafts ahead, and where everybody waits for it there is nothing else to do."""
-        if not self._binds:
-            return ()
-        targets = self.target.get("cores") or self._cores_of("target")
-        return tuple(core for core in usable_cores() if core not in targets)
-
-    @property
-    def _binds(self) -> bool:
-        """What `bind_cores` says, or what it is if not given.
-
-        Models that take turns are in nobody's way, and with cores to spare the system finds room by itself.
-        """
-        if self.bind_cores is None:
-            one_each = [self._threads_of(role) for role in self.worker_roles] == [1, 1]
-            ahead = self.draft.get("lookahead_branches", self._branches)
-            # Where a quota gives less time than that, neither model has a core of its own.
-            two_cores = core_quota() >= len(usable_cores()) == 2
-            return CAN_BIND and one_each and ahead != 0 and self._crowded and two_cores
-        return self.bind_cores
-
     @property
     def _branches(self) -> int | None:
         """Of the draft worker; None leaves it its default."""
@@ -288,7 +247,6 @@ class StackConfig(StackOptions):
         """The coordinator's configuration, once the workers' addresses are known."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _COORDINATOR}
         values |= {"targets": targets, "drafts": drafts, "tokenizer": self.target_model}
-        values["message_cores"] = self._message_cores
         edge = {name: getattr(self, name) for name in ("tls_certificate", "tls_key")}
         if self.certificates and not any(edge.values()):
             edge = self._certificate_of("coordinator", "tls")

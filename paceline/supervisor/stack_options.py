@@ -69,9 +69,6 @@ class StackOptions:
     target_threads: int = 0
     """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
     draft_threads: int = 0
-    bind_cores: bool | None = None
-    """Each model computes on cores of its own, and all else keeps off the target's. If not given, where a
-    draft that drafts ahead and its target have one core each, and there is no third."""
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
     as many as a draft worker's default where each model has a core, else 0."""

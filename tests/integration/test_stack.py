@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +13,6 @@ from harness.secret import ENVIRONMENT
 from harness.waiting import until
 
 from paceline.client import Client, SamplingParams, WorkerState
-from paceline.core.cores import CAN_BIND
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.supervisor import Stack, StackConfig, discard, serve_stack
 
@@ -50,10 +47,6 @@ def config(pair: Pair, **more: Any) -> StackConfig:
     }
     draft = {"draft_model": str(pair.draft), "draft_threads": 1}
     return StackConfig(**{**values, **(draft if more.get("draft_model", pair.draft) else {}), **more})
-
-
-def another_stack(stack_config: StackConfig) -> AbstractContextManager[Stack]:
-    return serve_stack(stack_config, sink=discard)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +114,12 @@ def test_an_unreadable_tokenizer_is_named(tiny_pair: Pair, tmp_path: Path) -> No
 def test_a_port_in_use_ends_the_start_with_its_message(tiny_pair: Pair, stack: Stack) -> None:
     taken = int(stack.address.rpartition(":")[2])
     with pytest.raises(InvalidArgumentError, match=f"^port: .*{taken} is in use"):  # noqa: SIM117
-        with another_stack(config(tiny_pair, draft_model=None, port=taken)):
+        with serve_stack(config(tiny_pair, draft_model=None, port=taken), sink=discard):
             pytest.fail("it must not start")
 
 
 def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Stack) -> None:
-    with another_stack(config(tiny_pair, draft_model=None)) as plain:
+    with serve_stack(config(tiny_pair, draft_model=None), sink=discard) as plain:
         assert plain.roles == ("target", "coordinator")
         with Client(plain.address) as client, Client(stack.address) as speculative:
             result = client.generate("def", SAMPLING, speculation={"prompt_lookup": False})
@@ -182,100 +175,6 @@ def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
     with pytest.raises(InvalidArgumentError) as refused:
         ahead(lookahead_sequences=0)
     assert refused.value.field == "lookahead_sequences"
-
-
-def _cores(config: StackConfig) -> tuple[tuple[int, ...], ...]:
-    return tuple(config.worker_config(role).cores for role in config.worker_roles)
-
-
-def _message_cores(config: StackConfig) -> set[tuple[int, ...]]:
-    """Of all processes."""
-    workers = {config.worker_config(role).message_cores for role in config.worker_roles}
-    return workers | {config.coordinator_config(("a:1",), ()).message_cores}
-
-
-@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
-def test_messages_keep_off_the_targets_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
-    cpu: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
-    assert _message_cores(StackConfig(**cpu)) == {(5,)}
-    assert _message_cores(StackConfig(bind_cores=False, **cpu)) == {()}
-    assert _message_cores(StackConfig(target={"cores": (5,)}, **cpu)) == {(3,)}
-    said = {"message_cores": (3,)}
-    assert _message_cores(StackConfig(target=said, draft=said, coordinator=said, **cpu)) == {(3,)}
-    alone = StackConfig(draft_model=None, target_threads=2, bind_cores=True, target_device="cpu")
-    assert _message_cores(alone) == {()}, "it has them all"
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
-    assert _message_cores(StackConfig(**cpu)) == {()}, "with cores to spare the system finds room"
-    assert _message_cores(StackConfig(target_threads=1, draft_threads=2, bind_cores=True, **cpu)) == {
-        (1, 2, 3)
-    }
-
-
-@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
-def test_each_model_computes_on_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 5})
-    cpu = {"target_device": "cpu", "draft_device": "cpu"}
-    assert _cores(StackConfig(**cpu)) == ((3,), (5,))
-    assert _cores(StackConfig(lookahead_branches=0, **cpu)) == ((), ()), "they take turns"
-    ahead = {"lookahead_branches": 4, **cpu}
-    assert _cores(StackConfig(**ahead)) == ((3,), (5,))
-    assert _cores(StackConfig(draft={"lookahead_branches": 4}, **cpu)) == ((3,), (5,))
-    assert _cores(StackConfig(bind_cores=False, **ahead)) == ((), ())
-    assert _cores(StackConfig(bind_cores=True, **cpu)) == ((3,), (5,))
-    assert _cores(StackConfig(draft_model=None, target_device="cpu")) == ((),), (
-        "nothing to keep it apart from"
-    )
-    assert _cores(StackConfig(target_threads=2, **ahead)) == ((), ()), "more threads than cores"
-    with pytest.raises(InvalidArgumentError, match="needs 3 cores, there are 2") as refused:
-        StackConfig(target_threads=2, bind_cores=True, **cpu)
-    assert refused.value.field == "bind_cores"
-    assert _cores(StackConfig(target={"threads": 2}, **ahead)) == ((), ()), "the same, said singly"
-    assert _cores(StackConfig(target={"cores": (5,)}, **ahead)) == ((5,), (5,)), "what is said singly wins"
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
-    assert _cores(StackConfig(**ahead)) == ((), ()), "with cores to spare the system finds room"
-    assert _cores(StackConfig(target_threads=2, bind_cores=True, **cpu)) == ((0, 1), (2, 3))
-
-
-def _threads(pid: int) -> dict[int, set[int]]:
-    """Which cores each thread of a process may run on."""
-    threads = (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
-    return {thread: os.sched_getaffinity(thread) for thread in threads}
-
-
-@pytest.mark.skipif(not CAN_BIND or not Path("/proc/self/task").is_dir(), reason="looks at Linux's threads")
-def test_one_thread_of_a_worker_is_bound_and_no_other(tiny_pair: Pair) -> None:
-    usable = sorted(os.sched_getaffinity(0))
-    target = {"cores": (usable[-1],)}
-    with another_stack(config(tiny_pair, bind_cores=False, target=target)) as stack:
-        with Client(stack.address) as client:
-            assert len(client.generate("def", SAMPLING).token_ids) == 16
-        main = stack.pid("target")
-        target_threads, draft_threads = _threads(main), _threads(stack.pid("draft"))
-    assert target_threads[main] == set(usable), "sockets are served wherever there is room"
-    if len(usable) > 1:
-        assert list(target_threads.values()).count({usable[-1]}) == 1
-    assert set(map(frozenset, draft_threads.values())) == {frozenset(usable)}
-
-
-@pytest.mark.skipif(not CAN_BIND or not Path("/proc/self/task").is_dir(), reason="looks at Linux's threads")
-def test_what_carries_messages_is_bound_apart_from_what_computes(tiny_pair: Pair) -> None:
-    first, last = (sorted(os.sched_getaffinity(0))[i] for i in (0, -1))
-    messages = {"message_cores": (last,)}
-    stack_config = config(
-        tiny_pair,
-        bind_cores=False,
-        target={"cores": (first,), **messages},
-        draft=messages,
-        coordinator=messages,
-    )
-    with another_stack(stack_config) as stack:
-        with Client(stack.address) as client:
-            assert len(client.generate("def", SAMPLING).token_ids) == 16
-        pids = {role: stack.pid(role) for role in ("target", "draft", "coordinator")}
-        threads = {role: _threads(pid) for role, pid in pids.items()}
-    assert [threads[role][pid] for role, pid in pids.items()] == [{last}] * 3
-    assert {first} in threads["target"].values(), "its engine"
 
 
 def test_the_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

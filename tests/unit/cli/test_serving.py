@@ -14,12 +14,10 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.serving import _announce, _checked
-from paceline.core.errors import InvalidArgumentError
 from paceline.supervisor import StackOptions
 
 HANG = 30.0
 PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-OPEN = {"device": "auto", "dtype": "auto", "threads": 0}
 
 LOADING = """
 import signal, sys, threading
@@ -89,16 +87,6 @@ def test_what_is_of_both_is_for_each_that_leaves_it_open() -> None:
     )
     assert (config.target_device, config.draft_device) == ("cpu", "cuda")
     assert (config.target_threads, config.draft_threads) == (2, 1)
-
-
-def test_a_draft_that_is_not_there_needs_no_core() -> None:
-    options = StackOptions(draft_model="none", target_threads=2, bind_cores=True)
-    config = _checked(options, **OPEN)  # type: ignore[arg-type]
-    assert config.draft_model is None
-    assert config.target_config.cores == (0, 1)
-    with pytest.raises(InvalidArgumentError) as refused:
-        _checked(StackOptions(target_threads=2, bind_cores=True), **OPEN)  # type: ignore[arg-type]
-    assert refused.value.field == "bind_cores"
 
 
 def test_a_process_that_nobody_reads_leaves_at_once() -> None:

@@ -19,7 +19,6 @@ from paceline.engine.build import build
         ({}, 1.5, 2),
         ({}, 64.0, None),
         ({"threads": 3}, 2.0, 3),
-        ({"cores": (0, 1, 2)}, 2.0, 3),
     ],
 )
 def test_torch_chooses_no_more_threads_than_there_is_time_for(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from paceline.core.cores import CAN_BIND
 from paceline.supervisor import StackConfig
 
 CPU: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
@@ -42,23 +41,3 @@ def test_a_draft_drafts_ahead_where_there_is_time_to_fill(
     draft = config.draft_config
     assert (draft.lookahead_branches, draft.lookahead_sequences) == (branches, sequences)
     assert config.target_config.pre_verify is (quota > 1)
-
-
-@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
-@pytest.mark.parametrize(
-    ("cores", "quota", "bound"),
-    [(2, math.inf, True), (2, 2.0, True), (2, 1.5, False), (2, 1.0, False), (64, 2.0, False)],
-)
-def test_cores_are_a_models_own_where_there_is_time_for_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float, bound: bool
-) -> None:
-    _machine(monkeypatch, cores, quota)
-    config = StackConfig(**CPU, lookahead_branches=4)
-    assert (config.target_config.cores, config.draft_config.cores) == (((0,), (1,)) if bound else ((), ()))
-
-
-@pytest.mark.skipif(not CAN_BIND, reason="the system does not let threads be bound")
-def test_who_asks_for_cores_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    _machine(monkeypatch, 64, 2.0)
-    config = StackConfig(**CPU, bind_cores=True, target_threads=3)
-    assert (config.target_config.cores, config.draft_config.cores) == ((0, 1, 2), (3,))

@@ -81,7 +81,7 @@ def test_a_folder_of_certificates_that_lacks_one_is_named(tmp_path: Path) -> Non
         ({"model": "/no/such"}, "model"),
         ({"model": "m", "local_socket": "/no/such/s"}, "local_socket"),
         ({"model": "m", "port": 40_001, "metrics_port": 40_001}, "metrics_port"),
-        ({"model": "m", "cores": (100_000,)}, "cores"),
+        ({"model": "m", "threads": 100_000}, "threads"),
     ],
 )
 def test_a_worker_is_checked_alone(values: dict[str, Any], field: str) -> None:

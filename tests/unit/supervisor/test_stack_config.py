@@ -26,8 +26,6 @@ SET_BY_THE_STACK = {
     "drafts",
     "tokenizer",
     "local_socket",
-    "cores",
-    "message_cores",
     "worker_tls_certificate",
     "worker_tls_key",
     "worker_tls_ca",

@@ -133,8 +133,6 @@ def stack_config(pair: Pair, **changes: Any) -> StackConfig:
         "num_blocks": 1024,
         "block_size": 16,
         "start_timeout": 300.0,
-        # Several stacks share the machine.
-        "bind_cores": False,
         "environment": ENVIRONMENT,
     }
     of_draft: dict[str, Any] = {
