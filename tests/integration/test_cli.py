@@ -257,7 +257,7 @@ def test_a_load_that_is_interrupted_ends_with_the_report_of_what_was_sent(
     assert errors == ""
     assert "completion tokens a second" in shown
     summary = json.loads(file.read_text())["summary"]
-    assert summary["finished"] >= 4
+    assert summary["finished"] >= 3  # of five, two at most are yet to arrive
     failed = sum(summary["failed"].values())
     if signals == (signal.SIGINT,):
         assert failed == 0
