@@ -6,15 +6,14 @@ of PEARL, Liu et al. 2024). A verification then has a row less; where the target
 first draft token is another, there is nothing left to compute.
 
 Nobody waits for it: a pass that is not half done when a command arrives is given up. It does not begin at
-once either, for what the draft drew ahead of the verdict may be about to arrive. Where rounds are no shorter
-for it, it is left (worth.py).
+once either, for what the draft drew ahead of the verdict may be about to arrive.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +27,6 @@ from paceline.telemetry.worker import Passes
 from target_worker.decide import Case, judge
 from target_worker.rounds import NOTHING, FirstRow, ends
 from target_worker.runner import Runner
-from target_worker.worth import Worth
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +47,10 @@ class FirstRows:
     wanted: bool
     budget: int
     """Rows of one pass."""
-    worth: Worth = field(default_factory=Worth)
     stop: Stop = field(default_factory=Stop)
     """Wanted when a command arrives, from any thread, until all that came is taken up."""
-    _waits: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    """When the verdict was out on those that wait, or did until their round began; whether their row was
-    to be computed."""
     _since: dict[str, float] = field(default_factory=dict)
-    """The first of these, for those whose row is still to be."""
-    _in_turn: set[str] = field(default_factory=set)
-    """Those that began to wait since the last turn of `worth`."""
+    """When the verdict was out on those whose row is still to be computed."""
     _rows: dict[str, FirstRow] = field(default_factory=dict)
     """Of the ledger, as long as the cache has an entry for each of its tokens."""
 
@@ -79,43 +71,18 @@ class FirstRows:
         if not self.wanted or not self.runner.can_stop or over or held.grammar is not None:
             return
         if len(session.tokens) <= self.max_model_len:
-            now, name, has_it = self.clock(), session.sequence_id, self.worth.has_it
-            self._waits[name] = now, has_it
-            self._in_turn.add(name)
-            if has_it:
-                self._since[name] = now
-
-    def judged(self, sequence_id: str, *, drafted: bool) -> None:
-        """The verdict is out on a round, which had draft tokens or not."""
-        waited = self._waits.pop(sequence_id, None)
-        if waited is not None and drafted:
-            since, had_it = waited
-            self.worth.observe(had_it, self.clock() - since)
-
-    def answers(self, sequence_ids: Iterable[str]) -> None:
-        """Verdicts go out: those of a pass, or that of a round which its first row decided alone.
-
-        Of sequences that share passes some may be decided alone, before the pass that the others wait for. It
-        is the next turn once any of them is answered that began to wait in this one.
-        """
-        if not self._in_turn.isdisjoint(sequence_ids):
-            self._in_turn.clear()
-            self.worth.turn()
+            self._since[session.sequence_id] = self.clock()
 
     def gone(self, sequence_id: str) -> None:
         """It ended."""
-        self._waits.pop(sequence_id, None)
-        self._in_turn.discard(sequence_id)
-        self._begins(sequence_id)
-
-    def _begins(self, sequence_id: str) -> FirstRow | None:
         self._since.pop(sequence_id, None)
-        return self._rows.pop(sequence_id, None)
+        self._rows.pop(sequence_id, None)
 
     def take(self, held: Held[Verdict]) -> FirstRow | None:
         """The row after the ledger of a sequence whose round begins; None if it is not known."""
         session = held.session
-        row = self._begins(session.sequence_id)
+        row = self._rows.get(session.sequence_id)
+        self.gone(session.sequence_id)
         # It may have lost its entries to others since, or its newest tokens.
         return row if session.cached == session.tokens else None
 

@@ -326,7 +326,6 @@ class Verifier:
         """Settle what was judged, and begin what follows it by itself."""
         self._listen()
         now = self._clock()
-        self._first_rows.answers([r.command.sequence_id for r in rounds])
         events: list[TargetEvent] = []
         for r, judgement in zip(rounds, judged, strict=True):
             r.job.compute += spent
@@ -342,7 +341,6 @@ class Verifier:
                 events.append(self._fail(r.job, judgement or InternalError(NO_CHOICE)))
                 continue
             del self._rounds[r.command.sequence_id]
-            self._first_rows.judged(r.command.sequence_id, drafted=r.rows > 1)
             (num_accepted, next_token), told = judgement
             verdict = self._settle(r, num_accepted, next_token, told)
             following = r.following((num_accepted, next_token), self._eos_token_ids)

@@ -243,46 +243,12 @@ def test_rounds_with_and_without_it_share_a_pass() -> None:
     assert events == {"t": best[:3], "s": best[1:5], "u": best[:1]}
 
 
-def test_drafted_rounds_have_it_and_have_it_not_by_turns() -> None:
-    """Rounds whose draft token is wrong: each makes one token."""
-    worker, best = waiting(max_model_len=400, num_blocks=200), right(9)
-    had: list[bool] = []
-    for i in range(1, 9):
-        had.append(worker.it.has_work)
-        worker.run()
-        (event,) = worker.ask((wrong(best[i]),), number=i + 1, base=N + i) or worker.it.step()
-        assert event.verdict.token_ids == (best[i],)
-    assert had == [True, True, False, False] * 2
-
-
 def test_a_pass_has_no_more_rows_than_its_budget() -> None:
     worker = waiting(max_batch_tokens=33, max_sequences=50, num_blocks=200)
     join(worker, *map(str, range(40)))
     worker.run()
     assert worker.runner.passes == [33, 8]
     assert {worker.length(f"{i}") for i in range(40)} == {N + 1}
-
-
-def test_sequences_that_share_passes_have_it_alike() -> None:
-    """Once: a round that its first row decided alone was taken for a pass: the next turn, amid a group."""
-    worker, best = waiting(max_model_len=400, num_blocks=200), right(40)
-    worker.open("t")
-    worker.ask(name="t")
-    worker.it.step()
-    first_rows, lengths, had = worker.it._first_rows, {"s": 1, "t": 1}, []
-    for number in range(2, 18):
-        had.append({name: name in first_rows._since for name in lengths})
-        worker.run()
-        events = []
-        for name, n in lengths.items():
-            # Of "s" the first row alone decides, where there is one; "t" takes a pass.
-            token = wrong(best[n]) if name == "s" else best[n]
-            events += worker.ask((token,), name, number, N + n)
-        assert [event.sequence_id for event in events] == ["s"] * had[-1]["s"]
-        for event in (*events, *worker.it.step()):
-            lengths[event.sequence_id] += len(event.verdict.token_ids)
-    assert all(each["s"] == each["t"] for each in had[1:])
-    assert {each["s"] for each in had} == {True, False}
 
 
 @pytest.mark.parametrize("count", [1, 3])
