@@ -41,11 +41,6 @@ class BenchConfig:
     dtype: str = "auto"
     threads: int = 1
     """CPU threads of each model, ours and the peers'."""
-    target_pass_seconds: float = 0.0
-    """A pass of our target takes at least so long, asleep for the rest: what a slower device, and one of its
-    own, would give. Peers are not slowed."""
-    draft_pass_seconds: float = 0.0
-    """The same for a pass of our draft, which then draws no chains by itself: every pass takes its time."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -77,8 +72,6 @@ class BenchConfig:
             device("draft_device", self.draft_device)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
-        for name in ("target_pass_seconds", "draft_pass_seconds"):
-            _check(getattr(self, name) >= 0, name, "must not be negative")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
         _check(0 <= self.length_spread < 1, "length_spread", f"must be in [0, 1), got {self.length_spread}")

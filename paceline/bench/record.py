@@ -75,13 +75,6 @@ class Record:
                 f"{', '.join(on_cores)}, coordinator and client share {self.machine.cores_in_words}; "
                 f"{self.config.threads} thread(s) a model"
             )
-        slowed = {"target": self.config.target_pass_seconds, "draft": self.config.draft_pass_seconds}
-        notes += [
-            f"synthetic: a pass of our {role} takes {1e3 * least:g} ms or more, "
-            "asleep for the rest, as on a slower device of its own; peers are not slowed"
-            for role, least in slowed.items()
-            if least
-        ]
         notes.append(
             f"the target's weights are {self.target.weight_bytes / 2**20:.1f} MiB; last-level cache "
             f"{self.machine.last_level_cache or 'unknown'}: weights that stay in a cache can be read faster "

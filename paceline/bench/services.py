@@ -67,12 +67,8 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         prefix_cache=False,
         local_sockets=config.local_sockets,
         start_timeout=config.start_timeout,
-        target={"max_sequences": room, "least_pass_seconds": config.target_pass_seconds},
-        draft={
-            "max_sequences": room,
-            "lookahead_branches": LOOKAHEAD_BRANCHES,
-            "least_pass_seconds": config.draft_pass_seconds,
-        },
+        target={"max_sequences": room},
+        draft={"max_sequences": room, "lookahead_branches": LOOKAHEAD_BRANCHES},
         coordinator={"max_running": room},
     )
     with serve_stack(stack_config, sink=sink) as stack:

@@ -50,13 +50,6 @@ def bench(
     ] = None,
     dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
     threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
-    target_pass_seconds: Annotated[
-        float | None,
-        _option("target_pass_seconds", "What a pass of our target takes at least, asleep for the rest."),
-    ] = None,
-    draft_pass_seconds: Annotated[
-        float | None, _option("draft_pass_seconds", "The same for a pass of our draft.")
-    ] = None,
     temperature: Annotated[
         list[float] | None,
         _option("temperature", "May be repeated; the headline ratios are of the first."),
@@ -106,8 +99,6 @@ def bench(
         "draft_device": draft_device,
         "dtype": dtype,
         "threads": threads,
-        "target_pass_seconds": target_pass_seconds,
-        "draft_pass_seconds": draft_pass_seconds,
         "temperature": temperature,
         "acceptance": acceptance,
         "concurrency": concurrency,

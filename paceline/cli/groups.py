@@ -37,7 +37,7 @@ GROUPS: Final = {
     ),
     "Expert": (
         "deterministic draft_timeout target_timeout recovery_timeout start_timeout lease_seconds "
-        "support_mass support_bound least_pass_seconds exit_with_parent"
+        "support_mass support_bound exit_with_parent"
     ),
 }
 """In the order of the help: what most people set comes first."""

@@ -83,9 +83,6 @@ class WorkerConfig:
     max_sequences: int = 256
     lease_seconds: float = 600.0
     """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""
-    least_pass_seconds: float = 0.0
-    """A pass takes at least so long, asleep for the rest: what a slower device, one of its own, would give.
-    For measurements."""
     deterministic: bool = False
     """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
     cuda_graphs: bool = True
@@ -144,7 +141,6 @@ class WorkerConfig:
         _check(self.max_mixed_prefill_tokens >= 0, "max_mixed_prefill_tokens", "must not be negative")
         _check(self.max_sequences >= 1, "max_sequences", "must be at least 1")
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
-        _check(0 <= self.least_pass_seconds < math.inf, "least_pass_seconds", "must not be negative")
         without_authority = self.tls is not None and not self.tls_ca
         _check(
             not without_authority, "tls_ca", "is required with tls_certificate: it tells coordinators apart"

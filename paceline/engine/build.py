@@ -116,9 +116,6 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         quantization=config.quantization if isinstance(config, DraftConfig) else "none",
         new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
-    runner.least_seconds = config.least_pass_seconds
-    if config.least_pass_seconds:
-        log.warning("every pass takes at least %g s (--least-pass-seconds)", config.least_pass_seconds)
     # A sequence can never be longer than the whole cache.
     if (room := runner.cache.pool.num_blocks * config.block_size) < max_model_len:
         log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.core.clock import monotonic
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.engine import branches
 from paceline.engine.attention import IMPLEMENTATION, running
@@ -75,8 +73,6 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
             )
-        self.least_seconds = 0.0
-        """What a pass takes at least, asleep for the rest."""
         self._lean = short if isinstance(short, LeanForward) else None
         self._compiled = short if isinstance(short, CompiledForward) else None
         self._num_layers = int(config.num_hidden_layers)
@@ -167,16 +163,14 @@ class ModelRunner:
         blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
         anything is touched. Any other error leaves the tables as long as they were.
         """
-        begun = monotonic()
         logits = self.forward_unless(inputs, Stop())
         assert logits is not None
-        self._take_time(begun)
         return logits
 
     @property
     def can_stop(self) -> bool:
-        """True where `forward_unless` serves: not where each pass takes its time."""
-        return self._compiled is not None and not self.least_seconds
+        """True where passes can be given up."""
+        return self._compiled is not None
 
     def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> Tensor | None:
         """Like `forward`, but where passes `can_stop` given up if that is wanted before it is half done: None
@@ -200,17 +194,12 @@ class ModelRunner:
             return logits
         return logits[:, : self._vocab_size]
 
-    def _take_time(self, begun: float) -> None:
-        if (left := begun + self.least_seconds - monotonic()) > 0:
-            time.sleep(left)
-
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
         """Feed every branch one token in one pass; returns float32 [len(inputs), vocab_size].
 
         Branches of one sequence must stand together. Every branch has one entry more afterwards, unless an
         error is raised: ResourceExhaustedError when a region is full.
         """
-        begun = monotonic()
         for item in inputs:
             item.branch.reserve(1)
         if self._compiled is not None:
@@ -222,14 +211,11 @@ class ModelRunner:
             )
         for item in inputs:
             item.branch.commit(1)
-        self._take_time(begun)
         return logits
 
     @property
     def chain_skills(self) -> ChainSkills | None:
-        """What `forward_chains` does here; None where it does nothing, or where each pass takes its time."""
-        if self.least_seconds:
-            return None
+        """What `forward_chains` does here; None where it does nothing."""
         if self._compiled is not None:
             return ChainSkills(supports=True, max_feed=MAX_FEED, row_by_row=True)
         if self.captured is not None and self.captured.usable:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
 
 import grpc
 import httpx2
@@ -15,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from harness.history import Recording
-from harness.stacks import OwnCoordinator, RunningStack, own_coordinator, own_worker
+from harness.stacks import RunningStack, own_coordinator, own_worker
 from harness.waiting import HANG
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -80,34 +79,29 @@ class Watching:
         self._thread.join(HANG)
 
 
-@pytest.fixture
-def slow(stack: RunningStack) -> Iterator[OwnCoordinator]:
-    """Forty tokens take two seconds, on whatever machine."""
-    with (
-        own_worker("target", stack.pair.target, least_pass_seconds=0.05) as target,
-        own_coordinator(stack.pair, [target]) as coordinator,
-    ):
-        yield coordinator
-
-
-def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(slow: OwnCoordinator) -> None:
+def test_a_probe_and_a_watcher_see_the_draining_while_streams_go_on(stack: RunningStack) -> None:
     """NOT_SERVING comes first: whoever balances load must know before calls are refused."""
     plain = {"num_speculative_tokens": 0}
-    stream = Recording(slow.address, "def main(", {"max_tokens": 40, "ignore_eos": True}, plain)
-    with grpc.insecure_channel(slow.address) as channel:
+    with (
+        own_coordinator(stack.pair, [stack.stack.address_of("target")], drain_timeout=HANG) as own,
+        grpc.insecure_channel(own.address) as channel,
+    ):
+        stream = Recording(own.address, "def main(", {"max_tokens": 400, "ignore_eos": True}, plain)
         watchers = [Watching(channel, name) for name in ("", "paceline.v1.GenerationService")]
         for watcher in watchers:
             watcher.wait_for(SERVING)
         stream.wait_for_tokens(5)
-        slow.supervisor.signal("coordinator", signal.SIGTERM)
-        for watcher in watchers:
-            watcher.wait_for(NOT_SERVING)
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=HANG)
-        assert answer.status == NOT_SERVING
-        assert not stream.over
+        with stack.standing_target():
+            own.supervisor.signal("coordinator", signal.SIGTERM)
+            for watcher in watchers:
+                watcher.wait_for(NOT_SERVING)
+            request = health_pb2.HealthCheckRequest()
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=HANG)
+            assert answer.status == NOT_SERVING
+            assert not stream.over
         history = stream.result()
         assert history.error is None
-        assert len(history.token_ids) == 40
+        assert len(history.token_ids) == 400
         for watcher in watchers:
             watcher.end()
 

@@ -38,7 +38,6 @@ _WORKER: dict[str, Any] = {
     "max_batch_tokens": 64,
     "max_sequences": 2,
     "lease_seconds": 1.5,
-    "least_pass_seconds": 0.02,
     "trust_remote_code": True,
     "log_format": "json",
     "otlp_traces_endpoint": "http://c:4317",

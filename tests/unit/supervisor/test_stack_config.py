@@ -31,7 +31,6 @@ SET_BY_THE_STACK = {
     "worker_tls_ca",
     "exit_with_parent",
 }
-FOR_MEASUREMENTS = {"least_pass_seconds"}
 CHOICES = {
     "generation_config": "none",
     "num_speculative_tokens_per_batch_size": "[[1, 4, 5]]",
@@ -89,7 +88,7 @@ def test_what_is_not_asked_is_the_process_s_default(role: str, name: str) -> Non
 
 @pytest.mark.parametrize("role", PROCESSES)
 def test_every_setting_of_a_process_is_one_of_the_stack(role: str) -> None:
-    settings = {f.name for f in fields(PROCESSES[role])} - SET_BY_THE_STACK - FOR_MEASUREMENTS
+    settings = {f.name for f in fields(PROCESSES[role])} - SET_BY_THE_STACK
     assert {name for name in settings if not {name, f"{role}_{name}"} & NAMES} == set()
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from paceline.core.messages import VerifyRound
+from paceline.core.types import Proposal
 from target_worker.gathering import LATE, MANY, STALL, Gathering, PassCost, Usual
+from tests.unit.workers.test_verifier import PROMPT, Worker
 
 STEP, ROW = 20e-3, 0.1e-3
 
@@ -164,3 +169,58 @@ def test_a_first_time_of_nothing_is_not_believed_for_ever() -> None:
     usual = Usual(0.0)
     usual.observe(2.0)
     assert usual.mean == 1.0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_target_s_sequences_share_passes_however_they_began(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins while another's pass runs. With nobody waited for, groups of them take turns."""
+    worker = Worker(max_model_len=400, num_blocks=400)
+    forward = worker.runner.forward
+
+    def timed(inputs: Any) -> Any:
+        worker.clock.advance(STEP + ROW * len(inputs))
+        return forward(inputs)
+
+    monkeypatch.setattr(worker.runner, "forward", timed)
+    if not waits:
+        monkeypatch.setattr(Gathering, "patience", lambda *_: 0.0)
+    rounds = dict.fromkeys("stuv", 0)
+    coming = {name: 4.5 * i * STEP for i, name in enumerate(rounds)}
+    for name in rounds:
+        worker.open(name)
+
+    def take_up() -> None:
+        for name in [name for name, at in coming.items() if at <= worker.clock() + 1e-9]:
+            base = len(PROMPT) + rounds[name]
+            rounds[name] += 1
+            worker.it.handle(VerifyRound(name, 1, rounds[name], base, (), Proposal(())), coming.pop(name))
+
+    while min(rounds.values()) < 30:
+        take_up()
+        patience = worker.it.patience() if worker.it.has_work else math.inf
+        soonest = min(coming.values(), default=math.inf) - worker.clock()
+        if (pause := min(patience, soonest)) > 1e-9:
+            worker.clock.advance(pause)
+        else:
+            verdicts = worker.it.step()
+            coming |= {verdict.sequence_id: worker.clock() + STEP / 10 for verdict in verdicts}
+    assert set(worker.runner.passes[-20:]) == {4 if waits else 2}
+
+
+def test_who_leaves_a_target_is_not_waited_for() -> None:
+    worker = Worker()
+    worker.it._gathering = known()
+    for name in "st":
+        worker.open(name)
+        worker.ask(name=name)
+    worker.it.step()
+    for name in "st":
+        worker.clock.advance(2e-3)
+        worker.ask(name=name, number=2, base=len(PROMPT) + 1)
+    worker.it.step()
+    worker.ask(name="t", number=3, base=len(PROMPT) + 2)
+    assert worker.it.patience() > 0
+    worker.it.drop("s")
+    assert worker.it.patience() == 0

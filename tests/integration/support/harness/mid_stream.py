@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -38,16 +36,11 @@ def mid_stream(
         streams = begin()
         for stream in streams:
             stream.wait_for_tokens(tokens)
-        stopped = stack.stack.kill("target", signal.SIGSTOP)
-        try:
+        with stack.standing_target():
             _settle(stack)
             if not any(stream.over for stream in streams):
                 yield streams
                 return
-        finally:
-            # Whoever was killed meanwhile is another process now.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(stopped, signal.SIGCONT)
         for stream in streams:
             stream.result()
 

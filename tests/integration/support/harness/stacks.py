@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,6 +75,17 @@ class RunningStack:
         """Until the coordinator sees both workers ready."""
         for role in ("target", "draft"):
             self.wait_for_worker(role)
+
+    @contextlib.contextmanager
+    def standing_target(self) -> Iterator[None]:
+        """The target stands still while the block lasts: no request ends."""
+        stopped = self.stack.kill("target", signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            # Whoever was killed meanwhile is another process now.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGCONT)
 
     def check_pools_whole(self) -> None:
         """Once nothing runs, no block and no sequence is left on any worker that is there."""
