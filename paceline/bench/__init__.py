@@ -1,24 +1,14 @@
 """`paceline bench`: arms side by side in one run, on the same prompts and checkpoints.
 
-    config ─▶ arms ─▶ services + peers ─▶ measuring ─▶ cells ─▶ figures ─▶ table · record (JSON) · plots
+    config ─▶ arms ─▶ services + peer ─▶ measuring ─▶ cells ─▶ figures ─▶ table · record (JSON)
 
 Arms alternate prompt by prompt, so that a slow moment of the machine hits all of them, and ratios are
 medians over the pairs of runs that did the same work.
 """
 
 from paceline.bench.config import FULL, QUICK, BenchConfig
-from paceline.bench.plots import require_matplotlib, write_plots
 from paceline.bench.record import Record
 from paceline.bench.run import run_bench
 from paceline.bench.table import print_record
 
-__all__ = [
-    "FULL",
-    "QUICK",
-    "BenchConfig",
-    "Record",
-    "print_record",
-    "require_matplotlib",
-    "run_bench",
-    "write_plots",
-]
+__all__ = ["FULL", "QUICK", "BenchConfig", "Record", "print_record", "run_bench"]

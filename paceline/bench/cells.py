@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.bench.arms import Arm
-from paceline.bench.processor import PROCESSES
 from paceline.client.results import GenerationResult, to_plain
 from paceline.core.types import TokenOrigin
 from paceline.decoding import theory
@@ -44,10 +43,6 @@ class Spread:
         q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, q1, q3)
 
-    def over(self, divisor: float) -> Spread:
-        """All three divided."""
-        return Spread(self.median / divisor, self.q1 / divisor, self.q3 / divisor)
-
 
 @dataclass(slots=True)
 class Counts:
@@ -72,11 +67,13 @@ class Counts:
 
     def add(self, result: GenerationResult) -> None:
         """Count one request."""
-        stats = result.speculative_decoding
         self.requests += 1
         self.completion_tokens += len(result.token_ids)
         self.num_rejected_draft_tokens += result.origins.count(TokenOrigin.CORRECTION)
-        for source, names in ((stats, _COUNTED), (result.timings, (*PARTS, "total"))):
+        for source, names in (
+            (result.speculative_decoding, _COUNTED),
+            (result.timings, (*PARTS, "total")),
+        ):
             for name in names:
                 setattr(self, name, getattr(self, name) + getattr(source, name))
 
@@ -85,44 +82,39 @@ class Counts:
         return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     @property
+    def alpha(self) -> float | None:
+        """The theory's: accepted over judged; None when nothing was judged."""
+        return theory.measured_alpha(self.num_accepted_draft_tokens, self.num_rejected_draft_tokens)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of proposals that were there when the verdict came; None without a proposal."""
+        return _share(self.num_lookahead_hits, self.num_spec_steps)
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """None without a round."""
+        return _share(self.completion_tokens, self.num_rounds)
+
+    @property
     def parts(self) -> dict[str, float]:
         """Mean seconds of each part of a round."""
         return {name: _share(getattr(self, name), self.num_rounds) or 0.0 for name in PARTS}
 
     @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over drafted; None when nothing was drafted."""
-        return _share(self.num_accepted_draft_tokens, self.num_draft_tokens)
-
-    @property
-    def alpha(self) -> float | None:
-        """The theory's: accepted over judged."""
-        return theory.measured_alpha(self.num_accepted_draft_tokens, self.num_rejected_draft_tokens)
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Committed tokens of a round with a proposal: every other round has one."""
-        return 1 + (_share(self.completion_tokens - self.num_rounds, self.num_spec_steps) or 0.0)
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of proposals that were there when the verdict came."""
-        return _share(self.num_lookahead_hits, self.num_spec_steps)
+    def seconds_per_round(self) -> float | None:
+        """All parts together."""
+        return _share(self.total, self.num_rounds)
 
     @property
     def draft_seconds_per_token(self) -> float | None:
-        """Draft compute that rounds waited for, per draft token."""
+        """Draft compute that rounds waited for, per draft token; None when nothing was drafted."""
         return _share(self.draft, self.num_draft_tokens)
 
     @property
-    def target_seconds_per_round(self) -> float | None:
-        """Target compute that one round waited for: rows that were computed ahead of it are not in it."""
-        return _share(self.target, self.num_rounds)
-
-    @property
     def coordinator_and_wire_share(self) -> float | None:
-        """Of the rounds' time."""
-        return _share(self.coordinator + self.wire, self.total)
+        """Of the rounds' time: queue, wire and coordinator."""
+        return _share(self.queue + self.wire + self.coordinator, self.total)
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -142,17 +134,9 @@ class Cell:
     """The same from the first token on; only of Paceline's arms at one request."""
     client_cpu: list[float] = field(default_factory=list)
     """Share of each run in which the measuring process kept a core busy; a peer computes in it."""
-    processor_seconds: dict[Place, dict[str, float]] = field(default_factory=dict)
-    """Of each run, by role (`processor.PROCESSES`), the whole load; only of Paceline's arms."""
     counts: Counts = field(default_factory=Counts)
     opening: Counts = field(default_factory=Counts)
-    """Of the same requests again, stopped after a few tokens: what their prompts cost. That shortens the last
-    round of each."""
-
-    def took(self, place: Place, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """One run's processor time, from readings that are empty where the system tells nothing."""
-        if before and after:
-            self.processor_seconds[place] = {role: after[role] - before[role] for role in after}
+    """Of the same requests again, stopped after their first token; only of Paceline's arms at one request."""
 
     @property
     def tokens_per_second(self) -> Spread:
@@ -161,63 +145,27 @@ class Cell:
 
     @property
     def decoding(self) -> Counts:
-        """The rounds after the opening, where that was measured; so passes over prompts are not in it."""
+        """All rounds but each request's first one, which reads the prompt, where the opening was measured."""
         return self.counts - self.opening
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Of all rounds but the first of each request, which reads the prompt and brings one token, without a
-        proposal; None without another round.
-
-        Not of `decoding`: an opening's last round brings what there is still room for, so a difference would
-        give the rest of its tokens to other rounds, and more than K + 1 to each.
-        """
-        return _share(self.counts.completion_tokens - self.counts.requests, self._rounds_after_first)
-
-    @property
-    def seconds_per_round(self) -> dict[str, float]:
-        """Mean of each part, of the rounds after the opening where that was measured.
-
-        Drafting is then a draft token's time by the draft tokens of a round: an opening's last round has
-        fewer of them.
-        """
-        parts = self.decoding.parts
-        draft_tokens = _share(self.counts.num_draft_tokens, self._rounds_after_first)
-        each = self.decoding.draft_seconds_per_token
-        if self.opening.requests and draft_tokens is not None and each is not None:
-            parts["draft"] = draft_tokens * each
-        return parts
-
-    @property
-    def _rounds_after_first(self) -> int:
-        return self.counts.num_rounds - self.counts.requests
-
-    @property
-    def processor_seconds_per_token(self) -> dict[str, float]:
-        """By role, over all runs, prompts included; empty where it was not measured in each of them."""
-        if self.processor_seconds.keys() != self.rates.keys() or not self.counts.completion_tokens:
-            return {}
-        runs = self.processor_seconds.values()
-        return {role: sum(run[role] for run in runs) / self.counts.completion_tokens for role in PROCESSES}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         own: dict[str, Any] = {}
         if not self.arm.is_peer:
-            c = self.counts
             own = {
-                "counts": to_plain(c),
+                "counts": to_plain(self.counts),
                 "opening": to_plain(self.opening),
-                "acceptance_rate": c.acceptance_rate,
-                "alpha": c.alpha,
-                "mean_acceptance_length": c.mean_acceptance_length,
-                "hit_rate": c.hit_rate,
-                "seconds_per_round": self.seconds_per_round,
+                "alpha": self.counts.alpha,
+                "hit_rate": self.counts.hit_rate,
+                "tokens_per_round": self.decoding.tokens_per_round,
+                "seconds_per_round": self.decoding.parts,
                 "coordinator_and_wire_share": self.decoding.coordinator_and_wire_share,
-                "processor_seconds_per_token": self.processor_seconds_per_token or None,
             }
         return {
-            **self.arm.to_dict(),
+            "arm": self.arm.name,
+            "k": self.arm.k,
+            "lookahead": self.arm.lookahead,
+            "prompt_lookup": self.arm.prompt_lookup,
             "temperature": self.temperature,
             "concurrency": self.concurrency,
             "tokens_per_second": to_plain(self.tokens_per_second),
@@ -228,12 +176,20 @@ class Cell:
                     "workload": workload,
                     "tokens_per_second": rate,
                     "decode_tokens_per_second": self.decode_rates.get((repeat, workload)),
-                    "processor_seconds": self.processor_seconds.get((repeat, workload)),
                 }
                 for (repeat, workload), rate in self.rates.items()
             ],
             **own,
         }
+
+
+Cells = Mapping[tuple[Arm, float, int], Cell]
+"""All cells of a run by arm, temperature and concurrency, in the order they were measured."""
+
+
+def cells_at(cells: Cells, temperature: float, concurrency: int) -> list[Cell]:
+    """All arms there."""
+    return [c for c in cells.values() if (c.temperature, c.concurrency) == (temperature, concurrency)]
 
 
 def pooled(cells: Sequence[Cell]) -> Cell:
@@ -244,42 +200,33 @@ def pooled(cells: Sequence[Cell]) -> Cell:
     return replace(first, rates={p: statistics.fmean(cell.rates[p] for cell in cells) for p in places})
 
 
-def ratio(of: Cell, to: Cell) -> Spread:
-    """Of the rates, place by place: the median and quartiles of the pairs' ratios."""
-    return _paired(of.rates, to.rates)
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The median of the ratios of rates place by place, with quartiles."""
 
+    value: float
+    q1: float
+    q3: float
+    of: str
+    to: str
 
-def decode_ratio(of: Cell, to: Cell) -> Spread | None:
-    """The same from the first token on; None where that was not measured."""
-    return _paired(of.decode_rates, to.decode_rates) if of.decode_rates.keys() & to.decode_rates else None
+    @classmethod
+    def between(cls, of: Cell, to: Cell) -> Ratio:
+        """Of whole requests."""
+        return cls._paired(of, of.rates, to, to.rates)
 
+    @classmethod
+    def decoding(cls, of: Cell, to: Cell) -> Ratio:
+        """From the first token on: what speculation makes faster, however long the prompt is."""
+        return cls._paired(of, of.decode_rates, to, to.decode_rates)
 
-def _paired(of: Mapping[Place, float], to: Mapping[Place, float]) -> Spread:
-    return Spread.of([rate / to[place] for place, rate in of.items() if place in to])
+    @classmethod
+    def _paired(
+        cls, of: Cell, rates: Mapping[Place, float], to: Cell, divisors: Mapping[Place, float]
+    ) -> Ratio:
+        spread = Spread.of([rate / divisors[place] for place, rate in rates.items() if place in divisors])
+        return cls(spread.median, spread.q1, spread.q3, of.arm.name, to.arm.name)
 
-
-Key = tuple[Arm, float, int]
-
-
-class Cells:
-    """All cells of a run."""
-
-    def __init__(self, cells: Iterable[Cell]) -> None:
-        self._cells: Mapping[Key, Cell] = {(c.arm, c.temperature, c.concurrency): c for c in cells}
-
-    def __iter__(self) -> Iterator[Cell]:
-        return iter(self._cells.values())
-
-    def find(self, arm: Arm, temperature: float, concurrency: int) -> Cell | None:
-        """The cell, if that was measured."""
-        return self._cells.get((arm, temperature, concurrency))
-
-    def at(self, temperature: float, concurrency: int) -> list[Cell]:
-        """All arms there, in the order they were measured."""
-        return [
-            c for c in self._cells.values() if (c.temperature, c.concurrency) == (temperature, concurrency)
-        ]
-
-    def peers(self, temperature: float) -> list[Cell]:
-        """Other systems, at one request."""
-        return [c for c in self.at(temperature, 1) if c.arm.is_peer]
+    def over(self, divisor: float, name: str) -> Ratio:
+        """This ratio over what `name` says it should be."""
+        return replace(self, value=self.value / divisor, q1=self.q1 / divisor, q3=self.q3 / divisor, to=name)

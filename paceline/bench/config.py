@@ -6,15 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from paceline.bench.prompts import PROMPTS
+from paceline.bench.workload import LENGTH_SPREAD
 from paceline.core import limits
 from paceline.core.checks import device
 from paceline.core.config import DTYPES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams
 from paceline.supervisor import StackConfig
-
-LOOKAHEAD_BRANCHES = 8
-"""Of the draft worker that drafts ahead; the other one has 0."""
 
 
 def _check(condition: bool, name: str, message: str) -> None:
@@ -29,7 +27,7 @@ def _check_list(name: str, values: Collection[object]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """One run. The first entries of `temperature`, `acceptance` and `k` are those of the headline ratios."""
+    """One run."""
 
     target_model: str = "embedded:target@7"
     """The heavy one: passes of the small target are so short that messages decide."""
@@ -42,39 +40,31 @@ class BenchConfig:
     threads: int = 1
     """CPU threads of each model, ours and the peers'."""
     temperature: tuple[float, ...] = (0.0, 1.0)
-    acceptance: tuple[AcceptanceMode, ...] = tuple(AcceptanceMode)
+    acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     k: tuple[int, ...] = (4, 8, 2)
-    """The first one is what a draft that looks ahead makes most with at both temperatures, the second about
-    what the service chooses for a single greedy request."""
+    """Fixed K beside 0; transformers' assisted generation has the first one."""
     max_tokens: int = 128
     """Of each request; on average where there are several at a time."""
-    length_spread: float = 0.5
-    """Share of `max_tokens` by which the answers of several at a time are longer or shorter, at most."""
     repeats: int = 2
     """Measured runs of every arm over every workload, but for peers, which take part in the first; what warms
     up is not among them."""
     prompts: int = len(PROMPTS)
     """How many of the prompts; one request at a time runs each of them singly."""
     peers: bool = True
-    local_sockets: bool | None = None
-    """Frames go through Unix sockets; None does as `paceline serve` would on this machine."""
-    num_blocks: int | None = None
-    """Cache blocks of each worker; None takes what the most concurrent requests need."""
-    start_timeout: float = 900.0
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
-        for name in ("temperature", "acceptance", "concurrency", "k"):
+        for name in ("temperature", "concurrency", "k"):
             _check_list(name, getattr(self, name))
         device("device", self.device)
         if self.draft_device is not None:
             device("draft_device", self.draft_device)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
+        _check(self.max_tokens >= 2, "max_tokens", "must be at least 2: rates count from the first token on")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
-        _check(0 <= self.length_spread < 1, "length_spread", f"must be in [0, 1), got {self.length_spread}")
         for k in self.k:
             _check(
                 1 <= k <= limits.MAX_SPECULATIVE_TOKENS,
@@ -90,9 +80,6 @@ class BenchConfig:
         _check(self.repeats >= 1, "repeats", f"must be at least 1, got {self.repeats}")
         most = len(PROMPTS)
         _check(1 <= self.prompts <= most, "prompts", f"must be in [1, {most}], got {self.prompts}")
-        blocks = self.num_blocks
-        _check(blocks is None or blocks >= 1, "num_blocks", f"must be at least 1, got {blocks}")
-        _check(self.start_timeout > 0, "start_timeout", "must be positive")
 
     @property
     def measures_load(self) -> bool:
@@ -102,8 +89,7 @@ class BenchConfig:
     @property
     def longest_answer(self) -> int:
         """Tokens, at most: answers differ in length where there are several at a time."""
-        more = self.length_spread if self.measures_load else 0.0
-        return self.max_tokens + int(self.max_tokens * more)
+        return self.max_tokens + (int(self.max_tokens * LENGTH_SPREAD) if self.measures_load else 0)
 
     @property
     def measures_peers(self) -> bool:
@@ -123,13 +109,5 @@ class BenchConfig:
 
 
 FULL = BenchConfig()
-QUICK = replace(
-    FULL,
-    acceptance=(AcceptanceMode.COUPLED,),
-    concurrency=(1,),
-    k=(4,),
-    max_tokens=40,
-    repeats=2,
-    prompts=2,
-)
+QUICK = replace(FULL, concurrency=(1,), k=(4,), max_tokens=40, prompts=2)
 """The ratios at one request, in a few minutes."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.bench import arms
-from paceline.bench.arms import Arm
+from paceline.bench.arms import Arm, paceline_arms, rotated
 from paceline.bench.cells import Cell, Cells
 from paceline.bench.config import BenchConfig
-from paceline.bench.peers import PeerArm
-from paceline.bench.processor import Processors
+from paceline.bench.transformers_peer import Generate
 from paceline.bench.workload import LoadResult, Prompt, Workload, run_load, workloads
-from paceline.client import AsyncClient
+from paceline.client import AsyncClient, SpeculationParams
 from paceline.core.checks import AUTO
 
 _WARM_UP_TOKENS = 16
 _LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones
-_OPENING_TOKENS = 4  # enough for a first proposal, a short one, before which the draft reads the prompt
 _SEEDS_A_RUN = 1_000_000
 
 
@@ -44,48 +41,48 @@ class Bench:
         self,
         config: BenchConfig,
         clients: Clients,
-        peers: Sequence[PeerArm],
+        peers: Mapping[str, Generate],
         prompts: Sequence[Prompt],
-        processors: Processors,
         progress: Callable[[str], None],
     ) -> None:
         self._config = config
         self._clients = clients
-        self._peers = {Arm(peer.name): peer.generate for peer in peers}
+        self._peers = {Arm(name): generate for name, generate in peers.items()}
         self._prompts = prompts
-        self._processors = processors
         self._progress = progress
 
     async def run(self) -> Cells:
         """Measure everything. Raises PacelineError."""
-        cells: list[Cell] = []
-        for concurrency in self._config.concurrency:
-            cells += await self._at(concurrency)
-        return Cells(cells)
+        return {
+            (cell.arm, cell.temperature, cell.concurrency): cell
+            for concurrency in self._config.concurrency
+            for cell in await self._at(concurrency)
+        }
 
     async def _at(self, concurrency: int) -> list[Cell]:
         config = self._config
-        all_arms = [*arms.paceline_arms(config, concurrency), *(self._peers if concurrency == 1 else ())]
+        arms = [*paceline_arms(config, concurrency), *(self._peers if concurrency == 1 else ())]
         loads = workloads(self._prompts, concurrency)
-        cells = {(arm, t): Cell(arm, t, concurrency) for t in config.temperature for arm in all_arms}
-        ring = arms.spaced(config, all_arms)
-        self._progress(f"{concurrency} at a time: warming up {len(all_arms)} arms")
+        cells = {(arm, t): Cell(arm, t, concurrency) for t in config.temperature for arm in arms}
+        self._progress(f"{concurrency} at a time: warming up {len(arms)} arms")
         for arm, temperature in cells:
             if not arm.is_peer or temperature == config.temperature[0]:
-                await self._once(arm, loads[0], temperature, seed=0, max_tokens=self._warm_up_tokens)
+                most = min(_WARM_UP_TOKENS, config.max_tokens)
+                await self._once(arm, loads[0], temperature, seed=0, max_tokens=most)
         await self._learn([cell for cell in cells if cell[0].k == AUTO], loads)
         for repeat in range(config.repeats):
             # Peers are several times as slow: their part in one repeat takes longer than all that is ours.
-            present = [arm for arm in ring if not repeat or not arm.is_peer]
+            present = [arm for arm in arms if not repeat or not arm.is_peer]
             for number, load in enumerate(loads):
                 self._progress(
                     f"{concurrency} at a time: repeat {repeat + 1} of {config.repeats}, "
                     f"workload {number + 1} of {len(loads)}"
                 )
+                turn = repeat * len(loads) + number
                 # Below the first stride are the seeds of what warms up: nothing measured was asked there.
-                seed = (1 + repeat * len(loads) + number) * _SEEDS_A_RUN
+                seed = (1 + turn) * _SEEDS_A_RUN
                 for temperature in config.temperature:
-                    for arm in arms.rotated(present, by=repeat * len(loads) + number):
+                    for arm in rotated(present, by=turn):
                         await self._measure(cells[arm, temperature], load, (repeat, number), seed)
         return list(cells.values())
 
@@ -97,17 +94,13 @@ class Bench:
                 await self._once(arm, load, temperature, seed=0, max_tokens=self._config.max_tokens)
 
     async def _measure(self, cell: Cell, load: Workload, place: tuple[int, int], seed: int) -> None:
-        """One run, and of a single request of ours its opening before that."""
+        """One run, and of a single request of ours its first token before that."""
         arm, temperature = cell.arm, cell.temperature
         if cell.concurrency == 1 and not arm.is_peer:
-            most = min(_OPENING_TOKENS, self._config.max_tokens)
-            opening = await self._once(arm, load, temperature, seed=seed, max_tokens=most)
+            opening = await self._once(arm, load, temperature, seed=seed, max_tokens=1)
             for result in opening.results:
                 cell.opening.add(result)
-        before = self._processors.seconds()
         outcome = await self._once(arm, load, temperature, seed=seed, max_tokens=self._config.max_tokens)
-        if not arm.is_peer:
-            cell.took(place, before, self._processors.seconds())
         cell.rates[place] = outcome.tokens_per_second
         if outcome.decode_tokens_per_second is not None:
             cell.decode_rates[place] = outcome.decode_tokens_per_second
@@ -115,24 +108,19 @@ class Bench:
         for result in outcome.results:
             cell.counts.add(result)
 
-    @property
-    def _warm_up_tokens(self) -> int:
-        return min(_WARM_UP_TOKENS, self._config.max_tokens)
-
     async def _once(
         self, arm: Arm, load: Workload, temperature: float, *, seed: int, max_tokens: int
     ) -> LoadResult:
         if arm.is_peer:
             return self._peer_once(arm, load, temperature, seed, max_tokens)
+        speculation = SpeculationParams(
+            num_speculative_tokens=arm.k,
+            acceptance=self._config.acceptance,
+            prompt_lookup=arm.prompt_lookup,
+        )
         client = self._clients.of(arm)
         return await run_load(
-            client,
-            load,
-            arm.speculation,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-            length_spread=self._config.length_spread,
+            client, load, speculation, temperature=temperature, max_tokens=max_tokens, seed=seed
         )
 
     def _peer_once(

@@ -12,40 +12,36 @@ this machine: it knows of rounds what it finds out itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.bench.config import LOOKAHEAD_BRANCHES, BenchConfig
+from paceline.bench.config import BenchConfig
 from paceline.bench.workload import Prompt
 from paceline.core.config import CoordinatorConfig
 from paceline.supervisor import Sink, StackConfig, serve_stack
 
+_LOOKAHEAD_BRANCHES = 8  # of the draft worker that drafts ahead; the other one has 0
 _BLOCK_SIZE = 16
 _DEFAULT_ROOM = 256  # sequences at a time, where nobody asks for more
 _BLOCKS_OF_A_BRANCH = 4  # its own ones: the ledger's blocks are shared
-
-_WAITING = "draft without lookahead"
-_WITHOUT = "coordinator without lookahead"
-_CHOOSING = "coordinator that chooses K"
+_START_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Addresses of the coordinators, and what processes there are."""
+    """Addresses of the coordinators."""
 
     lookahead: str
     without: str
     choosing: str
     """Asked by nobody who fixes K."""
-    pids: Mapping[str, Sequence[int]]
-    """By role."""
 
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
     """Cache blocks for the most requests at once and the branches, so that no pool's limit is measured."""
     longest = max(len(prompt) for prompt in prompts) + config.longest_answer + 2 * max(config.k)
     each = -(-longest // _BLOCK_SIZE) + 1
-    return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * LOOKAHEAD_BRANCHES
+    return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * _LOOKAHEAD_BRANCHES
 
 
 @contextlib.contextmanager
@@ -61,39 +57,27 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         draft_dtype=config.dtype,
         target_threads=config.threads,
         draft_threads=config.threads,
-        num_blocks=config.num_blocks or blocks_needed(config, prompts),
+        num_blocks=blocks_needed(config, prompts),
         block_size=_BLOCK_SIZE,
         # Arms ask for the same prompts in turn: each computes them, as peers do.
         prefix_cache=False,
-        local_sockets=config.local_sockets,
-        start_timeout=config.start_timeout,
+        start_timeout=_START_TIMEOUT,
         target={"max_sequences": room},
-        draft={"max_sequences": room, "lookahead_branches": LOOKAHEAD_BRANCHES},
+        draft={"max_sequences": room, "lookahead_branches": _LOOKAHEAD_BRANCHES},
         coordinator={"max_running": room},
     )
     with serve_stack(stack_config, sink=sink) as stack:
-        waiting = replace(stack.config.draft_config, lookahead_branches=0)
-        draft = stack.add(_WAITING, "draft-worker", waiting).address
+        waits = replace(stack.config.draft_config, lookahead_branches=0)
+        waiting = stack.add("draft without lookahead", "draft-worker", waits).address
 
         def coordinator(role: str, draft: str) -> tuple[str, str, CoordinatorConfig]:
-            return (
-                role,
-                "coordinator",
-                stack.config.coordinator_config((stack.address_of("target"),), (draft,)),
-            )
+            config = stack.config.coordinator_config((stack.address_of("target"),), (draft,))
+            return role, "coordinator", config
 
         without, choosing = stack.start(
-            coordinator(_WITHOUT, draft),
-            coordinator(_CHOOSING, stack.address_of("draft") if config.drafts_ahead else draft),
+            coordinator("coordinator without lookahead", waiting),
+            coordinator(
+                "coordinator that chooses K", stack.address_of("draft") if config.drafts_ahead else waiting
+            ),
         )
-        roles = {
-            "target": ("target",),
-            "draft": ("draft", _WAITING),
-            "coordinator": ("coordinator", _WITHOUT, _CHOOSING),
-        }
-        yield Services(
-            lookahead=stack.address,
-            without=without.address,
-            choosing=choosing.address,
-            pids={role: [stack.pid(name) for name in names] for role, names in roles.items()},
-        )
+        yield Services(lookahead=stack.address, without=without.address, choosing=choosing.address)

@@ -12,6 +12,8 @@ from paceline.client import AsyncClient, GenerationResult, SamplingParams, Specu
 
 Prompt = tuple[int, ...]
 
+LENGTH_SPREAD = 0.5
+"""Share of `max_tokens` by which answers of a client with several requests are longer or shorter, at most."""
 _FEWEST_REQUESTS, _FEWEST_IN_ALL = 4, 32  # of each client, where there are several, and of all together
 
 
@@ -43,15 +45,15 @@ def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
     return [Workload(tuple(queues))]
 
 
-def answer_lengths(max_tokens: int, spread: float, client: int, requests: int) -> list[int]:
-    """Tokens of each of a client's answers: up to `spread` of `max_tokens` longer or shorter.
+def answer_lengths(max_tokens: int, client: int, requests: int) -> list[int]:
+    """Tokens of each of a client's answers: up to LENGTH_SPREAD of `max_tokens` longer or shorter.
 
     Every longer one has one that is shorter by as much, in an order that differs from client to client: all
-    have the same work, and end together. Without a spread all clients march in step from the first token to
-    the last and share every pass, as no users ever do.
+    have the same work, and end together. With answers of one length all clients march in step from the first
+    token to the last and share every pass, as no users ever do.
     """
     chosen = random.Random(client)
-    longer = [int(max_tokens * chosen.uniform(0, spread)) for _ in range(requests // 2)]
+    longer = [int(max_tokens * chosen.uniform(0, LENGTH_SPREAD)) for _ in range(requests // 2)]
     changes = [*longer, *(-more for more in longer), *[0] * (requests % 2)]
     chosen.shuffle(changes)
     return [max_tokens + change for change in changes]
@@ -83,7 +85,6 @@ async def run_load(
     temperature: float,
     max_tokens: int,
     seed: int,
-    length_spread: float = 0.0,
 ) -> LoadResult:
     """Run a workload to its end. Seeds follow from `seed` and a request's place, so all arms have the same.
 
@@ -98,7 +99,7 @@ async def run_load(
 
     async def one_client(number: int, queue: Sequence[Prompt]) -> None:
         nonlocal arrived
-        lengths = answer_lengths(max_tokens, length_spread, number, len(queue))
+        lengths = answer_lengths(max_tokens, number, len(queue))
         for turn, (prompt, length) in enumerate(zip(queue, lengths, strict=True)):
             sampling = SamplingParams(
                 temperature=temperature,

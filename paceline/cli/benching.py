@@ -1,4 +1,4 @@
-"""`paceline bench`: measure Paceline and its peers side by side."""
+"""`paceline bench`: measure Paceline and transformers side by side."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from paceline.assets.checkpoints import check_model
-from paceline.bench import FULL, QUICK, BenchConfig, print_record, require_matplotlib, run_bench, write_plots
+from paceline.bench import FULL, QUICK, BenchConfig, print_record, run_bench
 from paceline.cli.options import option
 from paceline.cli.printing import to_stderr, to_stdout
 from paceline.core.cores import check_threads
 from paceline.core.gpus import check_gpu
 from paceline.core.types import AcceptanceMode
 from paceline.supervisor import log_to_stderr, sigterm_as_interrupt, steps_to
-from paceline.supervisor.preflight import check_writable, check_writable_folder
+from paceline.supervisor.preflight import check_writable
 
 
 def register(app: typer.Typer) -> None:
@@ -50,48 +50,28 @@ def bench(
     ] = None,
     dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
     threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
-    temperature: Annotated[
-        list[float] | None,
-        _option("temperature", "May be repeated; the headline ratios are of the first."),
-    ] = None,
+    temperature: Annotated[list[float] | None, _option("temperature", "May be repeated.")] = None,
     acceptance: Annotated[
-        list[AcceptanceMode] | None,
-        _option("acceptance", "May be repeated; the first is the ratios', others join at one request."),
+        AcceptanceMode | None, _option("acceptance", "How draft tokens are judged.")
     ] = None,
     concurrency: Annotated[
         list[int] | None, _option("concurrency", "Requests at a time; may be repeated.")
     ] = None,
     k: Annotated[
         list[int] | None,
-        _option("k", "Fixed K to measure beside 0 and auto; may be repeated, the first is the ratios'."),
+        _option("k", "Fixed K to measure beside 0 and auto; may be repeated."),
     ] = None,
     max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request, on average.")] = None,
-    length_spread: Annotated[
-        float | None,
-        _option("length_spread", "Share by which answers of several at a time differ from that, at most."),
-    ] = None,
     repeats: Annotated[
         int | None, _option("repeats", "Measured runs of everything but peers, which run once.")
     ] = None,
     prompts: Annotated[int | None, _option("prompts", "How many of the prompts.")] = None,
-    num_blocks: Annotated[
-        int | None, option("num_blocks", "Cache blocks of each worker; enough for all requests if not given.")
-    ] = None,
-    local_sockets: Annotated[
-        bool | None,
-        option(
-            "local_sockets",
-            "Frames through Unix sockets, or through gRPC; as `paceline serve` if not given.",
-            negative=True,
-        ),
-    ] = None,
-    no_peers: Annotated[bool, option("no_peers", "Leave other systems out.")] = False,
-    quick: Annotated[bool, option("quick", "Only the ratios at one request, in under a minute.")] = False,
+    no_peers: Annotated[bool, option("no_peers", "Leave transformers out.")] = False,
+    quick: Annotated[bool, option("quick", "Only the ratios at one request, in a few minutes.")] = False,
     json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
-    plots: Annotated[Path | None, option("plots", "Write PNG files to this folder.", file_okay=False)] = None,
     verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,
 ) -> None:
-    """Measure plain, speculative and lookahead decoding and other systems, side by side in one run."""
+    """Measure plain, speculative and lookahead decoding and transformers, side by side in one run."""
     given = {
         "target_model": target_model,
         "draft_model": draft_model,
@@ -104,30 +84,21 @@ def bench(
         "concurrency": concurrency,
         "k": k,
         "max_tokens": max_tokens,
-        "length_spread": length_spread,
         "repeats": repeats,
         "prompts": prompts,
-        "num_blocks": num_blocks,
-        "local_sockets": local_sockets,
         "peers": False if no_peers else None,
     }
     config = configured(QUICK if quick else FULL, given)
     _check_here(config)
     if json is not None:
         check_writable("json", json)
-    if plots is not None:
-        require_matplotlib()
-        check_writable_folder("plots", plots)
-    console, told = to_stdout(), to_stderr()
+    told = to_stderr()
     with sigterm_as_interrupt(), told.status("") as status:
         progress = status.update if told.is_terminal else told.print
         record = run_bench(config, sink=log_to_stderr if verbose else steps_to(progress), progress=progress)
-    print_record(record, console)  # first: a file that cannot be written loses nothing then
+    print_record(record, to_stdout())  # first: a file that cannot be written loses nothing then
     if json is not None:
         record.write(json)
-    if plots is not None:
-        for file in write_plots(record, plots):
-            console.print(f"wrote {file}")
 
 
 def _check_here(config: BenchConfig) -> None:

@@ -7,7 +7,6 @@ that, by the option's name. Nothing here imports a library that computes.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -95,21 +94,7 @@ def check_writable(field: str, file: Path) -> None:
         with file.open("ab"):
             pass
     except OSError as error:
-        raise _unwritable(field, file, error) from None
-
-
-def check_writable_folder(field: str, folder: Path) -> None:
-    """The same of a folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise _unwritable(field, folder, error) from None
-
-
-def _unwritable(field: str, path: Path, error: OSError) -> InvalidArgumentError:
-    return InvalidArgumentError(field, f"{path} cannot be written: {error.strerror}")
+        raise InvalidArgumentError(field, f"{file} cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from paceline.bench.machine import Machine
+from paceline.client.results import to_plain
 
 
 @pytest.mark.parametrize(
@@ -27,4 +28,4 @@ def test_a_container_s_quota_is_told_beside_the_cores(
     machine = Machine.here()
     assert (machine.cores, machine.core_quota) == (4, told)
     assert machine.cores_in_words == says
-    assert json.loads(json.dumps(machine.to_dict(), allow_nan=False))["core_quota"] == told
+    assert json.loads(json.dumps(to_plain(machine), allow_nan=False))["core_quota"] == told

@@ -11,7 +11,6 @@ import pytest
 from paceline.bench import measuring
 from paceline.bench.config import QUICK
 from paceline.bench.measuring import Bench, Clients
-from paceline.bench.processor import Processors
 from paceline.bench.workload import LoadResult, Prompt, Workload
 from paceline.client import AsyncClient
 
@@ -34,30 +33,6 @@ async def test_nothing_that_is_measured_was_asked_while_warming_up(monkeypatch: 
 
     monkeypatch.setattr(measuring, "run_load", run_load)
     nobody = cast(AsyncClient, None)
-    await Bench(config, Clients(nobody, nobody, nobody), (), PROMPTS, Processors({}), progress).run()
+    await Bench(config, Clients(nobody, nobody, nobody), {}, PROMPTS, progress).run()
     assert all(seeds.values())
     assert not seeds[True].keys() & seeds[False].keys()
-
-
-async def test_processor_time_is_of_what_was_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of what warms up, nor of an opening: one second of the target's for every load of ours."""
-    config = replace(QUICK, concurrency=(1, 2), repeats=2, peers=False)
-    asked = 0
-
-    async def run_load(client: Any, load: Workload, *args: Any, max_tokens: int, **more: Any) -> LoadResult:
-        nonlocal asked
-        asked += 1
-        return LoadResult(1, 1.0, decode_tokens_per_second=1.0)
-
-    class Clocks(Processors):
-        def seconds(self) -> dict[str, float]:
-            return {"target": float(asked), "draft": 0.0, "coordinator": 0.0, "client": 0.0}
-
-    monkeypatch.setattr(measuring, "run_load", run_load)
-    nobody = cast(AsyncClient, None)
-    cells = await Bench(
-        config, Clients(nobody, nobody, nobody), (), PROMPTS, Clocks({}), lambda line: None
-    ).run()
-    for cell in cells:
-        assert cell.processor_seconds.keys() == cell.rates.keys()
-        assert {run["target"] for run in cell.processor_seconds.values()} == {1.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from paceline.core.errors import InvalidArgumentError
 LENGTH = 100
 """Of the model."""
 PROMPTS: list[Prompt] = [(1,) * 30, (1, 2)]
-SEVERAL = replace(QUICK, concurrency=(1, 4), max_tokens=50, length_spread=0.5)
+SEVERAL = replace(QUICK, concurrency=(1, 4), max_tokens=48)
 
 
 class Measuring(Exception):  # noqa: N818 - no error, an end
@@ -46,16 +45,16 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(run, "AsyncClient", Client)
     monkeypatch.setattr(run, "_peers", begin)
-    services = Services("a:1", "b:1", "c:1", {})
-    return lambda config: run._measure(config, services, PROMPTS, Path(), lambda _: None, 0.0)
+    services = Services("a:1", "b:1", "c:1")
+    return lambda config: run._measure(config, services, PROMPTS, lambda _: None, 0.0)
 
 
 @pytest.mark.parametrize(
     "config",
     [
         replace(QUICK, max_tokens=71),
-        replace(SEVERAL, length_spread=0.45),
-        replace(SEVERAL, concurrency=(4,), max_tokens=71, length_spread=0.0),
+        SEVERAL,
+        replace(SEVERAL, concurrency=(4,)),
     ],
 )
 async def test_answers_that_the_model_is_too_short_for_are_refused_first(
@@ -67,13 +66,7 @@ async def test_answers_that_the_model_is_too_short_for_are_refused_first(
     assert refused.value.field == "max_tokens"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        replace(QUICK, max_tokens=70, length_spread=0.5),
-        replace(SEVERAL, length_spread=0.4),
-    ],
-)
+@pytest.mark.parametrize("config", [replace(QUICK, max_tokens=70), replace(SEVERAL, max_tokens=46)])
 async def test_answers_that_fit_are_measured(measure: Any, config: BenchConfig) -> None:
     """One request at a time has no spread."""
     with pytest.raises(Measuring):
@@ -84,5 +77,5 @@ async def test_answers_that_fit_are_measured(measure: Any, config: BenchConfig) 
 def test_no_answer_is_longer_than_the_longest(config: BenchConfig) -> None:
     for clients in config.concurrency:
         for client in range(clients):
-            lengths = answer_lengths(config.max_tokens, config.length_spread, client, 8 if clients > 1 else 1)
+            lengths = answer_lengths(config.max_tokens, client, 8 if clients > 1 else 1)
             assert max(lengths) <= config.longest_answer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.workload import Prompt, Workload, answer_lengths, run_load, workloads
+from paceline.bench.workload import LENGTH_SPREAD, Prompt, Workload, answer_lengths, run_load, workloads
 from paceline.client import GenerationChunk, SamplingParams, SpeculationParams
 from paceline.core.errors import UnavailableError
 
@@ -37,23 +37,22 @@ def test_few_clients_do_more_requests_each(concurrency: int, each: int) -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 4, 11])
-@pytest.mark.parametrize("spread", [0.0, 0.5, 0.99])
-def test_answers_differ_in_length_and_all_clients_have_the_same_work(requests: int, spread: float) -> None:
-    lengths = [answer_lengths(64, spread, client, requests) for client in range(32)]
+def test_answers_differ_in_length_and_all_clients_have_the_same_work(requests: int) -> None:
+    lengths = [answer_lengths(64, client, requests) for client in range(32)]
     assert {sum(of_client) for of_client in lengths} == {64 * requests}
     assert {len(of_client) for of_client in lengths} == {requests}
     every = {length for of_client in lengths for length in of_client}
-    if spread == 0 or requests == 1:
+    if requests == 1:
         assert every == {64}
     else:
         assert len(every) > 20
-        assert 64 * (1 - spread) <= min(every) < 64 < max(every) <= 64 * (1 + spread)
-    assert lengths == [answer_lengths(64, spread, client, requests) for client in range(32)]
+        assert 64 * (1 - LENGTH_SPREAD) <= min(every) < 64 < max(every) <= 64 * (1 + LENGTH_SPREAD)
+    assert lengths == [answer_lengths(64, client, requests) for client in range(32)]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
 def test_every_answer_has_a_token(max_tokens: int) -> None:
-    assert min(length for client in range(64) for length in answer_lengths(max_tokens, 0.99, client, 4)) == 1
+    assert min(length for client in range(64) for length in answer_lengths(max_tokens, client, 4)) >= 1
 
 
 class FakeStream:
@@ -103,10 +102,9 @@ async def test_lengths_of_answers_are_those_of_the_client() -> None:
         temperature=1.0,
         max_tokens=10,
         seed=100,
-        length_spread=0.5,
     )
     lengths = sorted((result.seed, result.max_tokens) for result in outcome.results)
-    wanted = [answer_lengths(10, 0.5, number, 4) for number in range(2)]
+    wanted = [answer_lengths(10, number, 4) for number in range(2)]
     assert lengths == [
         (100 + turn * 2 + number, wanted[number][turn]) for turn in range(4) for number in range(2)
     ]

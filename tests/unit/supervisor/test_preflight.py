@@ -104,7 +104,6 @@ def test_a_worker_is_checked_alone(values: dict[str, Any], field: str) -> None:
         (["bench", "--target-model", "/no/such"], "--target-model: /no/such: there is no such folder"),
         (["bench", "--threads", "100000"], "--threads: 100000 threads are more than"),
         (["bench", "--json", "/no/such/x"], "--json: /no/such/x cannot be written"),
-        (["bench", "--plots", "/dev/null/x"], "--plots: /dev/null/x cannot be written"),
         (["loadtest", "--json", "/no/such/x"], "--json: /no/such/x cannot be written"),
         (["loadtest", "--prompts", "/no/such"], "--prompts: /no/such cannot be read"),
     ],
