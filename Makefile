@@ -46,7 +46,7 @@ imports: $(STAMP)
 proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 	$(BIN)/python -m tools.generate_proto
 
-bench: $(STAMP)  ## measure against plain decoding and other systems, in one run (an hour or more)
+bench: $(STAMP)  ## measure against plain decoding and transformers, in one run (an hour or more)
 	$(BIN)/paceline bench
 
 assets: $(STAMP)  ## train the embedded pair again (some hours on two cores)
