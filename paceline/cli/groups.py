@@ -11,7 +11,7 @@ OTHER: Final = "Options"
 GROUPS: Final = {
     "Model": (
         "target_model draft_model model tokenizer model_name chat_template generation_config max_model_len "
-        "dtype target_dtype draft_dtype quantization trust_remote_code"
+        "dtype target_dtype draft_dtype trust_remote_code"
     ),
     "Ports": ("host port http http_port target_port draft_port targets drafts local_sockets local_socket"),
     "Speculation": (

@@ -63,6 +63,7 @@ NOT_HERE: Final = {
     "--tokenizer": "the tokenizer is the target model's own: it stands in its folder",
     "--kv-cache-dtype": "the cache has the number format of its model: --target-dtype, --draft-dtype",
     "--load-format": "weights are read from safetensors only",
+    "--quantization": "weights are served as they are, and quantised checkpoints are not",
     "--tokenizer-mode": "the tokenizer is read from tokenizer.json",
     "--task": "only text generation is served",
     "--runner": "only text generation is served",

@@ -20,7 +20,6 @@ from paceline.core.tls import Tls
 from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("auto", "int8", "none")
 LOG_FORMATS = ("text", "json")
 NO_GENERATION_CONFIG = "none"
 GENERATION_CONFIGS = ("auto", NO_GENERATION_CONFIG)
@@ -162,9 +161,6 @@ class WorkerConfig:
 class DraftConfig(WorkerConfig):
     """A draft worker."""
 
-    quantization: str = "auto"
-    """`int8` rounds the weights of products to 8 bits, which changes what is proposed and nothing
-    that is emitted; `auto` does so where a step then takes less time; `none` serves them as they are."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT
@@ -176,11 +172,6 @@ class DraftConfig(WorkerConfig):
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
         WorkerConfig.__post_init__(self)
-        _check(
-            self.quantization in QUANTIZATIONS,
-            "quantization",
-            f"must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization}",
-        )
         _check(
             0 <= self.lookahead_branches <= limits.MAX_CONTINUATIONS,
             "lookahead_branches",

@@ -112,8 +112,6 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         max_model_len=max_model_len,
         lean=True,
         deterministic=config.deterministic,
-        # Nothing that a draft computes is emitted; a target's weights are its output.
-        quantization=config.quantization if isinstance(config, DraftConfig) else "none",
         new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
     # A sequence can never be longer than the whole cache.
@@ -121,11 +119,9 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)
         max_model_len = room
     log.info(
-        "%s on %s%s%s: %d parameters, %d cache blocks of %d",
+        "%s on %s: %d parameters, %d cache blocks of %d",
         config.model,
         device,
-        ", its matrix unit" if runner.uses_matrix_unit else "",
-        ", weights in 8 bits" if runner.weights_in_bytes else "",
         num_parameters,
         runner.cache.pool.num_blocks,
         config.block_size,

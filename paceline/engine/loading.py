@@ -26,9 +26,8 @@ from paceline.engine.cache_size import check_fits, memory_for_cache
 from paceline.engine.captured import Recorder, room_for_logits
 from paceline.engine.checkpoint import check_weights, refuse_single_file
 from paceline.engine.comparison import error_on_paged_cache, logits_of_transformers, tokens_to_compare
-from paceline.engine.compiled import CompiledForward, compiled_forward, compiles
+from paceline.engine.compiled import CompiledForward, compiled_forward
 from paceline.engine.lean import LeanForward, covers
-from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 from paceline.engine.scaled import scaled
 from paceline.telemetry.steps import step
@@ -152,7 +151,6 @@ def make_runner(
     max_model_len: int | None = None,
     lean: bool = False,
     deterministic: bool = False,
-    quantization: str = "none",
     new_recorder: Callable[[], Recorder] | None = None,
 ) -> ModelRunner:
     """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into the `memory_share`
@@ -166,8 +164,6 @@ def make_runner(
     has one. Such a pass may take the weights over: the model then runs through the runner only.
     A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
-    `quantization`: "int8" rounds the model's products to 8 bits first (rounding.py), or refuses where that
-    makes no pass faster, naming that field; "auto" rounds where it does.
     `new_recorder` makes what records passes, if the logits of recorded ones are right here: one to see that,
     another one to serve.
     """
@@ -193,12 +189,9 @@ def make_runner(
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
     short: LeanForward | CompiledForward | None = None
-    covered = lean and covers(model)
-    if quantization != "none":
-        _round(model, quantization, served=covered and compiles(model, layers, any_threads=deterministic))
     step("comparing the model with transformers on a few tokens")
     expected = logits_of_transformers(model)
-    if covered:
+    if lean and covers(model):
         # What it is compared on may be longer than what it serves.
         positions = max(longest, len(tokens_to_compare(model)))
         short = compiled_forward(model, layers, positions, any_threads=deterministic)
@@ -238,16 +231,6 @@ def make_runner(
             f"{model.device.type}: float32 models of the Llama family on a CPU can",
         )
     return runner
-
-
-def _round(model: Any, quantization: str, *, served: bool) -> None:
-    if served:
-        round_products(model)
-    elif quantization == "int8":
-        raise InvalidArgumentError(
-            "quantization",
-            "int8 is for float32 models of the Llama family that compute on one thread of a CPU",
-        )
 
 
 def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:

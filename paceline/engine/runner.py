@@ -116,16 +116,6 @@ class ModelRunner:
         return 0 if self._compiled is None else self._compiled.weight_bytes
 
     @property
-    def uses_matrix_unit(self) -> bool:
-        """True where products are the processor's matrix unit's."""
-        return self._compiled is not None and self._compiled.uses_matrix_unit
-
-    @property
-    def weights_in_bytes(self) -> bool:
-        """True where weights of products are read in 8 bits each."""
-        return self._compiled is not None and self._compiled.weights_in_bytes
-
-    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return self._num_layers

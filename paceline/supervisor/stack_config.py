@@ -37,7 +37,7 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
-_DRAFT_ONLY = ("quantization", "support_mass", "support_bound")
+_DRAFT_ONLY = ("support_mass", "support_bound")
 """Fields of DraftConfig."""
 _COORDINATOR = (
     "model_name",
@@ -71,7 +71,7 @@ _COORDINATOR = (
 )
 """Fields of CoordinatorConfig."""
 
-_OF_THE_DRAFT = ("draft", "lookahead_", "quantization", "support_")
+_OF_THE_DRAFT = ("draft", "lookahead_", "support_")
 """How names of StackConfig's fields begin that say nothing without a draft worker; all but its model's."""
 
 _ONE_GPU: Final = 0.85

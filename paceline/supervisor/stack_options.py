@@ -75,9 +75,6 @@ class StackOptions:
     lookahead_sequences: int | None = None
     """Sequences up to which that is done. If not given, 1 where both models compute on a CPU with no core
     besides one for each, else a draft worker's default."""
-    quantization: str = "auto"
-    """`int8` rounds the draft's weights of products to 8 bits, which changes what is proposed and nothing
-    that is emitted; `auto` does so where a step then takes less time; `none` serves them as they are."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT

@@ -137,7 +137,6 @@ def test_without_a_draft_every_token_is_the_target_s(tiny_pair: Pair, stack: Sta
     [
         *((name, {"draft_model": None, name: value}) for name, value in OF_THE_DRAFT.items()),
         ("target.support_mass", {"target": {"support_mass": 0.9}}),
-        ("target.quantization", {"target": {"quantization": "int8"}}),
         ("draft.pre_verify", {"draft": {"pre_verify": False}}),
         ("target_port", {"target_port": 70000}),
         ("draft_dtype", {"draft_dtype": "int4"}),

@@ -5,7 +5,7 @@ model, layout.py what it takes of a batch; chain.py runs it several times over, 
 before.
 """
 
-from paceline.engine.compiled.forward import CompiledForward, compiled_forward, compiles
+from paceline.engine.compiled.forward import CompiledForward, compiled_forward
 from paceline.engine.compiled.layout import Layout
 
-__all__ = ["CompiledForward", "Layout", "compiled_forward", "compiles"]
+__all__ = ["CompiledForward", "Layout", "compiled_forward"]

@@ -18,7 +18,6 @@ from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.compiled.layout import Layout
-from paceline.engine.compiled.products import BYTES, BYTES_FOR_UNIT, DEPTH_IN_UNIT
 from paceline.engine.compiled.weights import Weights, aligned, fits, release
 
 _NEVER: Final = Stop()
@@ -41,16 +40,6 @@ class CompiledForward:
     def weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads."""
         return self._weights.weights.nbytes
-
-    @property
-    def uses_matrix_unit(self) -> bool:
-        """True where products are the processor's matrix unit's."""
-        return int(self._weights.shape[8]) in DEPTH_IN_UNIT
-
-    @property
-    def weights_in_bytes(self) -> bool:
-        """True where they are whole numbers of 8 bits, with a scale for each output."""
-        return int(self._weights.shape[8]) in (BYTES, BYTES_FOR_UNIT)
 
     def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
         """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
@@ -156,16 +145,11 @@ class CompiledForward:
 def compiled_forward(
     model: Any, layers: Sequence[LayerLayout], max_model_len: int, *, any_threads: bool = False
 ) -> CompiledForward | None:
-    """The compiled pass for a model that lean.py covers; None where it does not serve."""
-    if not compiles(model, layers, any_threads=any_threads):
-        return None
-    return CompiledForward(model, [layer.window for layer in layers], max_model_len)
-
-
-def compiles(model: Any, layers: Sequence[LayerLayout], *, any_threads: bool = False) -> bool:
-    """Whether there is a compiled pass for a model that lean.py covers.
+    """The compiled pass for a model that lean.py covers; None where it does not serve.
 
     It uses one thread: with more of them oneDNN's products are faster, and it serves only if `any_threads`.
     """
     alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) == 1
-    return (torch.get_num_threads() == 1 or any_threads) and alike and fits(model)
+    if (torch.get_num_threads() > 1 and not any_threads) or not alike or not fits(model):
+        return None
+    return CompiledForward(model, [layer.window for layer in layers], max_model_len)

@@ -18,7 +18,7 @@ from numba import njit
 
 from paceline.decoding.on_disk import kept_on_disk
 from paceline.engine.compiled.options import OPTIONS
-from paceline.engine.compiled.products import by_rows, matrix_product, work_of_product
+from paceline.engine.compiled.products import by_rows, matrix_product
 from paceline.engine.compiled.tiles import MOST_ROWS, mix, tile
 from paceline.engine.compiled.vectors import LANES, address_of, exp, fetch, largest_of_tiles, turn
 
@@ -28,7 +28,6 @@ _APART: Final = LANES
 """Numbers of scratch between two rows. Rows that are a power of two apart share the few places of the nearest
 cache that their addresses allow: 24 rows of 2,048 numbers were multiplied at a third of the speed."""
 
-_work_of_product = njit(**OPTIONS)(work_of_product)
 _tile = by_rows(tile, MOST_ROWS)
 _mix = by_rows(mix, MOST_ROWS)
 
@@ -218,13 +217,13 @@ def decoder_pass(
 
     Args:
         shape: int64 [9]: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary in whole tiles,
-            whether query, key and value have biases, and how weights lie (products.py).
+            whether query, key and value have biases, and whether a word is two bfloat16.
         epsilon, scaling: of the norms and of the attention, float32.
         windows: int64 [layers]: how many entries back a row sees, its own included; 0 for all.
         embedding: float32 [vocabulary, hidden].
-        weights: uint32, flat, the bits of a float32 each, of two bfloat16 or of four int8: of each layer qkv,
-            output, gate and up, down; then the head (weights.py). One type for all: numba's cache on disk is
-            not safe where two processes compile the same function for different types.
+        weights: uint32, flat, the bits of a float32 each, or of two bfloat16: of each layer qkv, output, gate
+            and up, down; then the head (weights.py). One type for both: numba's cache on disk is not safe
+            where two processes compile the same function for different types.
         gains: float32 [2 layers + 1, hidden]: of each layer's two norms, and of the last one.
         biases: float32 [layers, qkv], or [1, 1].
         head_gains: float32 [layers, heads + kv_heads, head_dim], or [1, 1, 1] for a model without.
@@ -242,16 +241,14 @@ def decoder_pass(
     Returns:
         True, and False where it was given up: then `logits` and the rows' keys and values are nothing.
     """
-    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, form = shape
+    layers, hidden, heads, kv_heads, dim, inner, vocabulary, biased, halves = shape
     rows, group = len(ids), heads // kv_heads
     qkv_width, rotated, width = (heads + 2 * kv_heads) * dim, heads + kv_heads, 2 * kv_heads * dim
     mixed = heads * dim
     ldx, ldq, lda = hidden + _APART, qkv_width + _APART, mixed + _APART
     ldu, ldg = 2 * inner + _APART, inner + _APART
-    at = _work_of_product(form, max(hidden, mixed, inner))
-    unit = work[:at]
-    x = work[at : at + rows * ldx]
-    at += rows * ldx
+    x = work[: rows * ldx]
+    at = rows * ldx
     normed = work[at : at + rows * ldx]
     at += rows * ldx
     qkv = work[at : at + rows * ldq]
@@ -279,7 +276,7 @@ def decoder_pass(
                 row[:] = biases[layer]
             else:
                 row[:] = np.float32(0.0)
-        offset = matrix_product(normed, ldx, weights, form, offset, hidden, qkv_width, qkv, ldq, rows, unit)
+        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, qkv_width, qkv, ldq, rows)
         for r in range(rows):
             row = qkv[r * ldq : r * ldq + qkv_width]
             for h in range(rotated):
@@ -303,29 +300,26 @@ def decoder_pass(
                 attended, lda,
             )  # fmt: skip
             r += together
-        offset = matrix_product(attended, lda, weights, form, offset, mixed, hidden, x, ldx, rows, unit)
+        offset = matrix_product(attended, lda, weights, halves, offset, mixed, hidden, x, ldx, rows)
         for r in range(rows):
             row = x[r * ldx : r * ldx + hidden]
             _normed(row, hidden, epsilon, gains[2 * layer + 1], normed[r * ldx : r * ldx + hidden])
         gate_up[:] = np.float32(0.0)
-        offset = matrix_product(
-            normed, ldx, weights, form, offset, hidden, 2 * inner, gate_up, ldu, rows, unit
-        )
+        offset = matrix_product(normed, ldx, weights, halves, offset, hidden, 2 * inner, gate_up, ldu, rows)
         for r in range(rows):
             _gated(gate_up[r * ldu : r * ldu + 2 * inner], inner, gated[r * ldg : r * ldg + inner])
-        offset = matrix_product(gated, ldg, weights, form, offset, inner, hidden, x, ldx, rows, unit)
+        offset = matrix_product(gated, ldg, weights, halves, offset, inner, hidden, x, ldx, rows)
     for w in range(len(wanted)):
         row = x[wanted[w] * ldx : wanted[w] * ldx + hidden]
         _normed(row, hidden, epsilon, gains[2 * layers], normed[w * ldx : w * ldx + hidden])
     out = logits.reshape(-1)
-    matrix_product(normed, ldx, weights, form, offset, hidden, vocabulary, out, vocabulary, len(wanted), unit)
+    matrix_product(normed, ldx, weights, halves, offset, hidden, vocabulary, out, vocabulary, len(wanted))
     return True
 
 
 def scratch_of(shape: Sequence[int]) -> tuple[int, int, int]:
     """Floats of scratch that a pass needs for each row, for each key of the longest sequence, and besides."""
-    _, hidden, heads, kv_heads, dim, inner, _, _, form = shape
+    _, hidden, heads, kv_heads, dim, inner, *_ = shape
     rows = 2 * hidden + (heads + 2 * kv_heads) * dim + heads * dim + 3 * inner + 6 * _APART
     many = _TOGETHER * heads // kv_heads
-    besides = work_of_product(form, max(hidden, heads * dim, inner))
-    return rows, many, besides + (2 * many + LANES) * dim + many * (1 + LANES)
+    return rows, many, (2 * many + LANES) * dim + many * (1 + LANES)

@@ -8,6 +8,3 @@ from typing import Any, Final
 # way for every row), nothing may be assumed about their values.
 _MATH: Final = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": _MATH}
-IN_ORDER: Final = OPTIONS | {"fastmath": False}
-"""For sums in the order in which they are written. `fastmath` is of every instruction of a function, an
-intrinsic's too, and what a function does not say it takes over from the one that calls it."""

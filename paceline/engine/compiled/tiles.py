@@ -5,7 +5,6 @@ Each sum is taken in one order, whatever else is computed beside it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,15 +43,11 @@ AHEAD: Final = 3072
 PACE_BITS: Final = 16
 """A pace is in units of 2^-16."""
 
-_BYTES: Final = ir.VectorType(ir.IntType(8), LANES)
-
 
 def _inputs_at(b: Any, pointer: Any, to_word: int) -> list[Any]:
     """The weights of 16 outputs that begin there, as float32: of two inputs if two share a word."""
     if to_word == 1:
         return [load(b, pointer)]
-    if to_word == 4:
-        return [b.sitofp(b.sext(load(b, pointer, _BYTES), WORDS), VECTOR)]
     # The bits of a bfloat16 are a float32's upper ones.
     words = load(b, pointer, WORDS)
     low = b.shl(words, ir.Constant(WORDS, [16] * LANES))
@@ -88,10 +83,10 @@ def _fetch_by_index(b: Any, i: Any, one: Any, other: Any, of_one: Any, of_other:
         prefetch(b, b.gep(of, [b.add(b.mul(slot, stride), line)]), 2)
 
 
-def _vectors_at(b: Any, w: Any, count: int, apart: Any, words: int) -> list[Any]:
-    """Where so many vectors of an input's weights, of so many words each, begin: side by side, or `apart`."""
+def _vectors_at(b: Any, w: Any, count: int, apart: Any) -> list[Any]:
+    """Where so many vectors of an input's weights begin: side by side, or `apart`."""
     offsets = [
-        ir.Constant(I64, u * words) if apart is None else b.mul(apart, ir.Constant(I64, u))
+        ir.Constant(I64, u * LANES) if apart is None else b.mul(apart, ir.Constant(I64, u))
         for u in range(count)
     ]
     return [b.gep(w, [offset]) for offset in offsets]
@@ -107,38 +102,6 @@ class _Kind:
     fetches: bool = False
     adds: bool = False
     to_word: int = 1
-
-    @property
-    def scaled(self) -> bool:
-        """Each sum is multiplied by its output's scale."""
-        return self.to_word == 4
-
-    @property
-    def words(self) -> int:
-        """Of a vector of weights."""
-        return LANES // 4 if self.scaled else LANES
-
-    @property
-    def stride(self) -> int:
-        """Words from one input's weights to the next one's, or to those of the input after the next."""
-        return self.words * self.wide if self.beside else self.words
-
-    @property
-    def inputs(self) -> int:
-        """Whose weights are read at a time."""
-        return 2 if self.to_word == 2 else 1
-
-    @property
-    def line_holds_all(self) -> bool:
-        """True where one line has the weights of all vectors."""
-        return self.beside and self.scaled
-
-
-def _grow_by_scaled(b: Any, sums: Sequence[Any], scales: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """What is at the outputs and the sums times the scales, which repeat themselves."""
-    fma, scales = multiply_add(b), [load(b, pointer) for pointer in scales]
-    turns = zip(sums, itertools.cycle(scales), outputs, strict=False)
-    return [b.call(fma, [scale, total, load(b, pointer)]) for total, scale, pointer in turns]
 
 
 def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
@@ -156,19 +119,17 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
 
     b.position_at_end(begin)
     t = b.phi(I64)
-    tiles_at = b.gep(w, [b.mul(t, apart)])
-    weights_at = _vectors_at(b, tiles_at, wide, between, kind.words)
+    weights_at = _vectors_at(b, b.gep(w, [b.mul(t, apart)]), wide, between)
     first = b.gep(out, [b.mul(t, number(LANES))])
     each = [(r, u) for r in range(rows) for u in range(wide)]
     outputs = [b.gep(first, [b.add(b.mul(ldo, number(r)), number(u * LANES))]) for r, u in each]
-    begins_there = kind.adds and not kind.scaled
-    starts = [load(b, pointer) if begins_there else ir.Constant(VECTOR, None) for pointer in outputs]
+    starts = [load(b, pointer) if kind.adds else ir.Constant(VECTOR, None) for pointer in outputs]
     b.branch(loop)
 
     b.position_at_end(loop)
     i = b.phi(I64)
     sums = [b.phi(VECTOR) for _ in each]
-    place = b.mul(i, number(kind.stride))
+    place = b.mul(i, number(LANES * wide if kind.beside else LANES))
     if kind.indexed:
         place = b.mul(b.load(b.gep(args[9], [i])), args[10])
         for at in weights_at:
@@ -177,11 +138,10 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
         _fetch_by_index(b, i, *args[9:])
     vectors = [_inputs_at(b, b.gep(at, [place]), kind.to_word) for at in weights_at]
     if kind.adds:
-        lines = weights_at[:1] if kind.line_holds_all else weights_at
-        _fetch_ahead(b, lines, place, between, *args[9:])
+        _fetch_ahead(b, weights_at, place, between, *args[9:])
     grown: list[Any] = list(sums)
     for step, weights in enumerate(zip(*vectors, strict=True)):
-        at = b.add(b.mul(i, number(kind.inputs)), number(step))
+        at = b.add(b.mul(i, number(kind.to_word)), number(step))
         numbers = [spread(b, b.load(b.gep(row, [at]))) for row in inputs]
         grown = [
             b.call(fma, [numbers[r], weights[u], total]) for (r, u), total in zip(each, grown, strict=True)
@@ -190,14 +150,11 @@ def _sum_rows(b: Any, args: Any, rows: int, after: Any, kind: _Kind) -> None:
     for phi, start, value in zip([i, *sums], [number(0), *starts], [following, *grown], strict=True):
         phi.add_incoming(start, begin)
         phi.add_incoming(value, loop)
-    again = b.cbranch(b.icmp_signed("<", following, b.sdiv(n, number(kind.inputs))), loop, done)
+    again = b.cbranch(b.icmp_signed("<", following, b.sdiv(n, number(kind.to_word))), loop, done)
     if wide > 1:
         again.set_metadata("llvm.loop", _one_turn_at_a_time(b.module))
 
     b.position_at_end(done)
-    if kind.scaled:
-        scales_at = _vectors_at(b, b.gep(tiles_at, [b.mul(n, number(kind.stride))]), wide, between, LANES)
-        grown = _grow_by_scaled(b, grown, scales_at, outputs)
     for total, pointer in zip(grown, outputs, strict=True):
         store(b, total, pointer)
     next_tile = b.add(t, number(wide))
@@ -222,9 +179,7 @@ def _sum_of_products(most: int, **what: Any) -> Any:
     adds: the sum begins with what out holds. w is long, and is fetched before it is read: beside the word at
         place p of a tile that at `ahead` + `pace` p, at most two tiles further; past the end of a tile lies
         the next one.
-    to_word: 2 where a word is two bfloat16, as weights.py lays them out, and n is even. 4 where weights are
-        int8: an input's 16 take 4 words, 16 float32 follow the last input's, and out[r, j] grows by the sum
-        times the j-th of them.
+    to_word: 2 where a word is two bfloat16, as weights.py lays them out, and n is even.
     """
 
     kind = _Kind(**what)
@@ -282,6 +237,5 @@ def _adding(to_word: int) -> tuple[Any, Any]:
 
 add_floats = _adding(1)
 add_halves = _adding(2)
-add_bytes = _adding(4)
 tile = _sum_of_products(MOST_ROWS, fetches=True)
 mix = _sum_of_products(MOST_ROWS, indexed=True)

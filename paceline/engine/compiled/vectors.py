@@ -90,11 +90,11 @@ def store(b: Any, value: Any, pointer: Any) -> None:
     b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = 4
 
 
-def spread(b: Any, scalar: Any, lanes: int = LANES) -> Any:
+def spread(b: Any, scalar: Any) -> Any:
     """A number in every lane."""
-    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+    undefined = ir.Constant(VECTOR, ir.Undefined)
     one = b.insert_element(undefined, scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, lanes), None))
+    return b.shuffle_vector(one, undefined, ir.Constant(WORDS, None))
 
 
 def multiply_add(b: Any) -> Any:

@@ -16,18 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engine.compiled.matrix_unit import MOST_INPUTS_IN_BYTES, usable
-from paceline.engine.compiled.products import (
-    BYTES,
-    BYTES_FOR_UNIT,
-    DEPTH_IN_UNIT,
-    FLOATS,
-    FOR_UNIT,
-    HALVES,
-)
 from paceline.engine.compiled.tiles import BESIDE, BROAD
 from paceline.engine.compiled.vectors import LANES
-from paceline.engine.rounding import bytes_of, is_rounded
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -62,19 +52,19 @@ class Weights:
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, attention.head_dim
         cos, sin = model.model.rotary_emb(embedding, torch.arange(positions)[None])
         linears = (*(linear for layer in layers for linear in _linears(layer)), model.lm_head)
-        form = _form_of([linear.weight.data for linear in linears])
+        halves = all(_is_bfloat16(linear.weight.data) for linear in linears)
         norms = [norm for x in layers for norm in (x.input_layernorm, x.post_attention_layernorm)]
         vocabulary = _in_whole_tiles(len(model.lm_head.weight))
         shape = [len(layers), config.hidden_size, heads, kv_heads, dim, config.intermediate_size]
         biased = attention.q_proj.bias is not None
         normed = hasattr(attention, "q_norm")
         return cls(
-            shape=np.array([*shape, vocabulary, biased, form], dtype=np.int64),
+            shape=np.array([*shape, vocabulary, biased, halves], dtype=np.int64),
             epsilon=np.float32(config.rms_norm_eps),
             scaling=np.float32(attention.scaling),
             windows=np.array([window or 0 for window in windows], dtype=np.int64),
             embedding=np.ascontiguousarray(embedding.numpy()),
-            weights=_one_after_the_other([_tiles(matrix, form) for matrix in _matrices(model)]),
+            weights=_one_after_the_other([_tiles(matrix, halves) for matrix in _matrices(model)]),
             gains=torch.stack([norm.weight.data for norm in (*norms, model.model.norm)]).numpy(),
             biases=np.stack([_joined(_inputs(x.self_attn), "bias").numpy() for x in layers])
             if biased
@@ -152,16 +142,6 @@ def _in_whole_tiles(outputs: int) -> int:
     return -(-outputs // LANES) * LANES
 
 
-def _form_of(weights: Sequence[Tensor]) -> int:
-    """The smallest form that holds all of them as they are."""
-    if all(is_rounded(weight) for weight in weights):
-        short = all(weight.shape[1] <= MOST_INPUTS_IN_BYTES for weight in weights)
-        return BYTES_FOR_UNIT if usable() and short else BYTES
-    if all(_is_bfloat16(weight) for weight in weights):
-        return FOR_UNIT if usable() else HALVES
-    return FLOATS
-
-
 def _is_bfloat16(weight: Tensor) -> bool:
     return bool(((weight.view(torch.int32) & 0xFFFF) == 0).all())
 
@@ -182,37 +162,27 @@ def _one_after_the_other(parts: Sequence[Words]) -> Words:
     return np.concatenate(parts, out=aligned(sum(len(part) for part in parts)))
 
 
-def _tiles(weight: Tensor, form: int) -> Words:
+def _tiles(weight: Tensor, halves: bool) -> Words:
     """[out, in] as tiles of 16 outputs, one after the other.
 
     Where `BROAD` of them lie side by side they are one tile of so many times 16, and only what is left over
     are tiles of 16. A tile of n outputs is [in, n] flat; missing outputs are zero. As halves it is
-    [in / 2, n], each word an input's weight and in its upper half the next input's. As bytes a
-    tile is int8 [in, n], and then float32 [n]. For the matrix unit all tiles are of 16, and their inputs are
-    filled up with zeros to whole blocks; as bytes such a tile is int8 [in / 4, 16, 4], and then float32 [16].
+    [in / 2, n], each word an input's weight and in its upper half the next input's.
     """
     n_out, n_in = weight.shape
-    depth = DEPTH_IN_UNIT.get(form, 1)
-    padded = torch.zeros(_in_whole_tiles(n_out), -(-n_in // depth) * depth)
-    padded[:n_out, :n_in] = weight
-    broad = BROAD * LANES if BESIDE and form not in DEPTH_IN_UNIT else LANES
+    padded = torch.zeros(_in_whole_tiles(n_out), n_in)
+    padded[:n_out] = weight
+    broad = BROAD * LANES if BESIDE else LANES
     end = len(padded) // broad * broad
     parts = ((padded[:end], broad), (padded[end:], LANES))
-    return np.concatenate([_alike(rows, outputs, form) for rows, outputs in parts])
+    return np.concatenate([_alike(rows, outputs, halves) for rows, outputs in parts])
 
 
-def _alike(weight: Tensor, outputs: int, form: int) -> Words:
+def _alike(weight: Tensor, outputs: int, halves: bool) -> Words:
     """[out, in] as tiles of so many outputs, of which `out` is a multiple."""
-    n_in = weight.shape[1]
-    if form in (BYTES, BYTES_FOR_UNIT):
-        numbers, scales = bytes_of(weight)
-        word = 4 if form == BYTES_FOR_UNIT else 1
-        tiles = numbers.view(-1, outputs, n_in // word, word).transpose(1, 2).contiguous()
-        parts = tiles.view(-1, outputs * n_in).numpy(), scales.view(-1, outputs).numpy()
-        return np.concatenate([part.view(np.uint32) for part in parts], axis=1).reshape(-1)
-    tiles = weight.view(-1, outputs, n_in).transpose(1, 2).contiguous()
+    tiles = weight.view(-1, outputs, weight.shape[1]).transpose(1, 2).contiguous()
     words: Words = tiles.view(-1).numpy().view(np.uint32)
-    if form == FLOATS:
+    if not halves:
         return words
     even, odd = words.reshape(-1, 2, outputs).transpose(1, 0, 2)
     return (even >> np.uint32(16) | odd).reshape(-1)

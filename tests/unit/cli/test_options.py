@@ -91,7 +91,7 @@ def changed(config: Any, leave: Collection[str] = ()) -> Any:
 
 APART: dict[str, Any] = {"local_socket": "a path/with a space", "gpu_memory_utilization": 0.5}
 """What has certificates has no local socket, and what counts blocks takes no share of a GPU."""
-DRAFT = changed(DraftConfig(**_WORKER, quantization="int8", support_mass=0.9, support_bound=32), leave=APART)
+DRAFT = changed(DraftConfig(**_WORKER, support_mass=0.9, support_bound=32), leave=APART)
 TARGET = changed(TargetConfig(**_WORKER), leave=APART)
 LOCAL_DRAFT = DraftConfig(model="m", **APART)
 LOCAL_TARGET = TargetConfig(model="m", **APART)

@@ -56,6 +56,7 @@ def test_what_is_so_anyway_is_left_out() -> None:
         (("--tensor-parallel-size", "2"), "--tensor-parallel-size", "one device"),
         (("-tp", "2"), "-tp", "one device"),
         (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype", "number format of its model"),
+        (("--quantization", "awq"), "--quantization", "served as they are"),
         (("--api-key", "abc"), "--api-key", "paceline keys add"),
         (("--revision", "v1"), "--revision", "hf download"),
         (("--tensor-parallel-size",), "--tensor-parallel-size", "requires an argument"),

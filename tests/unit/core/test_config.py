@@ -57,7 +57,6 @@ COORDINATOR = {"targets": ("127.0.0.1:1",), "tokenizer": "embedded:target"}
         (DraftConfig, WORKER, "support_bound", 0),
         (DraftConfig, WORKER, "support_bound", limits.MAX_SUPPORT + 1),
         (DraftConfig, WORKER, "port", 65536),
-        (DraftConfig, WORKER, "quantization", "int4"),
         (DraftConfig, WORKER, "lookahead_branches", -1),
         (DraftConfig, WORKER, "lookahead_branches", limits.MAX_CONTINUATIONS + 1),
         (DraftConfig, WORKER, "lookahead_sequences", 0),

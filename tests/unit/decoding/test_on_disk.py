@@ -105,7 +105,7 @@ def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_i
 
 def test_a_chain_is_compiled_of_all_that_it_calls() -> None:
     names = {f"{path.parent.name}/{path.stem}" for path in sources_of("paceline.engine.compiled.chain")}
-    calls = {f"compiled/{name}" for name in ("chain", "kernels", "products", "matrix_unit", "tiles")}
+    calls = {f"compiled/{name}" for name in ("chain", "kernels", "products", "tiles")}
     draws = {f"decoding/{name}" for name in ("choosing", "compiled", "philox", "noise", "on_disk")}
     assert names >= calls | draws
     assert "compiled/forward" not in names, "nothing that only calls it"

@@ -20,14 +20,14 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine import loading
 from paceline.engine.batch import SequenceInput
 from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import matrix_unit, products, tiles, vectors, weights
+from paceline.engine.compiled import products, tiles, vectors, weights
 from paceline.engine.compiled.chain import decoder_chain
 from paceline.engine.compiled.forward import compiled_forward
 from paceline.engine.loading import inspect_attention, make_runner, random_model
-from paceline.engine.rounding import round_products
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
-from tests.unit.engine.test_rounding import rounded
+
+Make = Callable[[str], Any]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,31 +92,18 @@ def in_halves(name: str) -> Any:
     return model
 
 
-def with_weights(name: str, bits: int) -> Any:
-    """A model whose matrices hold numbers that fit into so many."""
-    if bits == 16:
-        return in_halves(name)
-    model = model_of(name)
-    if bits == 8:
-        round_products(model)
-    return model
-
-
-def compiled(name: str, *, bits: int = 32) -> ModelRunner:
-    """With a matrix unit for weights in 16 and in 8 bits where there is one."""
-    runner = make_runner(with_weights(name, bits), num_blocks=64, block_size=4, lean=True)
+def compiled(name: str, make: Make = model_of) -> ModelRunner:
+    runner = make_runner(make(name), num_blocks=64, block_size=4, lean=True)
     assert runner.row_invariant
-    assert runner.uses_matrix_unit is (bits < 32 and matrix_unit.usable())
-    assert runner.weights_in_bytes is (bits == 8)
     return runner
 
 
-@pytest.mark.parametrize("bits", [32, 16, 8])
+@pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_transformers_modules_on_ragged_batches(name: str, bits: int) -> None:
+def test_equals_transformers_modules_on_ragged_batches(name: str, make: Make) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
-    modules = make_runner(with_weights(name, bits), num_blocks=64, block_size=4)
-    runners = (modules, compiled(name, bits=bits))
+    modules = make_runner(make(name), num_blocks=64, block_size=4)
+    runners = (modules, compiled(name, make))
     rng = random.Random(5)
     tables = {runner: [runner.new_table() for _ in range(3)] for runner in runners}
     for _ in range(8):
@@ -134,11 +121,11 @@ def test_equals_transformers_modules_on_ragged_batches(name: str, bits: int) -> 
             table.truncate_to(max(0, table.length - 2))
 
 
-@pytest.mark.parametrize("bits", [32, 16, 8])
+@pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_row_has_the_same_bits_in_any_company(name: str, bits: int) -> None:
+def test_a_row_has_the_same_bits_in_any_company(name: str, make: Make) -> None:
     """Alone, in one prefill, in chunks, in verification rows, among other sequences."""
-    runner = compiled(name, bits=bits)
+    runner = compiled(name, make)
     rng = random.Random(7)
     tokens = [rng.randrange(97) for _ in range(60)]
     table = runner.new_table()
@@ -327,24 +314,22 @@ def test_a_product_s_rows_are_alone_however_many_share_a_read(most: int, wide: i
         assert np.array_equal(out[rows:], before[rows:])
 
 
-@pytest.mark.parametrize("form", [products.FLOATS, products.HALVES, products.BYTES])
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("tiles_of_outputs", [1, 2, 5, 8])
-def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, form: int) -> None:
+def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int, halves: bool) -> None:
     """One tile at a time, two, or a wide one; all rows at once or some after the others; odd tiles last."""
     n, width, most, apart = 152, tiles_of_outputs * vectors.LANES, 40, 3
     rng = np.random.default_rng(4)
     x = rng.standard_normal((most, n + apart), dtype=np.float32)
     matrix = torch.from_numpy(rng.standard_normal((width, n), dtype=np.float32)).bfloat16().float()
-    if form == products.BYTES:
-        matrix = rounded(matrix)
-    w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, form)])
+    w = np.concatenate([np.zeros(7, dtype=np.uint32), weights._tiles(matrix, halves)])
     before = rng.standard_normal((most, width + apart), dtype=np.float32)
 
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
         end = products.matrix_product(
-            inputs, n + apart, w, form, 7, n, width, out.reshape(-1), width + apart, rows, inputs[:0]
+            inputs, n + apart, w, halves, 7, n, width, out.reshape(-1), width + apart, rows
         )
         assert end == len(w)
         return out
@@ -356,13 +341,24 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
         assert np.array_equal(product(0, rows), alone[:rows])
 
 
+def test_arrays_begin_where_a_line_of_the_cache_does() -> None:
+    for words in (1, 7, 100_000, 262_143):
+        assert weights.aligned(words).ctypes.data % 64 == 0
+        assert len(weights.aligned(words)) == words
+
+
+def test_large_arrays_begin_where_a_large_page_may() -> None:
+    for words in (262_144, 800_000, 3_000_000):
+        assert weights.aligned(words).ctypes.data % (2 << 20) == 0
+        assert len(weights.aligned(words)) == words
+
+
 # ---- weights that are bfloat16 numbers -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prefill, of a step, of more rows than share a read; and those of the modules but for rounding."""
-    monkeypatch.setattr(weights, "usable", lambda: False)
     modules = make_runner(in_halves(name), num_blocks=64, block_size=4)
     halves = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
     monkeypatch.setattr(weights, "_is_bfloat16", lambda weight: False)
@@ -383,43 +379,13 @@ def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(logits[halves], logits[modules], atol=3e-5, rtol=1e-5)
 
 
-def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "usable", lambda: False)
+def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
     model = in_halves("llama, two")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
     whole = make_runner(model, num_blocks=8, lean=True)
     assert (
         whole.packed_bytes == 2 * make_runner(in_halves("llama, two"), num_blocks=8, lean=True).packed_bytes
     )
-
-
-@pytest.mark.parametrize("name", ["llama, two", "llama, one, tied"])
-def test_rounded_weights_take_a_quarter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for a scale for each output; those that are not rounded stay as they are. (For the matrix unit
-    inputs are filled up to whole blocks.)"""
-    monkeypatch.setattr(weights, "usable", lambda: False)
-    bytes_of = {
-        bits: make_runner(with_weights(name, bits), num_blocks=8, lean=True).packed_bytes for bits in (32, 8)
-    }
-    outputs = 2 * (128 + 64 + 2 * 48 + 64) + 112 if "two" in name else 2 * (192 + 64 + 2 * 48 + 64) + 112
-    assert bytes_of[8] == bytes_of[32] // 4 + 4 * outputs
-
-
-@pytest.mark.parametrize("place", ["first", "scale"])
-def test_wrong_bytes_are_left_out_at_start(
-    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Planted: a number that is not the weight's, a scale that is not its output's."""
-    real = weights.bytes_of
-
-    def wrong(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers, scales = real(weight)
-        return (numbers.flip(1), scales) if place == "first" else (numbers, scales.flip(0))
-
-    model = with_weights("llama, two", 8)
-    monkeypatch.setattr(weights, "bytes_of", wrong)
-    assert not make_runner(model, num_blocks=8, lean=True).row_invariant
-    assert "goes through its modules" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["order", "upper", "turned"])
@@ -472,14 +438,14 @@ def assert_same(chain: Chain, wanted: Chain) -> None:
     assert chain.margins == pytest.approx(wanted.margins, abs=1e-5)
 
 
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("make", [model_of, in_halves])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_chain_is_what_single_passes_choose(name: str, bits: int) -> None:
+def test_a_chain_is_what_single_passes_choose(name: str, make: Make) -> None:
     """Greedy, with noise and drawn from a support, of several lengths, after one token and after more.
 
     The cache afterwards has the same bits, and so has every distribution.
     """
-    runner, rng, noise = compiled(name, bits=bits), random.Random(11), np.random.default_rng(4)
+    runner, rng, noise = compiled(name, make), random.Random(11), np.random.default_rng(4)
     items = []
     for steps, temperature, support in (
         (2, 0.0, None),

@@ -35,7 +35,6 @@ CHOICES = {
     "generation_config": "none",
     "num_speculative_tokens_per_batch_size": "[[1, 4, 5]]",
     "log_format": "json",
-    "quantization": "none",
     "otlp_traces_endpoint": "http://localhost:4317",
 }
 ELSEWHERE = {"tls_certificate", "tls_key", "tls_ca", "local_sockets", "host", "port"}
