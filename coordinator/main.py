@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from coordinator.conversations import Conversations
-from coordinator.coordinator import Coordinator
-from coordinator.edge import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
-from coordinator.grpc_calls import CallObserver
-from coordinator.http import chat_template
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.service import GenerationService
-from coordinator.tracing import Tracer
-from coordinator.vocabulary import Vocabulary
+from coordinator.api import chat_template
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.conversations import Conversations
+from coordinator.api.grpc.auth import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
+from coordinator.api.grpc.calls import CallObserver
+from coordinator.api.grpc.service import GenerationService
+from coordinator.app import Coordinator
+from coordinator.telemetry.tracing import Tracer
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core import descriptors, limits
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError
@@ -33,7 +33,7 @@ from paceline.telemetry.tracing import make_spans
 from paceline.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
-    from coordinator.http.server import HttpServer
+    from coordinator.api.http.server.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def tell_of_client_certificates(config: CoordinatorConfig) -> None:
 def _http_face(
     coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None, most: int
 ) -> HttpServer:
-    from coordinator.http.app import make_server  # a coordinator without this face does not load it
+    from coordinator.api.http.app import make_server  # a coordinator without this face does not load it
 
     return make_server(coordinator, config, template, min(most, limits.MAX_HTTP_CONNECTIONS))
 

@@ -103,7 +103,7 @@ def _check_template(file: str) -> None:
     if not file:
         return
     check_ours("coordinator")
-    from coordinator.http.chat_template import ChatTemplate
+    from coordinator.api.chat_template import ChatTemplate
 
     ChatTemplate(read_text("chat_template", file))
 

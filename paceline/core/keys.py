@@ -1,4 +1,4 @@
-"""API keys: what is kept of one, and who it stands for. Pure; see `coordinator/access.py` for what is done
+"""API keys: what is kept of one, and who it stands for. Pure; see `coordinator/auth.py` for what is done
 with them.
 
 A key is 256 random bits, so a plain SHA-256 of it is as good as a slow hash: there is nothing to guess. The

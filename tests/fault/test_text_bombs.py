@@ -19,8 +19,8 @@ MAX_SECONDS = 60.0
 PROGRAM = """
 import asyncio, json, sys, time
 from pathlib import Path
-from coordinator.long_texts import LongTexts
-from coordinator.vocabulary import Vocabulary
+from coordinator.text.long_texts import LongTexts
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 

@@ -16,10 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Certificates, make, says_nothing
 from harness.waiting import HANG
 
-from coordinator.dialects import TARGET
-from coordinator.http.encoding import JsonResponse
-from coordinator.http.server import HttpServer
-from coordinator.links import Link, LinkObserver
+from coordinator.api.http.server.encoding import JsonResponse
+from coordinator.api.http.server.server import HttpServer
+from coordinator.workers.links import Link, LinkObserver
+from coordinator.workers.stream_protocol import TARGET
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls
@@ -214,7 +214,7 @@ async def test_a_link_talks_to_the_role_it_expects(certificates: Certificates) -
 async def test_a_draft_workers_certificate_on_the_targets_address_is_refused(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.links.INFO_SECONDS", 0.5)
+    monkeypatch.setattr("coordinator.workers.links.INFO_SECONDS", 0.5)
     async with (
         target_worker(certificates.tls("draft")) as address,
         linked(address, certificates.tls("coordinator")) as (link, _),

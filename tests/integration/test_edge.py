@@ -20,10 +20,10 @@ from harness.certificates import says_nothing
 from harness.faces import TOKEN, Faces, Raw, asks, find_target, gate, key, serving
 from harness.waiting import HANG, until
 
-from coordinator.access import ANYBODY, Gate, Principal, principal
-from coordinator.edge import make_gate, reload_on_hangup, warn_if_open
-from coordinator.grpc_calls import UNKNOWN
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.grpc.auth import make_gate, reload_on_hangup, warn_if_open
+from coordinator.api.grpc.calls import UNKNOWN
+from coordinator.auth import ANYBODY, Gate, Principal, principal
+from coordinator.text.vocabulary import Vocabulary
 from paceline.client import AsyncClient
 from paceline.core import limits
 from paceline.core.clock import ManualClock
@@ -167,7 +167,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[int], Awaitabl
     """Wait for the lines of so many calls."""
     caplog.set_level("INFO")
     handler = Lines()
-    logging.getLogger("coordinator.calls").addHandler(handler)
+    logging.getLogger("coordinator.telemetry.call_log").addHandler(handler)
 
     async def lines(count: int) -> list[dict[str, Any]]:
         async with asyncio.timeout(HANG):
@@ -176,7 +176,7 @@ def ended(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[int], Awaitabl
         return handler.fields
 
     yield lines
-    logging.getLogger("coordinator.calls").removeHandler(handler)
+    logging.getLogger("coordinator.telemetry.call_log").removeHandler(handler)
 
 
 async def test_lines_of_calls_name_the_tenant(serve: Serve, ended: Any) -> None:

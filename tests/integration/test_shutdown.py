@@ -47,7 +47,8 @@ def load(*words):
     threading.Event().wait()
 
 if sys.argv[1] == "coordinator":
-    from coordinator import main, vocabulary
+    from coordinator.text import vocabulary
+    from coordinator import main
     vocabulary.load_tokenizer = load
     main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m", exit_with_parent=True))
 else:

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from harness import chi_square
 
-from coordinator.round import RoundMachine
-from coordinator.stats import SpeculationStats
+from coordinator.round.machine import RoundMachine
+from coordinator.sequence.stats import SpeculationStats
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
 from paceline.decoding import sparse_acceptance

@@ -13,12 +13,12 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from coordinator.blocks import Blocks
-from coordinator.events import Action, Emit, Fail
-from coordinator.ledger import Commit, Ledger
-from coordinator.peer import Peer
-from coordinator.round import RoundMachine
-from coordinator.running import Running
+from coordinator.round.machine import RoundMachine
+from coordinator.scheduling.block_waiters import Blocks
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.sequence.messages import Action, Emit, Fail
+from coordinator.sequence.worker_view import Peer
 from draft_worker.drafter import Drafter
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import (

@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import coordinator.dispatcher as dispatcher_module
-from coordinator.dispatcher import Dispatcher
-from coordinator.events import Deadlines, Phase
-from coordinator.ledger import Commit, Finish, Ledger
-from coordinator.round import RoundMachine
-from coordinator.running import Running
+import coordinator.scheduling.dispatcher as dispatcher_module
+from coordinator.round.machine import RoundMachine
+from coordinator.scheduling.dispatcher import Dispatcher
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit, Finish, Ledger
+from coordinator.sequence.messages import Deadlines, Phase
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength, GoodputPolicy
 from draft_worker.drafter import Drafter

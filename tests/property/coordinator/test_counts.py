@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.events import Action, Emit, Phase, Signal, ToDraft
-from coordinator.ledger import Commit
-from coordinator.recorder import Recorder
+from coordinator.sequence.ledger import Commit
+from coordinator.sequence.messages import Action, Emit, Phase, Signal, ToDraft
+from coordinator.telemetry.metrics import Recorder
 from paceline.core.messages import DraftRound, RoundVerdict
 from paceline.core.types import TokenOrigin, Verdict
 from tests.sim.reference import letter

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from coordinator.detokenize import StopSearch, StreamDetokenizer
-from coordinator.ledger import Ledger
+from coordinator.sequence.ledger import Ledger
+from coordinator.text.detokenizer import StopSearch, StreamDetokenizer
 from paceline.core.types import SamplingParams, TokenOrigin
 from tests.sim.reference import LetterDetokenizer, earliest_stop, letter
 

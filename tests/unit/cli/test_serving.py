@@ -30,7 +30,8 @@ def load(*words):
 
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 if sys.argv[1] == "coordinator":
-    from coordinator import main, vocabulary
+    from coordinator.text import vocabulary
+    from coordinator import main
     vocabulary.load_tokenizer = load
     main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m"))
 else:

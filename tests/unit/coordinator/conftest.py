@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.coordinator import Coordinator
-from coordinator.links import LinkState
-from coordinator.vocabulary import Vocabulary
+from coordinator.app import Coordinator
+from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.links import LinkState
 from paceline.core.config import CoordinatorConfig
 from paceline.v1 import common_pb2
 

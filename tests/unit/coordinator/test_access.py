@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.access import ANYBODY, Gate, Group, NeverFitsError, Principal, TokenBucket, bearer
+from coordinator.auth import ANYBODY, Gate, Group, NeverFitsError, Principal, TokenBucket, bearer
 from paceline.core.clock import ManualClock
 from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
 from paceline.core.keys import ApiKey, KeyRing, digest

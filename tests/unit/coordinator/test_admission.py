@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import coordinator.dispatcher as dispatcher_module
-from coordinator.events import Phase
+import coordinator.scheduling.dispatcher as dispatcher_module
+from coordinator.sequence.messages import Phase
 from paceline.core.errors import ResourceExhaustedError, UnavailableError
 from tests.unit.coordinator.test_dispatcher import Service, parts
 

@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import main
-from coordinator.coordinator import Coordinator
-from coordinator.links import LinkState
-from coordinator.vocabulary import Vocabulary
+from coordinator.app import Coordinator
+from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.links import LinkState
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError
 from paceline.rpc.server import Server

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import links
-from coordinator.dialects import DRAFT, TARGET, Dialect
-from coordinator.links import Link, LinkObserver, LinkState
+from coordinator.workers import links
+from coordinator.workers.links import Link, LinkObserver, LinkState
+from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
 from paceline.v1 import common_pb2, draft_pb2, target_pb2
 
 SECONDS = 20.0

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from coordinator import coordinator as coordinator_module
+from coordinator import app as coordinator_module
 from coordinator import main
-from coordinator.coordinator import Coordinator
-from coordinator.links import LinkState
-from coordinator.long_texts import LongTexts
-from coordinator.vocabulary import Vocabulary
+from coordinator.app import Coordinator
+from coordinator.text.long_texts import LongTexts
+from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.links import LinkState
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import (

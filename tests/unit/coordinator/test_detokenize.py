@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from coordinator.detokenize import BROKEN_TOKENS, CONTEXT_TOKENS, UNFINISHED_TOKENS, StreamDetokenizer
+from coordinator.text.detokenizer import BROKEN_TOKENS, CONTEXT_TOKENS, UNFINISHED_TOKENS, StreamDetokenizer
 
 SETTINGS = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-import coordinator.dispatcher as dispatcher_module
-from coordinator.blocks import GRACE_SECONDS
-from coordinator.dispatcher import Dispatcher
-from coordinator.events import Deadlines, Phase, Signal
-from coordinator.ledger import Commit, Ledger
-from coordinator.round import RoundMachine
-from coordinator.running import Running
-from coordinator.sequence import MAX_LOSSES
-from coordinator.suspects import SUSPECT
+import coordinator.scheduling.dispatcher as dispatcher_module
+from coordinator.round.machine import RoundMachine
+from coordinator.round.sequence import MAX_LOSSES
+from coordinator.scheduling.block_waiters import GRACE_SECONDS
+from coordinator.scheduling.dispatcher import Dispatcher
+from coordinator.scheduling.quarantine import SUSPECT
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.sequence.messages import Deadlines, Phase, Signal
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from coordinator.coordinator import Coordinator
+from coordinator.app import Coordinator
 from paceline.core.errors import UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, Resumption

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Emit, Fail, FromDraft, Phase, Signal, ToDraft, ToTarget
+from coordinator.sequence.messages import Emit, Fail, FromDraft, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import InternalError, NotFoundError
 from paceline.core.messages import (
     CloseSequence,

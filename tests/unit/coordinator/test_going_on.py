@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
+from coordinator.sequence.messages import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
 from paceline.core.messages import (
     CloseSequence,

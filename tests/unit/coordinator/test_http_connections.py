@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from coordinator.http.server import HttpServer
+from coordinator.api.http.server.server import HttpServer
 
 HANG = 30.0
 MOST = 2

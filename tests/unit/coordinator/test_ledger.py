@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger import Commit, Finish, Ledger
+from coordinator.sequence.ledger import Commit, Finish, Ledger
 from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 from tests.sim.reference import LetterDetokenizer, letter
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import links
-from coordinator.dialects import TARGET
-from coordinator.links import Link, LinkObserver, LinkState
+from coordinator.workers import links
+from coordinator.workers.links import Link, LinkObserver, LinkState
+from coordinator.workers.stream_protocol import TARGET
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import long_texts as module
-from coordinator.long_texts import COUNTED_BYTES, LARGE_BYTES, PART_CHARACTERS, LongTexts
-from coordinator.vocabulary import LONG_TEXT
+from coordinator.text import long_texts as module
+from coordinator.text.long_texts import COUNTED_BYTES, LARGE_BYTES, PART_CHARACTERS, LongTexts
+from coordinator.text.vocabulary import LONG_TEXT
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.rpc.generation_codec import ContextLengthError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator import lookup
-from coordinator.lookup import CANDIDATES, LONGEST, Match, TextIndex, copied
+from coordinator.proposers import prompt_lookup
+from coordinator.proposers.prompt_lookup import CANDIDATES, LONGEST, Match, TextIndex, copied
 
 
 def agreement(tokens: Sequence[int], end: int) -> int:
@@ -55,7 +55,7 @@ def test_a_match_reaches_back_to_the_first_token() -> None:
 
 
 def test_a_long_prompt_is_looked_back_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "REACH", 20)
+    monkeypatch.setattr(prompt_lookup, "REACH", 20)
     far, near = [1, 2, 3, *range(100, 140), 1, 2], [1, 2, 3, *range(100, 110), 1, 2]
     assert TextIndex().find(far) is None
     assert TextIndex().find(near) == Match(2, 2)

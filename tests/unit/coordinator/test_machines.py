@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.machines import Machines
+from coordinator.requests.machine_factory import Machines
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams

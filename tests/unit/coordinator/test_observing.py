@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import calls
-from coordinator.calls import Call
-from coordinator.observer import RequestRecord, RoundRecord
-from coordinator.reporting import Reporting
-from coordinator.running import Running
+from coordinator.requests.observer import RequestRecord
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.telemetry import call_log
+from coordinator.telemetry.call_log import Call
+from coordinator.telemetry.request_log import Reporting
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from tests.unit.coordinator.test_dispatcher import FULL, Service, parts
@@ -127,7 +128,7 @@ def test_an_observer_that_fails_harms_nobody() -> None:
 @pytest.fixture
 def of() -> Iterator[Call]:
     call = Call("grpc", "M", 0.0)
-    with calls.taking(call):
+    with call_log.taking(call):
         yield call
 
 
@@ -201,4 +202,4 @@ def test_a_call_keeps_its_first_name(of: Call) -> None:
 def test_outside_of_a_call_nothing_is_missing() -> None:
     with Reporting([], ManualClock()).observed(SimpleNamespace(), "m") as request:  # type: ignore[arg-type]
         assert request.model == "m"
-    assert calls.current.get() is None
+    assert call_log.current.get() is None

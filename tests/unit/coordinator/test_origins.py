@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.answers import with_origins
+from coordinator.sequence.validation import with_origins
 from paceline.core.types import Proposal, TokenOrigin, Verdict
 
 

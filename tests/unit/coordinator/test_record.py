@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import coordinator.record as record_module
-from coordinator.ledger import Commit, Ledger
-from coordinator.record import Record, ending
+import coordinator.sequence.replay_buffer as record_module
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.sequence.replay_buffer import Record, ending
 from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 from tests.sim.reference import LetterDetokenizer
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.coordinator import Coordinator
-from coordinator.ledger import Commit, Finish
-from coordinator.observer import RequestRecord, RoundRecord
-from coordinator.recorder import PHASES, Recorder
-from coordinator.running import Running
+from coordinator.app import Coordinator
+from coordinator.requests.observer import RequestRecord
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit, Finish
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.telemetry.metrics import PHASES, Recorder
 from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Phase, Signal
-from coordinator.peer import MAX_PAUSE_ROUNDS
+from coordinator.sequence.messages import Phase, Signal
+from coordinator.sequence.worker_view import MAX_PAUSE_ROUNDS
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
 from paceline.core.messages import Continuations, OpenSequence, VerifyAhead, VerifyRound
 from paceline.core.types import Proposal

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.access import Gate, Principal, principal
-from coordinator.coordinator import Coordinator
-from coordinator.http.running import taken_on
+from coordinator.api.http.openai.generations import taken_on
+from coordinator.app import Coordinator
+from coordinator.auth import Gate, Principal, principal
 from paceline.core.clock import ManualClock
 from paceline.core.errors import AlreadyExistsError, CancelledError, InternalError, ResourceExhaustedError
 from paceline.core.types import SamplingParams, SpeculationParams

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Action, Deadlines, Emit, Fail, FromTarget, Phase, Signal
-from coordinator.ledger import Ledger
-from coordinator.round import RoundMachine
+from coordinator.round.machine import RoundMachine
+from coordinator.sequence.ledger import Ledger
+from coordinator.sequence.messages import Action, Deadlines, Emit, Fail, FromTarget, Phase, Signal
 from paceline.core.errors import InternalError, ResourceExhaustedError
 from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs, Verdict

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.dispatcher import Dispatcher
-from coordinator.events import Deadlines, Phase
-from coordinator.ledger import Commit, Ledger
-from coordinator.record import Record
-from coordinator.requests import Request, Requests
-from coordinator.round import RoundMachine
-from coordinator.running import Running
+from coordinator.requests.registry import Request, Requests
+from coordinator.round.machine import RoundMachine
+from coordinator.scheduling.dispatcher import Dispatcher
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.sequence.messages import Deadlines, Phase
+from coordinator.sequence.replay_buffer import Record
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -594,7 +594,7 @@ def test_when_the_coordinator_stops_nothing_is_held() -> None:
 
 
 async def test_the_sweep_ends_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.requests.SWEEP_SECONDS", 0)
+    monkeypatch.setattr("coordinator.requests.registry.SWEEP_SECONDS", 0)
     service = Service()
     request = service.begin()
     service.lose(request)

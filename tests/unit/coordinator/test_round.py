@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import (
+from coordinator.round.machine import MAX_ATTEMPTS, RoundMachine
+from coordinator.round.sequence import MAX_LOSSES
+from coordinator.sequence.ledger import Ledger
+from coordinator.sequence.messages import (
     Action,
     Deadlines,
     Emit,
@@ -21,10 +24,7 @@ from coordinator.events import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.ledger import Ledger
-from coordinator.peer import MAX_PAUSE_ROUNDS
-from coordinator.round import MAX_ATTEMPTS, RoundMachine
-from coordinator.sequence import MAX_LOSSES
+from coordinator.sequence.worker_view import MAX_PAUSE_ROUNDS
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,

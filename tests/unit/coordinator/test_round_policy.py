@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.events import Signal
+from coordinator.sequence.messages import Signal
 from coordinator.speculation.policy import Verification
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import (

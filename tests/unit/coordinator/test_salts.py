@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.coordinator import Coordinator
-from coordinator.generation import workers_salt
-from coordinator.vocabulary import Vocabulary
+from coordinator.app import Coordinator
+from coordinator.requests.generation import workers_salt
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
 from paceline.core.secret import WorkerSecret, new_secret
 from paceline.core.types import SamplingParams, SpeculationParams

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from coordinator.observer import RoundRecord
-from coordinator.stats import RoundTimes, SpeculationStats
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.stats import RoundTimes, SpeculationStats
 from paceline.core.types import Timings
 
 

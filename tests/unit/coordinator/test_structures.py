@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.access import Principal, principal
-from coordinator.coordinator import Coordinator
-from coordinator.structures import Structures
-from coordinator.vocabulary import Vocabulary
+from coordinator.app import Coordinator
+from coordinator.auth import Principal, principal
+from coordinator.text.structures import Structures
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.structured import StructuredOutputs
 from paceline.core.types import SamplingParams, SpeculationParams

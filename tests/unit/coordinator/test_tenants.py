@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from coordinator import calls
-from coordinator.access import Principal, principal
-from coordinator.calls import Call
-from coordinator.coordinator import Coordinator
-from coordinator.http.metrics import make_registry
-from coordinator.observer import RequestRecord, RoundRecord
-from coordinator.reporting import Reporting
-from coordinator.tenants import TenantRecorder
-from coordinator.tracing import Tracer
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.http.metrics import make_registry
+from coordinator.app import Coordinator
+from coordinator.auth import Principal, principal
+from coordinator.requests.observer import RequestRecord
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.telemetry import call_log
+from coordinator.telemetry.call_log import Call
+from coordinator.telemetry.request_log import Reporting
+from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.telemetry.tracing import Tracer
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
@@ -82,11 +83,11 @@ def test_span_names_tenant_and_given_id() -> None:
     reporting = Reporting([Tracer(spans)], ManualClock())
     caller = principal.set(Principal("alice"))
     try:
-        with calls.taking(Call("http", "POST", 0.0, given_id="front-1")), reporting.observed(CALL, "m"):
+        with call_log.taking(Call("http", "POST", 0.0, given_id="front-1")), reporting.observed(CALL, "m"):
             pass
     finally:
         principal.reset(caller)
-    with calls.taking(Call("http", "POST", 0.0)), reporting.observed(CALL, "m"):
+    with call_log.taking(Call("http", "POST", 0.0)), reporting.observed(CALL, "m"):
         pass
     named, other = spans.attributes
     assert named["paceline.tenant"] == "alice"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.recorder import Recorder
-from coordinator.throughput import Throughput, tell_throughput
+from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.throughput import Throughput, tell_throughput
 from paceline.v1 import common_pb2
 
 
@@ -109,7 +109,7 @@ async def test_worker_that_does_not_answer_is_left_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("coordinator.throughput.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("coordinator.telemetry.throughput.ANSWER_SECONDS", 0.01)
     of = coordinator(Worker("target", None), Worker("draft", 4), Worker("target", 0, ready=False))
     throughput = Throughput(of, 0.0)
     count(of.recorder, 1, 1)

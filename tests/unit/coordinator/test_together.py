@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from coordinator.together import beside, together
+from coordinator.requests.merge import beside, together
 
 
 async def numbers(name: str, count: int, error: Exception | None = None) -> AsyncIterator[tuple[str, int]]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import calls
-from coordinator.calls import Call
-from coordinator.events import Action, Signal
-from coordinator.reporting import Reporting
-from coordinator.tracing import Tracer
+from coordinator.sequence.messages import Action, Signal
+from coordinator.telemetry import call_log
+from coordinator.telemetry.call_log import Call
+from coordinator.telemetry.request_log import Reporting
+from coordinator.telemetry.tracing import Tracer
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, PacelineError
 from paceline.core.messages import RoundVerdict
@@ -143,11 +143,11 @@ def test_a_round_begins_before_the_target_begins_it() -> None:
     assert all(began - span.began <= wire for span, began in zip(spans, there, strict=True))
 
 
-@pytest.mark.parametrize("operation", [calls.COMPLETION, calls.CHAT])
+@pytest.mark.parametrize("operation", [call_log.COMPLETION, call_log.CHAT])
 def test_a_requests_span_has_the_name_of_its_call(operation: str) -> None:
     spans = FakeSpans()
     call: Any = SimpleNamespace(sampling=SamplingParams())
-    with calls.taking(Call("http", "POST", 0.0, operation=operation)):  # noqa: SIM117
+    with call_log.taking(Call("http", "POST", 0.0, operation=operation)):  # noqa: SIM117
         with Reporting([Tracer(spans)], ManualClock(1.0)).observed(call, "m"):
             pass
     (span,) = spans.made

@@ -10,10 +10,10 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from coordinator.coordinator import Coordinator
-from coordinator.generation import Generation
-from coordinator.ledger import Commit
-from coordinator.service import Context, GenerationService
+from coordinator.api.grpc.service import Context, GenerationService
+from coordinator.app import Coordinator
+from coordinator.requests.generation import Generation
+from coordinator.sequence.ledger import Commit
 from paceline.client.requests import generate_request
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
@@ -126,7 +126,7 @@ async def test_a_call_that_cannot_send_even_its_first_message_ends(
         began.append(GenerateResponse(started=GenerateStarted(prompt_token_ids=[1 << 20] * (1 << 18))))
         return began[0]
 
-    monkeypatch.setattr("coordinator.service._started", long_started)
+    monkeypatch.setattr("coordinator.api.grpc.service._started", long_started)
     async with narrow(served) as stub:
         request = generate_request("def", {"max_tokens": 50}, None, None)
         call: Any = stub.Generate(request)
@@ -151,7 +151,7 @@ async def test_only_a_client_that_is_there_still_is_told_that_it_did_not_read(
         aborted.append(error)
         await abort(context, error)
 
-    monkeypatch.setattr("coordinator.service.abort", noting)
+    monkeypatch.setattr("coordinator.api.grpc.service.abort", noting)
     async with narrow(served) as stub:
         call: Any = stub.Generate(generate_request("def", {"max_tokens": 50}, None, None))
         assert (await call.read()).WhichOneof("part") == "started"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from coordinator.long_texts import LongTexts
-from coordinator.vocabulary import LONG_TEXT, Vocabulary
+from coordinator.text.long_texts import LongTexts
+from coordinator.text.vocabulary import LONG_TEXT, Vocabulary
 from paceline.bench.prompts import tokenized
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError

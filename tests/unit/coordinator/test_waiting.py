@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.coordinator import Coordinator
+from coordinator.app import Coordinator
 from paceline.core.errors import UnavailableError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.http import chat_template
+from coordinator.api import chat_template
 from paceline.cli.structuring import Structure
 from paceline.core import small_files
 from paceline.core.errors import InvalidArgumentError

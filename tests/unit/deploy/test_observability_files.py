@@ -14,10 +14,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from coordinator.http.metrics import ROLES, make_registry
-from coordinator.links import LinkState
-from coordinator.recorder import PHASES, Recorder
-from coordinator.tenants import TenantRecorder
+from coordinator.api.http.metrics import ROLES, make_registry
+from coordinator.telemetry.metrics import PHASES, Recorder
+from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.workers.links import LinkState
 from paceline.kv import BlockPool
 from paceline.telemetry.worker import KINDS, WorkerObserver
 from paceline.telemetry.worker_metrics import WorkerCollector

@@ -12,15 +12,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.access import Gate, Group
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.ledger import Commit, Finish
-from coordinator.long_texts import LongTexts
-from coordinator.recorder import Recorder
-from coordinator.stats import SpeculationStats
-from coordinator.tenants import TenantRecorder
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.auth import Gate, Group
+from coordinator.sequence.ledger import Commit, Finish
+from coordinator.sequence.stats import SpeculationStats
+from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.text.long_texts import LongTexts
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SequenceParams, TokenOrigin
 from paceline.rpc.codec import GenerateCall, check_against_model

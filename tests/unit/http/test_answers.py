@@ -10,12 +10,12 @@ import httpx2
 import orjson
 import pytest
 
-from coordinator.http.answer import Answer
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.errors import HttpError
-from coordinator.http.logprobs import LogprobWriter
-from coordinator.ledger import Commit, Finish
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.api.http.openai.answer import Answer
+from coordinator.api.http.openai.logprobs import LogprobWriter
+from coordinator.api.http.server.errors import HttpError
+from coordinator.sequence.ledger import Commit, Finish
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, TokenLogprobs
 from paceline.rpc.codec import GenerateCall

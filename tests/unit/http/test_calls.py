@@ -11,12 +11,12 @@ import httpx2
 import pytest
 from prometheus_client import generate_latest
 
-from coordinator import calls
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.metrics import Workers, make_registry
-from coordinator.ledger import Commit
-from coordinator.links import LinkState
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.api.http.metrics import Workers, make_registry
+from coordinator.sequence.ledger import Commit
+from coordinator.telemetry import call_log
+from coordinator.workers.links import LinkState
 from paceline.core.clock import ManualClock
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
@@ -62,7 +62,7 @@ async def test_requests_are_named_by_what_they_do(
     operations: list[str] = []
 
     async def noting(call: GenerateCall) -> AsyncIterator[Commit]:
-        current = calls.current.get()
+        current = call_log.current.get()
         assert current is not None
         operations.append(current.operation)
         async for commit in hello(call):
@@ -142,7 +142,7 @@ async def test_workers_are_asked_once_a_second_at_most() -> None:
 
 
 async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.http.metrics.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("coordinator.api.http.metrics.REFRESH_SECONDS", 0.01)
     hanging, other = FakeLink(answers=False), FakeLink("draft")
     async with asyncio.timeout(60):
         await Workers([hanging, other]).refresh()  # type: ignore[list-item]
@@ -175,7 +175,7 @@ def test_workers_are_told_of_by_role(coordinator: Any) -> None:
 
 def test_counts_that_a_cache_keeps_are_passed_on(coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {"free_blocks": "text"}
-    monkeypatch.setattr("coordinator.http.metrics._CACHE_COUNTERS", counters)
+    monkeypatch.setattr("coordinator.api.http.metrics._CACHE_COUNTERS", counters)
     coordinator.links = (SimpleNamespace(**vars(FakeLink())),)
     text = generate_latest(make_registry(coordinator)).decode()
     expected = 'paceline:free_blocks_total{model_name="a/model",role="target",worker="target:1"} 6.0'

@@ -9,8 +9,8 @@ import httpx2
 import openai
 import pytest
 
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.ledger import Commit, Finish
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.sequence.ledger import Commit, Finish
 from paceline.core.types import FinishReason, TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
 from tests.unit.http.test_answers import stream as streamed

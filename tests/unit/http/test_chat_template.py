@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.conversations import Conversations
-from coordinator.http import chat_template
-from coordinator.http.chat_template import ChatTemplate, load
+from coordinator.api import chat_template
+from coordinator.api.chat_template import ChatTemplate, load
+from coordinator.api.conversations import Conversations
 from paceline import assets
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError

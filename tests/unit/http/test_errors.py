@@ -9,9 +9,9 @@ import httpx2
 import openai
 import pytest
 
-from coordinator.access import NeverFitsError
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.errors import HttpError, from_error
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.server.errors import HttpError, from_error
+from coordinator.auth import NeverFitsError
 from paceline.core import errors, limits
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, check_against_model

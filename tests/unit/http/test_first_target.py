@@ -10,9 +10,9 @@ import httpx2
 import orjson
 import pytest
 
-from coordinator.access import Gate
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.auth import Gate
 from paceline.core.errors import UnavailableError
 from paceline.core.keys import ApiKey, KeyRing, digest
 

@@ -12,13 +12,13 @@ import httpx2
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.openapi import document
-from coordinator.http.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from coordinator.http.usage import summed
-from coordinator.observer import RoundRecord
-from coordinator.stats import SpeculationStats
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest, TokenizeRequest
+from coordinator.api.http.openai.schema.document import document
+from coordinator.api.http.openai.usage import summed
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.stats import SpeculationStats
 from paceline.core.errors import UnavailableError
 
 

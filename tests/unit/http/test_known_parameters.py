@@ -10,9 +10,14 @@ from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chats
 from pydantic import ValidationError
 
-from coordinator.http.body import parse
-from coordinator.http.errors import HttpError
-from coordinator.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from coordinator.api.http.openai.schema.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from coordinator.api.http.server.body import parse
+from coordinator.api.http.server.errors import HttpError
 
 _VLLM_BOTH = """
 add_special_tokens allowed_token_ids bad_words cache_salt ec_transfer_params frequency_penalty ignore_eos

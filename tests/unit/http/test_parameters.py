@@ -8,10 +8,10 @@ from typing import Any, get_args
 import orjson
 import pytest
 
-from coordinator.http.body import parse
-from coordinator.http.completions import calls_of
-from coordinator.http.errors import HttpError, from_error
-from coordinator.http.schemas import ChatRequest, CompletionRequest
+from coordinator.api.http.openai.completions import calls_of
+from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest
+from coordinator.api.http.server.body import parse
+from coordinator.api.http.server.errors import HttpError, from_error
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams, SpeculationParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.http.server import HttpServer
+from coordinator.api.http.server.server import HttpServer
 
 HANG = 30.0
 GET, POST = b"GET /p HTTP/1.1\r\n", b"POST /p HTTP/1.1\r\nhost: x\r\n"

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.calls import Call
+from coordinator.telemetry.call_log import Call
 from paceline.core.errors import UnavailableError
 
 BODY = {"prompt": "x", "max_tokens": 2}

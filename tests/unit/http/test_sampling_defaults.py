@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.http.app import make_app
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.sampling_defaults import SamplingDefaults, load, of_file
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.app import make_app
+from coordinator.api.sampling_defaults import SamplingDefaults, load, of_file
 from paceline.core import limits
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.http import body
-from coordinator.http import server as module
-from coordinator.http.app import make_app
-from coordinator.http.encoding import PIECE, JsonResponse
-from coordinator.http.server import HttpServer
+from coordinator.api.http.app import make_app
+from coordinator.api.http.server import body
+from coordinator.api.http.server import server as module
+from coordinator.api.http.server.encoding import PIECE, JsonResponse
+from coordinator.api.http.server.server import HttpServer
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.types import FinishReason

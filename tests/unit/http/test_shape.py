@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.http import body
-from coordinator.http.body import parse
-from coordinator.http.errors import HttpError
-from coordinator.http.schemas import ChatRequest, CompletionRequest
+from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest
+from coordinator.api.http.server import body
+from coordinator.api.http.server.body import parse
+from coordinator.api.http.server.errors import HttpError
 from paceline.core import limits
 
 JSON = st.recursive(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.http.server import HttpServer
+from coordinator.api.http.server.server import HttpServer
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from tests.unit.rpc.test_certificate_keys import GOOD, files
 

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from coordinator.http.body import parse
-from coordinator.http.errors import HttpError, from_error
-from coordinator.http.schemas import ChatRequest, CompletionRequest
+from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest
+from coordinator.api.http.server.body import parse
+from coordinator.api.http.server.errors import HttpError, from_error
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.http.taking import Taking
+from coordinator.api.http.server.stalled_client import Taking
 
 
 class FakeTransport:

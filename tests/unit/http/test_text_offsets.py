@@ -10,9 +10,9 @@ import httpx2
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from coordinator.http.logprobs import LogprobWriter
-from coordinator.ledger import Commit, Ledger
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.http.openai.logprobs import LogprobWriter
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs, TokenOrigin
 from paceline.rpc.codec import GenerateCall
 from tests.unit.http.test_answers import stream

@@ -10,12 +10,12 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from coordinator.detokenize import REPLACEMENT
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.logprobs import LogprobWriter, TextOffsets
-from coordinator.http.token_bytes import BYTES, token_bytes
-from coordinator.ledger import Commit
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.openai.logprobs import LogprobWriter, TextOffsets
+from coordinator.api.http.openai.token_bytes import BYTES, token_bytes
+from coordinator.sequence.ledger import Commit
+from coordinator.text.detokenizer import REPLACEMENT
+from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import FinishReason, TokenLogprobs
 from paceline.rpc.codec import GenerateCall
 

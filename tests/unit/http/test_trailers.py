@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.http.server import BoundedProtocol, HttpServer
+from coordinator.api.http.server.server import BoundedProtocol, HttpServer
 from paceline.core import limits
 
 HANG = 20.0

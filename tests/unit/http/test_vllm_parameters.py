@@ -9,11 +9,11 @@ import httpx2
 import orjson
 import pytest
 
-from coordinator.http.body import parse
-from coordinator.http.chat_template import ChatTemplate
-from coordinator.http.errors import HttpError, from_error
-from coordinator.http.schemas import ChatRequest, CompletionRequest
-from coordinator.ledger import Commit
+from coordinator.api.chat_template import ChatTemplate
+from coordinator.api.http.openai.schema.bodies import ChatRequest, CompletionRequest
+from coordinator.api.http.server.body import parse
+from coordinator.api.http.server.errors import HttpError, from_error
+from coordinator.sequence.ledger import Commit
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import FinishReason, StructuredOutputs, TokenLogprobs, TokenOrigin
@@ -226,7 +226,7 @@ async def test_every_object_has_a_fingerprint(
     path: str, chats: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It reads a file, which no request may wait for.
-    monkeypatch.setattr("coordinator.http.parameters.version", None)
+    monkeypatch.setattr("coordinator.api.http.openai.schema.parameters.version", None)
     mark = (await post(chats, path))["system_fingerprint"]
     assert mark.startswith("fp_")
     assert {event["system_fingerprint"] for event in await streamed(chats, path)} == {mark}

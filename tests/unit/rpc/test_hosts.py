@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.http.server import HttpServer
+from coordinator.api.http.server.server import HttpServer
 from paceline.rpc.credentials import open_aio_channel
 from paceline.rpc.server import Server, host_in_address
 from paceline.supervisor.announcement import split_address

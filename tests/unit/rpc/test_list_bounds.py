@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from coordinator.coordinator import Coordinator
+from coordinator.app import Coordinator
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_LEDGER_TOKENS, MAX_RECEIVED_TOKENS, MAX_TOKENS

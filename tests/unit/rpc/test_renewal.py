@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.http.encoding import JsonResponse
-from coordinator.http.server import HttpServer
+from coordinator.api.http.server.encoding import JsonResponse
+from coordinator.api.http.server.server import HttpServer
 from paceline.certificates import make_certificates
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.tls import Tls

@@ -11,15 +11,15 @@ import grpc
 import httpx2
 import pytest
 
-from coordinator.access import Gate, Principal, principal
-from coordinator.coordinator import Coordinator
-from coordinator.edge import KeyInterceptor
-from coordinator.grpc_calls import CallObserver
-from coordinator.http.app import make_app
-from coordinator.http.server import HttpServer
-from coordinator.links import LinkState
-from coordinator.service import GenerationService
-from coordinator.vocabulary import Vocabulary
+from coordinator.api.grpc.auth import KeyInterceptor
+from coordinator.api.grpc.calls import CallObserver
+from coordinator.api.grpc.service import GenerationService
+from coordinator.api.http.app import make_app
+from coordinator.api.http.server.server import HttpServer
+from coordinator.app import Coordinator
+from coordinator.auth import Gate, Principal, principal
+from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.links import LinkState
 from harness.waiting import HANG
 from paceline.client import AsyncClient
 from paceline.core.clock import ManualClock

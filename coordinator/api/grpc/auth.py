@@ -1,0 +1,93 @@
+"""The gate in front of the gRPC face, and the file of keys behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from coordinator.auth import Gate, bearer, principal
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import PacelineError
+from paceline.core.keyfile import read_keys
+from paceline.rpc.auth import is_open
+from paceline.rpc.credentials import is_loopback
+from paceline.rpc.shield import refusal
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "/paceline.v1.GenerationService/"
+CHARGED_LATER = frozenset({f"{_SERVICE}Generate", f"{_SERVICE}Cancel"})
+"""Methods for which nothing is taken of a key's rate at the door. To cancel must always be possible, and only
+what is asked tells whether a call begins a request or goes on with one."""
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Asks for a key before anything of a call is read, and tells its handler who calls.
+
+    Every method is asked for, unknown ones included; only health is open.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The method's handler, or one that refuses."""
+        if not is_open(handler_call_details.method):
+            metadata: Any = handler_call_details.invocation_metadata or ()
+            try:
+                caller = self._gate.recognise(bearer(v for k, v in metadata if k == "authorization"))
+                principal.set(caller)
+                if handler_call_details.method not in CHARGED_LATER:
+                    self._gate.charge()
+            except PacelineError as error:
+                return refusal(error)
+        return await continuation(handler_call_details)
+
+
+def make_gate(config: CoordinatorConfig) -> Gate:
+    """The gate of this process. Raises InvalidArgumentError naming `api_keys`."""
+    return Gate(read_keys(Path(config.api_keys)) if config.api_keys else None)
+
+
+def reload_on_hangup(gate: Gate, config: CoordinatorConfig) -> None:
+    """SIGHUP reads the file of keys again; one that cannot be used changes nothing."""
+    if not config.api_keys:
+        return
+
+    def reload() -> None:
+        try:
+            keys = read_keys(Path(config.api_keys))
+        except PacelineError as error:
+            log.error("the API keys stay as they were: %s", error)  # noqa: TRY400 - the message says it all
+            return
+        gate.replace(keys)
+        log.info("%d API keys are in use", len(keys.keys))
+
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+def warn_if_open(config: CoordinatorConfig) -> None:
+    """Say so when others than this machine can reach what is not protected."""
+    if is_loopback(config.host):
+        return
+    missing = [
+        what
+        for what, there in (("TLS", config.tls is not None), ("API keys", bool(config.api_keys)))
+        if not there
+    ]
+    if missing:
+        log.warning(
+            "listening on %s without %s: whoever reaches it can use it", config.host, " and ".join(missing)
+        )

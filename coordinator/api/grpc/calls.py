@@ -1,0 +1,134 @@
+"""Calls of the gRPC face: counted, named in log lines, and told of at their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from coordinator.auth import principal
+from coordinator.telemetry import call_log
+from coordinator.telemetry.metrics import Recorder
+from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import InvalidArgumentError
+from paceline.rpc.shield import refusal
+from paceline.v1 import generation_pb2
+
+PACKAGE = "/paceline."
+"""Health checks and reflection are no calls of clients. Methods that nobody registered, whatever they are
+called, have a name that begins so (accepting.py)."""
+METHODS = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for service in generation_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
+UNKNOWN = "unknown"
+"""How calls of other methods are counted."""
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+Metadata = Sequence[tuple[str, str | bytes]]
+Observing = Callable[[Context], AbstractContextManager[None]]
+
+
+class CallObserver(grpc.aio.ServerInterceptor):
+    """Sees every call of our own services, also those that another interceptor behind it refuses."""
+
+    def __init__(self, recorder: Recorder, clock: Clock = monotonic) -> None:
+        self._recorder = recorder
+        self._clock = clock
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Put an observer around the method."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(PACKAGE):
+            return handler
+        # What a client makes up is no name of a metric.
+        name = method.removeprefix("/") if method in METHODS else UNKNOWN
+        metadata: Metadata = handler_call_details.invocation_metadata or ()
+        given, refused_field = "", ""
+        try:
+            given = call_log.given_id(_values(metadata, call_log.REQUEST_ID))
+        except InvalidArgumentError as error:
+            handler, refused_field = refusal(error), error.field
+        observing = partial(self._observing, name, metadata, given, refused_field)
+        # The shield behind makes all of them take streams.
+        kind = f"stream_{'stream' if handler.response_streaming else 'unary'}"
+        behaviour = getattr(handler, kind)
+        # One that streams may also be a coroutine, which writes to the context.
+        observe = _streaming if inspect.isasyncgenfunction(behaviour) else _single
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        observed: Handler = make(
+            observe(observing, behaviour), handler.request_deserializer, handler.response_serializer
+        )
+        return observed
+
+    @contextlib.contextmanager
+    def _observing(
+        self, method: str, metadata: Metadata, given: str, refused_field: str, context: Context
+    ) -> Iterator[None]:
+        traceparent = _values(metadata, "traceparent")
+        call = call_log.Call(
+            "grpc",
+            method,
+            self._clock(),
+            traceparent[-1] if traceparent else "",
+            given_id=given,
+            refused_field=refused_field,
+        )
+        call.made_by(principal.get().name)
+        code = grpc.StatusCode.OK.name
+        with call_log.taking(call):
+            try:
+                yield
+            except (asyncio.CancelledError, GeneratorExit):
+                code = grpc.StatusCode.CANCELLED.name
+                raise
+            except BaseException:
+                code = _code_of(context)
+                raise
+            finally:
+                self._recorder.grpc_calls[method, code] += 1
+                call.finish(code, self._clock())
+
+
+def _single(observing: Observing, behaviour: Any) -> Any:
+    async def observed(request: Any, context: Context) -> Any:
+        with observing(context):
+            return await behaviour(request, context)
+
+    return observed
+
+
+def _streaming(observing: Observing, behaviour: Any) -> Any:
+    async def observed(request: Any, context: Context) -> AsyncIterator[Any]:
+        with observing(context):
+            async with contextlib.aclosing(behaviour(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+    return observed
+
+
+def _values(metadata: Metadata, key: str) -> list[str]:
+    return [value for name, value in metadata if name == key and isinstance(value, str)]
+
+
+def _code_of(context: Context) -> str:
+    """The code a call was aborted with; UNKNOWN, as gRPC says, for an exception of any other kind."""
+    # An integer or a member, whatever its type says; 0 before anything was set.
+    code: Any = context.code()
+    names = {key: known.name for known in grpc.StatusCode for key in (known, known.value[0])}
+    return names[code] if code in names and code else grpc.StatusCode.UNKNOWN.name

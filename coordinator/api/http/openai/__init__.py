@@ -1,0 +1,1 @@
+"""The endpoints in the shape of the OpenAI API, and those that vLLM adds."""

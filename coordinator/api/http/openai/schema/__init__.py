@@ -1,0 +1,1 @@
+"""Bodies and parameters of requests: documented, validated, honoured or refused by name."""

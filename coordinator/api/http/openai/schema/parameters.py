@@ -1,0 +1,375 @@
+"""What `/v1/completions` and `/v1/chat/completions` have in common: sampling, streaming, speculation.
+
+A parameter is honoured or refused with its name. `null` stands for the default, as with OpenAI. Parameters
+of OpenAI's and vLLM's that this server cannot honour are in unsupported.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from coordinator.api.http.openai.logprobs import LogprobWriter
+from coordinator.api.http.openai.schema.fields import (
+    Label,
+    Schema,
+    Strings,
+    Texts,
+    TokenIds,
+    TolerantSchema,
+    shape_of,
+    told,
+)
+from coordinator.api.http.openai.schema.structures import (
+    JsonSchemaValue,
+    ResponseFormat,
+    StructuredOutputsBody,
+    TextFormat,
+    format_names,
+    structure_of,
+)
+from coordinator.api.http.openai.schema.unsupported import GENERATION, Unsupported
+from coordinator.api.http.server.errors import HttpError
+from coordinator.app import Coordinator
+from paceline.core import limits
+from paceline.core.checks import AUTO
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.structured import FIELD
+from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, StructuredOutputs
+from paceline.rpc.codec import GenerateCall, generate_request_from_proto, generate_request_to_proto
+from paceline.rpc.generation_codec import ContextLengthError
+from paceline.v1 import common_pb2
+
+MAX_METADATA_ENTRIES = 16
+PLACEHOLDER_MODELS = ("tgi", "dummy")
+"""What clients of TGI and of the hub send where they know no model's name."""
+_VERSION = version("paceline")
+"""Looked up once: it is read from a file."""
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""What vLLM called a structure before `structured_outputs`."""
+
+
+def _shape_of_draft_tokens(value: Any) -> str:
+    return "<auto>" if value == AUTO else shape_of(value)
+
+
+DraftTokens = Annotated[
+    Annotated[int, Tag("<number>")] | Annotated[Literal["auto"], Tag("<auto>")],
+    Discriminator(
+        _shape_of_draft_tokens,
+        custom_error_type="alternatives",
+        custom_error_message=f"must be an integer from 0 to {limits.MAX_SPECULATIVE_TOKENS}, or {AUTO}",
+    ),
+]
+
+
+class StreamOptions(Schema):
+    """How to stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = told("Usage so far in every event, and at the end.")
+
+
+class SpeculativeDecoding(Schema):
+    """How to speculate for this request."""
+
+    num_speculative_tokens: DraftTokens | None = told(
+        "K; 0 switches drafting off, `auto` lets the server choose.",
+        minimum=0,
+        maximum=limits.MAX_SPECULATIVE_TOKENS,
+    )
+    acceptance: str | None = told(enum=[*(mode.value for mode in AcceptanceMode), None])
+    prompt_lookup: bool | None = told("Whether draft tokens may be copied from the text so far.")
+
+
+def _not_too_low(temperature: float) -> float:
+    return limits.MIN_TEMPERATURE if 0 < temperature < limits.MIN_TEMPERATURE else temperature
+
+
+Temperature = Annotated[float, AfterValidator(_not_too_low)]
+"""The core refuses those above 0 that it cannot divide by; clients send them for what is nearly greedy."""
+
+
+class GenerationRequest(TolerantSchema):
+    """What both endpoints take. A field that is None takes the default of SamplingParams."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = GENERATION
+
+    model: str | None = told("The served model; null, an empty text, `tgi` and `dummy` take it.")
+    temperature: Temperature | None = told(
+        f"Above 0 and below {limits.MIN_TEMPERATURE} it is raised to that.",
+        minimum=0,
+        maximum=limits.MAX_TEMPERATURE,
+    )
+    top_p: float | None = told(exclusiveMinimum=0, maximum=1)
+    top_k: int | None = told(minimum=-1, maximum=2**31 - 1)
+    min_p: float | None = told(minimum=0, maximum=1)
+    repetition_penalty: float | None = told(
+        minimum=limits.MIN_REPETITION_PENALTY, maximum=limits.MAX_REPETITION_PENALTY
+    )
+    presence_penalty: float | None = told(minimum=-2, maximum=2)
+    frequency_penalty: float | None = told(minimum=-2, maximum=2)
+    logit_bias: Annotated[dict[str, float], Field(max_length=limits.MAX_LOGIT_BIAS_ENTRIES)] | None = told(
+        "Token ids as strings, to their biases.",
+        propertyNames={"pattern": "^[0-9]{1,10}$"},
+    )
+    seed: int | None = told(minimum=0, maximum=limits.MAX_SEED)
+    max_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
+    min_tokens: int | None = told(minimum=0, maximum=limits.MAX_TOKENS)
+    stop: Texts | None = told(maxItems=limits.MAX_STOP_STRINGS)
+    stop_token_ids: TokenIds | None = told(maxItems=limits.MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Texts | None = told(maxItems=limits.MAX_BAD_WORDS)
+    allowed_token_ids: TokenIds | None = told(minItems=1, maxItems=limits.MAX_ALLOWED_TOKEN_IDS)
+    prompt_logprobs: int | None = told(
+        "Likeliest tokens at each token of the prompt.", minimum=0, maximum=limits.MAX_LOGPROBS
+    )
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: JsonSchemaValue | None = told("As `structured_outputs.json`.")
+    guided_regex: str | None = told("As `structured_outputs.regex`.")
+    guided_choice: Strings | None = told("As `structured_outputs.choice`.")
+    guided_grammar: str | None = told("As `structured_outputs.grammar`.")
+    n: int | None = told("Choices for each prompt.", minimum=1, maximum=limits.MAX_N)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = told("Goes with stream=true.")
+    speculative_decoding: SpeculativeDecoding | None = None
+    include_speculative_decoding: bool | None = told("Whether usage and choices say what speculation did.")
+    skip_special_tokens: bool | None = told("Leave special tokens out of the text; the default.")
+    add_special_tokens: bool | None = told("Put in those that the tokenizer adds: by default not in a chat.")
+    truncate_prompt_tokens: int | None = told(
+        "The most tokens of the prompt that are kept; -1 keeps what fits the model's length.",
+        minimum=-1,
+        maximum=limits.MAX_PROMPT_TOKENS,
+    )
+    truncation_side: Literal["left", "right"] | None = told("Which end is cut off; left is the default.")
+    return_token_ids: bool | None = told("Tell the tokens of prompt and choices.")
+    return_tokens_as_token_ids: bool | None = told("Name tokens of logprobs `token_id:N`.")
+    cache_salt: str | None = told(
+        "Requests with different salts never share cached prefixes.",
+        maxLength=limits.MAX_CACHE_SALT_CHARACTERS,
+    )
+    user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
+    session_id: Label | None = told("As `user`.")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """A core field's name to the name it has in this request, where they differ."""
+        names = {
+            "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
+            "acceptance": "speculative_decoding.acceptance",
+            "prompt_lookup": "speculative_decoding.prompt_lookup",
+        }
+        return names | self._structure_names
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the last event of a stream is the usage."""
+        options = self.stream_options
+        return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def tells_usage_so_far(self) -> bool:
+        """Whether every event of a stream has it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def sampling(self, defaults: Mapping[str, Any] | None = None, **own: Any) -> SamplingParams:
+        """The core's parameters. Raises InvalidArgumentError naming the core field.
+
+        Args:
+            defaults: of fields that the request leaves out, where they are not those of SamplingParams.
+            own: values that the endpoint gives to core fields.
+        """
+        names = {f.name for f in fields(SamplingParams)} & set(type(self).model_fields)
+        given = {name: value for name in names if (value := getattr(self, name)) is not None} | own
+        if self.logit_bias is not None:
+            given["logit_bias"] = _token_bias(self.logit_bias)
+        given["structured_outputs"] = self._structure()
+        return SamplingParams(**{**(defaults or {}), **given})
+
+    def _structure(self) -> StructuredOutputs | None:
+        asked = self._structure_fields
+        if len(asked) > 1:
+            raise InvalidArgumentError(asked[-1], f"cannot be combined with {asked[0]}")
+        match asked:
+            case []:
+                return None
+            case ["structured_outputs"]:
+                assert self.structured_outputs is not None
+                return self.structured_outputs.value()
+            case ["response_format"]:
+                assert self.response_format is not None
+                return structure_of(self.response_format)
+        return StructuredOutputs(**{asked[0].removeprefix("guided_"): getattr(self, asked[0])})
+
+    @property
+    def _structure_fields(self) -> list[str]:
+        """The fields that ask for a structure."""
+        text = isinstance(self.response_format, TextFormat)
+        names = ("structured_outputs", *_GUIDED, *(() if text else ("response_format",)))
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
+    def _structure_names(self) -> dict[str, str]:
+        """What the core's fields of a structure are called in this request."""
+        match self._structure_fields:
+            case ["response_format"]:
+                assert self.response_format is not None
+                return format_names(self.response_format)
+            case [name] if name in _GUIDED:
+                return {f"{FIELD}.{name.removeprefix('guided_')}": name, FIELD: name}
+        return {}
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt is reported and nothing is generated."""
+        return False
+
+    @property
+    def needs_model_length(self) -> bool:
+        """Whether only a target can say if the request fits."""
+        asked = max(self.token_limit or 0, self.min_tokens or 0)
+        return self.truncate_prompt_tokens == -1 or asked > limits.MAX_TOKENS
+
+    @property
+    def token_limit(self) -> int | None:
+        """What the core calls `max_tokens`."""
+        return self.max_tokens
+
+    def check_length(self, coordinator: Coordinator) -> None:
+        """Raises ContextLengthError for more tokens than the core can be asked for."""
+        for name, wanted in (("max_tokens", self.token_limit), ("min_tokens", self.min_tokens)):
+            if wanted is not None and wanted > limits.MAX_TOKENS:
+                length = coordinator.target_info().max_model_len
+                raise ContextLengthError(name, length, f"{wanted} after the prompt exceed it")
+
+    def truncated(
+        self, prompt: Sequence[int], max_tokens: int | None, coordinator: Coordinator
+    ) -> tuple[int, ...]:
+        """What `truncate_prompt_tokens` leaves of a prompt. Raises InvalidArgumentError.
+
+        Where it is -1, a prompt leaves room for `max_tokens`, or for one token.
+        """
+        most = self.truncate_prompt_tokens
+        if most is None:
+            if self.truncation_side is not None:
+                raise InvalidArgumentError("truncation_side", "goes with truncate_prompt_tokens")
+            return tuple(prompt)
+        if most == 0 or most < -1:
+            raise InvalidArgumentError("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
+        if most == -1:
+            most = max(1, coordinator.target_info().max_model_len - (max_tokens or 1))
+        return tuple(prompt[:most] if self.truncation_side == "right" else prompt[-most:])
+
+    def speculation(self) -> SpeculationParams:
+        """Raises InvalidArgumentError naming the core field."""
+        if self.speculative_decoding is None:
+            return SpeculationParams()
+        return SpeculationParams(**self.speculative_decoding.model_dump())
+
+
+def check_model(name: str | None, served: str) -> None:
+    """Raises HttpError with OpenAI's code for a model that is not there."""
+    if name and name != served:
+        message = f"model: this server serves {served} and no other model"
+        raise HttpError(404, message, param="model", code="model_not_found")
+
+
+def check_request_model(name: str | None, served: str) -> None:
+    """As `check_model`, for a request's body: clients of TGI that know no model send a word instead."""
+    if name not in PLACEHOLDER_MODELS:
+        check_model(name, served)
+
+
+def _token_bias(values: Mapping[str, float]) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for name, bias in values.items():
+        if not (name.isascii() and name.isdecimal() and len(name) <= 10):
+            raise InvalidArgumentError("logit_bias", "its keys must be token ids")
+        if int(name) in result:
+            raise InvalidArgumentError("logit_bias", f"token id {int(name)} is named twice")
+        result[int(name)] = bias
+    return result
+
+
+def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) -> dict[str, Any]:
+    """What every object of one answer begins with.
+
+    Raises HttpError for a model that is not there, InvalidArgumentError for options of no stream.
+    """
+    served = coordinator.model_name
+    check_request_model(wanted.model, served)
+    wanted.check_length(coordinator)
+    options = wanted.stream_options
+    if options is not None and not wanted.stream:
+        raise InvalidArgumentError("stream_options", "goes with stream=true")
+    if options is not None and options.continuous_usage_stats and options.include_usage is False:
+        raise InvalidArgumentError("stream_options.continuous_usage_stats", "goes with include_usage")
+    return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": served}
+
+
+def fingerprinted(head: Mapping[str, Any], coordinator: Coordinator) -> dict[str, Any]:
+    """What every object of an answer begins with, once a target is there that answers."""
+    return {**head, "system_fingerprint": fingerprint_of(coordinator.target_info())}
+
+
+def fingerprint_of(info: common_pb2.WorkerInfo) -> str:
+    """OpenAI's `system_fingerprint`: another one where other tokens may follow from the same seed."""
+    parts = (
+        _VERSION,
+        info.model,
+        info.dtype,
+        info.device,
+        info.tokenizer_fingerprint,
+        str(info.num_parameters),
+    )
+    return f"fp_{blake2b('|'.join(parts).encode(), digest_size=5).hexdigest()}"
+
+
+def writer_of(wanted: GenerationRequest, coordinator: Coordinator) -> LogprobWriter:
+    """What words the log-probabilities of an answer."""
+    return LogprobWriter(coordinator.vocabulary, names_by_id=bool(wanted.return_tokens_as_token_ids))
+
+
+def make_call(
+    request_id: str,
+    prompt: str | tuple[int, ...],
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    cache_salt: str | None = None,
+) -> GenerateCall:
+    """The core's call, through the very message that the gRPC face takes: what is refused there is refused
+    here, with the same words. Raises InvalidArgumentError naming the core field.
+    """
+    call = GenerateCall(request_id, prompt, sampling, speculation, cache_salt or "")
+    return generate_request_from_proto(generate_request_to_proto(call))
+
+
+def make_calls(
+    request_id: str,
+    prompts: Sequence[str | tuple[int, ...]],
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    cache_salt: str | None = None,
+) -> list[GenerateCall]:
+    """As `make_call`, one for each prompt. What they share is checked once: it may name 32,768 tokens."""
+    first = make_call(f"{request_id}-0", prompts[0], sampling, speculation, cache_salt)
+    calls, plain = [first], SamplingParams()
+    for index, prompt in enumerate(prompts[1:], 1):
+        call = make_call(f"{request_id}-{index}", prompt, plain, speculation, cache_salt)
+        calls.append(replace(call, sampling=first.sampling))
+    return calls

@@ -1,0 +1,84 @@
+"""The `usage` of an answer, and what speculation did for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from coordinator.requests.generation import Generation
+from coordinator.round.machine import RoundMachine
+from coordinator.sequence.stats import SpeculationStats
+
+
+def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> dict[str, Any]:
+    """Tokens of one request: each prompt counted once, the completions of all choices together."""
+    prompt = sum(generation.params.prompt_length for generation in generations)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+    }
+
+
+def _cached(generations: Sequence[Generation]) -> int:
+    """Tokens of the prompts that the target had cached, each prompt counted with its first choice."""
+    return sum(generation.machines[0].stats.cached_prompt_tokens for generation in generations)
+
+
+def choice_stats(machine: RoundMachine) -> dict[str, Any]:
+    """What speculation did for one choice, as vLLM tells it."""
+    stats = machine.stats
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": {str(i): count for i, count in enumerate(stats.histogram) if count},
+        "num_spec_steps": stats.num_spec_steps,
+        "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": machine.num_speculative_tokens,
+    }
+
+
+def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
+    """As `usage_so_far`, at the end, with the tokens of prompts that the target had cached."""
+    machines = [machine for generation in generations for machine in generation.machines]
+    counts = usage_so_far(generations, sum(machine.ledger.num_generated for machine in machines))
+    counts["prompt_tokens_details"] = {"cached_tokens": _cached(generations)}
+    if include_speculative_decoding:
+        total = summed(machine.stats for machine in machines)
+        counts["speculative_decoding"] = {
+            "acceptance": generations[0].params.mode.value,
+            "mean_acceptance_length": total.mean_acceptance_length,
+            "draft_acceptance_rate": total.acceptance_rate,
+            "acceptance_rate_per_position": total.acceptance_rate_per_position,
+            "acceptance_histogram": total.histogram,
+            "num_rounds": total.num_rounds,
+            "num_spec_steps": total.num_spec_steps,
+            "num_draft_tokens": total.num_draft_tokens,
+            "num_accepted_draft_tokens": total.num_accepted_draft_tokens,
+            "num_lookahead_hits": total.num_lookahead_hits,
+            "num_prompt_lookups": total.num_prompt_lookups,
+        }
+    return counts
+
+
+def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
+    """The counts of several sequences as those of one."""
+    total = SpeculationStats()
+    for stats in each:
+        total.num_rounds += stats.num_rounds
+        total.num_spec_steps += stats.num_spec_steps
+        total.num_step_tokens += stats.num_step_tokens
+        total.num_draft_tokens += stats.num_draft_tokens
+        total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
+        total.num_lookahead_hits += stats.num_lookahead_hits
+        total.num_prompt_lookups += stats.num_prompt_lookups
+        total.histogram = _sum(total.histogram, stats.histogram)
+        total.reached = _sum(total.reached, stats.reached)
+        total.accepted_at = _sum(total.accepted_at, stats.accepted_at)
+    return total
+
+
+def _sum(one: list[int], other: list[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

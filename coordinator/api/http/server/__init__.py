@@ -1,0 +1,1 @@
+"""HTTP on a port: connections, heads, bodies, authentication, errors, bytes of answers."""

@@ -1,0 +1,82 @@
+"""Sampling defaults that a model brings along: those of its `generation_config.json`.
+
+They stand in for what an HTTP request leaves out, as with vLLM. The SDK's SamplingParams have values for
+everything, so a gRPC request leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from coordinator.api import chat_template
+from paceline.core import limits
+from paceline.core.config import NO_GENERATION_CONFIG, CoordinatorConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "generation_config.json"
+_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What stands in for parameters that a request leaves out."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams but `max_tokens`."""
+    max_tokens: int | None = None
+    """Of an answer that has no bound of its own; less where the model's length leaves less room."""
+
+    def limit(self, room: int) -> int | None:
+        """`max_tokens` behind a prompt that leaves so much room; None where the model names none."""
+        return None if self.max_tokens is None else min(self.max_tokens, max(1, room))
+
+
+def load(config: CoordinatorConfig) -> SamplingDefaults:
+    """Those of the model that the coordinator's tokenizer comes with.
+
+    Raises InvalidArgumentError naming `generation_config` if the file cannot be read or honoured.
+    """
+    if config.generation_config == NO_GENERATION_CONFIG:
+        return SamplingDefaults()
+    try:
+        given = chat_template.read_json(config.tokenizer, FILE)
+    except InvalidArgumentError as error:
+        raise _refusal(error.description) from error
+    defaults = of_file(given)
+    told = dict(defaults.values)
+    if defaults.max_tokens is not None:
+        told["max_tokens"] = defaults.max_tokens
+    if told:
+        log.info(
+            "HTTP requests that do not say otherwise have %s, from %s of %s; --generation-config none"
+            " takes Paceline's own defaults",
+            ", ".join(f"{name} {value}" for name, value in told.items()),
+            FILE,
+            config.tokenizer,
+        )
+    return defaults
+
+
+def of_file(given: Mapping[str, Any]) -> SamplingDefaults:
+    """What the file says of sampling; null says nothing. Raises InvalidArgumentError."""
+    values = {name: given[name] for name in _FIELDS if given.get(name) is not None}
+    max_tokens = given.get("max_new_tokens")
+    try:
+        temperature = values.get("temperature")
+        if isinstance(temperature, float) and 0 < temperature < limits.MIN_TEMPERATURE:
+            values["temperature"] = limits.MIN_TEMPERATURE
+        SamplingParams(**values, max_tokens=max_tokens)
+    except InvalidArgumentError as error:
+        name = "max_new_tokens" if error.field == "max_tokens" else error.field
+        raise _refusal(f"its {name} {error.description}") from None
+    return SamplingDefaults(values, max_tokens)
+
+
+def _refusal(why: str) -> InvalidArgumentError:
+    return InvalidArgumentError("generation_config", f"{FILE}: {why}; `none` does without the file")

@@ -1,0 +1,467 @@
+"""The coordinator as its faces see it: validated calls in, committed parts out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+
+from coordinator.auth import Gate, Group, principal
+from coordinator.requests.generation import Generation, workers_salt
+from coordinator.requests.machine_factory import Machines
+from coordinator.requests.merge import beside, together
+from coordinator.requests.observer import Observer, RequestRecord
+from coordinator.requests.registry import Reader, Request, Requests
+from coordinator.round.machine import RoundMachine
+from coordinator.scheduling.dispatcher import Dispatcher
+from coordinator.scheduling.running_sequence import Parts, Running
+from coordinator.sequence.ledger import Commit, Ledger
+from coordinator.sequence.replay_buffer import Record, ending
+from coordinator.setup_warnings import setup_warnings
+from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.request_log import Reporting
+from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.telemetry.throughput import tell_throughput
+from coordinator.text.long_texts import LongTexts
+from coordinator.text.structures import Structures
+from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.links import Link, LinkObserver
+from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
+from paceline.core import limits
+from paceline.core.clock import Clock, monotonic
+from paceline.core.config import CoordinatorConfig
+from paceline.core.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    PacelineError,
+    TokenizerMismatchError,
+    UnavailableError,
+)
+from paceline.core.secret import WorkerSecret
+from paceline.core.types import SequenceParams
+from paceline.rpc.certificate_expiry import CertificateExpiry
+from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
+from paceline.rpc.info import check_compatible, check_role
+from paceline.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Owns the links and the dispatcher."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        vocabulary: Vocabulary,
+        clock: Clock = monotonic,
+        gate: Gate | None = None,
+        observers: Sequence[Observer] = (),
+        secret: WorkerSecret | None = None,
+    ) -> None:
+        """`secret` is what the workers demand; tenants' cached prefixes outlive this process with it only."""
+        self.config = config
+        self.gate = gate or Gate()
+        self.vocabulary = vocabulary
+        self._texts = LongTexts(vocabulary)
+        self.recorder = Recorder()
+        self.tenants = TenantRecorder() if config.tenant_metrics else None
+        """What each tenant uses, where that is to be told."""
+        observers = [self.recorder, *([] if self.tenants is None else [self.tenants]), *observers]
+        self._reporting = Reporting(observers, clock)
+        self.certificates = CertificateExpiry({"tls": config.tls, "worker_tls": config.worker_tls})
+        self.dispatcher = Dispatcher(
+            config.max_running,
+            config.max_waiting,
+            clock,
+            observers,
+            unread_timeout=config.unread_timeout,
+        )
+        self.requests = Requests(self.dispatcher, config.resume_seconds, clock, config.unread_timeout)
+        self._clock = clock
+        self._salt_key = secrets.token_bytes(32) if secret is None else secret.derived("cache salts")
+        self._machines = Machines(config, vocabulary)
+        self._structures = Structures(vocabulary)
+        self._target_found = asyncio.Event()
+        self._warned: set[str] = set()
+        self.readiness_changed = asyncio.Event()
+        """Set whenever `serving` may have changed."""
+        self.draining = False
+        """True once it was told to stop: nothing new begins."""
+        observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
+
+        def link(address: str, dialect: Dialect) -> Link:
+            sockets = config.local_sockets
+            return Link(address, dialect, observer, config.worker_tls, local_sockets=sockets, secret=secret)
+
+        self.dispatcher.targets = [link(address, TARGET) for address in config.targets]
+        self.dispatcher.drafts = [link(address, DRAFT) for address in config.drafts]
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """Targets first."""
+        return [*self.dispatcher.targets, *self.dispatcher.drafts]
+
+    async def run(self) -> None:
+        """Keep links and deadlines going until cancelled."""
+        with contextlib.closing(self._structures):
+            async with asyncio.TaskGroup() as group:
+                for link in self.links:
+                    group.create_task(link.run())
+                group.create_task(self.dispatcher.sweep())
+                group.create_task(self.requests.sweep())
+                group.create_task(self.certificates.watch())
+                group.create_task(tell_throughput(self, self.config.log_stats_seconds))
+
+    async def wait_until_ready(self, draft_seconds: float) -> None:
+        """Until a target serves and every draft is ready or refused (those only up to a time)."""
+        await self._target_found.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(draft_seconds):
+                for draft in self.dispatcher.drafts:
+                    await draft.settled.wait()
+
+    @property
+    def serving(self) -> bool:
+        """True while a target worker is there."""
+        return any(link.ready for link in self.dispatcher.targets)
+
+    def target_info(self) -> common_pb2.WorkerInfo:
+        """What the target is, or was. Of several that serve, the one that serves the fewest tokens: any of
+        them may get a request. Raises UnavailableError before one was ever there."""
+        served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
+        if not served:
+            raise UnavailableError("no target worker is there yet")
+        return min(served, key=lambda each: (each[0], each[1].max_model_len))[1]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is set up so that less is drafted than could be; empty before a target was there."""
+        if not self.has_target:
+            return []
+        drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
+        return setup_warnings(self.config.num_speculative_tokens, self.target_info(), drafts)
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.config.model_name or self.target_info().model
+
+    @property
+    def known_name(self) -> str:
+        """`model_name`; empty where nobody gave it one and no target was ever there."""
+        try:
+            return self.model_name
+        except UnavailableError:
+            return ""
+
+    @property
+    def has_target(self) -> bool:
+        """True once a target was there, ready or not: `target_info` is known."""
+        return any(link.admitted for link in self.dispatcher.targets)
+
+    @property
+    def accepting(self) -> bool:
+        """True while a new request would be served."""
+        return self.serving and not self.draining
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids. Raises InvalidArgumentError naming `text`."""
+        length = self._known_length
+        return await self._texts.encode("text", text, length, add_special_tokens=add_special_tokens)
+
+    def check_length(self, name: str, characters: int) -> None:
+        """Raises InvalidArgumentError naming `name` where so many characters are too many for a prompt."""
+        self._texts.check_length(name, characters, self._known_length)
+
+    @property
+    def max_request_bytes(self) -> int:
+        """The most bytes of one message that the model's length leaves a use for: a prompt, what was received
+        of all choices, and all other lists of a request."""
+        length = self._known_length
+        tokens = length + min(limits.MAX_RECEIVED_TOKENS, limits.MAX_N * length)
+        return self._texts.max_bytes(length) + limits.MAX_OTHER_LIST_BYTES + tokens * limits.MAX_TOKEN_BYTES
+
+    @property
+    def _known_length(self) -> int:
+        """The model's, once a target was there."""
+        return self.target_info().max_model_len if self.has_target else limits.MAX_PROMPT_TOKENS
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Ids to text, special tokens left out. Raises InvalidArgumentError naming `token_ids`."""
+        if len(token_ids) > limits.MAX_PROMPT_TOKENS:
+            raise InvalidArgumentError("token_ids", f"at most {limits.MAX_PROMPT_TOKENS}")
+        check_token_ids("token_ids", token_ids, self.vocabulary.size)
+        return await self._texts.decode(token_ids)
+
+    @contextlib.asynccontextmanager
+    async def generating(
+        self, call: GenerateCall, deadline: float = math.inf, group: Group | None = None
+    ) -> AsyncIterator[Generation]:
+        """Take a request on, or go on with one; when the block is left the request has ended.
+
+        Unless it may be resumed and the block is left by a cancellation: then it is held for a while, not
+        beyond the client's `deadline` (of the clock). `group` is of the requests that come with it. Raises
+        PacelineError; InvalidArgumentError names the field.
+        """
+        with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
+            if call.resumption is None:
+                # Before anything is done for it: waiting and tokenising are work as well.
+                counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
+            self._refuse_when_draining()
+            await self.wait_for_target()
+            info, report.model = self.target_info(), self.model_name
+            request = self._resumed(call)
+            if request is None:
+                if call.resumption is not None:
+                    counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
+                prepared = await self._prepared(call, report, info)
+                if call.resumption is not None:
+                    # The same client may have come back meanwhile, by another connection.
+                    request = self._resumed(call)
+                if request is None:
+                    request = self._begin(*prepared)
+                    self._count(request, counted)
+                counted.close()  # one that was here is counted already
+            report.request_id = request.call.request_id
+            with self.requests.reading(request, deadline) as reader:
+                generation = self._generation(reader, call)
+                self._reporting.taken_on(report, generation)
+                yield generation
+
+    def _resumed(self, call: GenerateCall) -> Request | None:
+        """The request that the call goes on with, if one is here: only that takes nothing of a key's rate."""
+        try:
+            return self.requests.resume(principal.get().name, call)
+        except AlreadyExistsError:
+            self.gate.charge()
+            raise
+
+    async def _prepared(
+        self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
+    ) -> tuple[GenerateCall, Sequence[int], str, Sequence[RoundMachine]]:
+        """All of a request that is not here: a new one, or one to go on with from what its client has."""
+        self.dispatcher.check_fits(call.sampling.n)
+        text = isinstance(call.prompt, str)
+        prompt: Sequence[int]
+        if isinstance(call.prompt, str):
+            prompt = await self._texts.encode("prompt", call.prompt, info.max_model_len)
+        else:
+            prompt = call.prompt
+        if not prompt:
+            raise InvalidArgumentError("prompt", "has no tokens" if text else "must not be empty")
+        check_against_model(call, len(prompt), info.vocabulary_size, info.max_model_len)
+        structure, received = call.sampling.structure, self._received(call)
+        if structure is not None:
+            await self._structures.check(structure, info.eos_token_ids)
+            if any(received):
+                await self._structures.check_received(structure, info.eos_token_ids, received)
+        params = replace(self._params(call, len(prompt)), traceparent=report.traceparent)
+        check_choices_remain(params, info.vocabulary_size, info.eos_token_ids)
+        own = [self._machines.of_choice(params, choice, has) for choice, has in enumerate(received)]
+        ledgers = [self._machines.ledger(prompt, mine, choice, info) for choice, mine in enumerate(own)]
+        if any(received):
+            # Of a million tokens that takes seconds, for which all other requests would stand still.
+            await asyncio.to_thread(_replay, ledgers, received)
+        self._refuse_when_draining()
+        machines = [self._machines.make(call, *each, info) for each in zip(own, ledgers, strict=True)]
+        named = replace(
+            call,
+            request_id=call.request_id or f"gen-{secrets.token_hex(12)}",
+            sampling=params.sampling,
+            resumption=None,
+        )
+        return named, prompt, await self._echoed(call, prompt), machines
+
+    def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
+        """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""
+        seconds, choices = self.config.max_request_seconds, request.choices
+        aging = asyncio.get_running_loop().call_later(seconds, self._expire, choices)
+        counted.callback(aging.cancel)
+        request.counted = counted.pop_all()
+
+    def _generation(self, reader: Reader, call: GenerateCall) -> Generation:
+        """No await since the request was taken over: whatever comes from here on is in the queues."""
+        request = reader.request
+        return Generation(
+            request.call.request_id,
+            request.prompt,
+            request.choices,
+            reader,
+            [self._before(request, choice, call) for choice in range(len(request.choices))],
+            [running.parts for running in request.choices],
+        )
+
+    def _begin(
+        self, call: GenerateCall, prompt: Sequence[int], echoed: str, machines: Sequence[RoundMachine]
+    ) -> Request:
+        """No await comes after it is here, so that nobody else sees it first."""
+        request = Request(principal.get().name, call, prompt, echoed)
+        self.requests.add(request)
+        try:
+            for machine in machines:
+                record = Record(machine.ledger.num_generated) if call.resumable else None
+                running = self.dispatcher.submit(machine, record)
+                running.tenant = request.principal
+                request.choices.append(running)
+        except BaseException as error:
+            self.requests.end(request, error if isinstance(error, PacelineError) else None)
+            raise
+        return request
+
+    def _received(self, call: GenerateCall) -> Sequence[Sequence[int]]:
+        """What the client has of each choice of a request that is not here."""
+        resumption = call.resumption
+        if resumption is None or resumption.begins:
+            return [()] * call.sampling.n
+        if not resumption.received:
+            raise NotFoundError("this request is not held; it can be resumed with the tokens `received`")
+        if call.sampling.seed is None and not call.sampling.greedy:
+            raise InvalidArgumentError("seed", "is required to resume a request that is not held")
+        return resumption.received
+
+    def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
+        """What a client is told of a choice before its next round: all that it lacks of the past."""
+        running = request.choices[choice]
+        ledger, record = running.machine.ledger, running.record
+        count = 0 if call.resumption is None else call.resumption.resume_from[choice]
+        if count and count == ledger.num_generated:
+            return [ending(ledger)] if ledger.ended else []
+        echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
+        if call.resumption is None or record is None:
+            return echo
+        skips = request.call.sampling.skip_special_tokens
+        fresh = ledger.fresh(self.vocabulary.detokenizer(request.prompt, skip_special_tokens=skips))
+        return itertools.chain(() if count else echo, record.missed(count, ledger, fresh))
+
+    def _expire(self, choices: Sequence[Running]) -> None:
+        """Free what a request holds that is too old, also when its client has stopped reading."""
+        for running in choices:
+            seconds = self.config.max_request_seconds
+            self.dispatcher.abort(running, DeadlineExceededError(f"the request is older than {seconds:g} s"))
+
+    def _refuse_when_draining(self) -> None:
+        if self.draining:
+            raise UnavailableError("the coordinator is stopping")
+
+    def close(self) -> None:
+        """End the process that compiles structures, if it runs. May be repeated."""
+        self._structures.close()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, and let those that run end; after `seconds` they are told to."""
+        self.draining = True
+        self._structures.close()
+        self.requests.hold_no_more()
+        try:
+            async with asyncio.timeout(seconds):
+                while len(self.requests):
+                    await self.requests.ended.wait()
+                    self.requests.ended.clear()
+        except TimeoutError:
+            self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
+
+    def _params(self, call: GenerateCall, prompt_length: int) -> SequenceParams:
+        """Of the request; each choice's follow from it."""
+        sampling = call.sampling
+        if sampling.seed is None:
+            sampling = sampling.with_seed(secrets.randbits(64))
+        mode = call.speculation.mode or self.config.acceptance
+        bad_words = self.vocabulary.bad_words(sampling.bad_words)
+        salt = workers_salt(call, principal.get().name, self._salt_key)
+        return SequenceParams(sampling, mode, prompt_length, bad_words, salt)
+
+    async def _echoed(self, call: GenerateCall, prompt: Sequence[int]) -> str:
+        if not call.sampling.echo:
+            return ""
+        if isinstance(call.prompt, str):
+            return call.prompt
+        return await self._texts.decode(prompt, skip_special_tokens=call.sampling.skip_special_tokens)
+
+    async def parts(self, generation: Generation) -> AsyncIterator[Commit]:
+        """The commits of a request, those of each choice in order. Raises PacelineError."""
+        reader = generation.reader
+        if reader is not None:
+            reader.request.begun = True
+        streams = [
+            self._parts_of(running, before, queue)
+            for running, before, queue in zip(
+                generation.choices, generation.before, generation.queues, strict=True
+            )
+        ]
+        async for part in streams[0] if len(streams) == 1 else together(streams):
+            yield part
+            self.took([generation])
+
+    def took(self, generations: Iterable[Generation]) -> None:
+        """Their client has taken something of what it is sent."""
+        for generation in generations:
+            if generation.reader is not None:
+                generation.reader.took(self._clock())
+
+    async def _parts_of(
+        self, running: Running, before: Iterable[Commit], queue: Parts
+    ) -> AsyncIterator[Commit]:
+        async for commit in beside(before):
+            yield commit
+            if commit.finish is not None:
+                return
+        while True:
+            part = await self.dispatcher.next_part(running, queue)
+            if isinstance(part, PacelineError):
+                raise part
+            yield part
+            if part.finish is not None:
+                return
+
+    async def wait_for_target(self) -> None:
+        """Until one was there, for as long as one that is lost is waited for. Raises UnavailableError."""
+        try:
+            # `wait_for` would go on where a client leaves in the turn in which the target is found.
+            async with asyncio.timeout(self.config.recovery_timeout):
+                await self._target_found.wait()
+        except TimeoutError:
+            raise UnavailableError("no target worker is there") from None
+
+    def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
+        """Refuse a worker that cannot serve here, naming both values."""
+        check_role(info, link.role, link.address)
+        if link.role == "target":
+            if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
+                raise TokenizerMismatchError(
+                    "tokenizer",
+                    f"tokenizer_fingerprint of the target {info.model} is {info.tokenizer_fingerprint}, "
+                    f"of {self.config.tokenizer} {self.vocabulary.fingerprint}",
+                )
+        else:
+            check_compatible(self.target_info(), info)
+
+    def _ready(self, link: Link) -> None:
+        if link.role == "target":
+            self._target_found.set()
+        for warning in self.warnings:
+            if warning not in self._warned:
+                log.warning("%s", warning)
+                self._warned.add(warning)
+        self.dispatcher.link_ready(link)
+        self.readiness_changed.set()
+
+    def _lost(self, link: Link) -> None:
+        self.dispatcher.link_lost(link)
+        self.readiness_changed.set()
+
+
+def _replay(ledgers: Sequence[Ledger], received: Sequence[Sequence[int]]) -> None:
+    """Take in what the client of each choice has. Raises InvalidArgumentError."""
+    for ledger, token_ids in zip(ledgers, received, strict=True):
+        try:
+            ledger.replay(token_ids)
+        except ValueError:
+            raise InvalidArgumentError("received", "goes on after the end of the output") from None

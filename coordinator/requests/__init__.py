@@ -1,0 +1,1 @@
+"""Requests: a sequence for each choice, who reads them, and which are held for a client that may resume."""

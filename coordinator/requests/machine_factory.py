@@ -1,0 +1,93 @@
+"""A request's choices become round machines, each with its ledger and its policy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.round.machine import RoundMachine
+from coordinator.sequence.ledger import Ledger
+from coordinator.sequence.messages import Deadlines, Phase
+from coordinator.speculation.controller import Controller, Kind, kind_of
+from coordinator.speculation.policy import FixedLength, GoodputPolicy, Policy, TablePolicy
+from coordinator.text.vocabulary import Vocabulary
+from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.config import CoordinatorConfig
+from paceline.core.types import SequenceParams, SpeculationParams
+from paceline.rpc.codec import GenerateCall
+from paceline.v1 import common_pb2
+
+
+class Machines:
+    """Makes them as the server and the request say; all of them share one controller."""
+
+    def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary) -> None:
+        self._config = config
+        self._vocabulary = vocabulary
+        self._table = config.speculation_table
+        longest = max((k for _, _, k in self._table), default=config.max_num_speculative_tokens)
+        self._controller = Controller(longest)
+
+    def make(
+        self, call: GenerateCall, params: SequenceParams, ledger: Ledger, info: common_pb2.WorkerInfo
+    ) -> RoundMachine:
+        """The machine of one choice, with its own parameters and ledger."""
+        config, sampling, asked = self._config, params.sampling, call.speculation
+        wanted = asked.num_speculative_tokens
+        k = config.num_speculative_tokens if wanted is None else wanted
+        return RoundMachine(
+            # Unlike the request id it is never used twice, whatever clients choose.
+            sequence_id=secrets.token_hex(12),
+            ledger=ledger,
+            params=params,
+            num_speculative_tokens=self._controller.max_draft if k == AUTO else k,
+            deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
+            vocabulary_size=info.vocabulary_size,
+            target_max_len=info.max_model_len,
+            phase=Phase.DONE if ledger.ended else Phase.NEW,
+            prompt_lookup=self._looks_up(asked, k, params),
+            policy=self._policy(k, kind_of(params.mode.value, sampling.temperature)),
+        )
+
+    def _policy(self, k: DraftTokens, kind: Kind) -> Policy:
+        controller = self._controller
+        if k != AUTO:
+            return FixedLength(controller, k, kind)
+        if self._table:
+            return TablePolicy(controller, controller.max_draft, kind, table=self._table)
+        return GoodputPolicy(controller, controller.max_draft, kind)
+
+    def _looks_up(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> bool:
+        """Whether draft tokens may be copied from the text.
+
+        What is copied follows from measured times. In a mode whose tokens depend on the rounds a fixed K
+        keeps a seed's tokens the same; so the server does not copy there by itself.
+        """
+        if asked.prompt_lookup is not None:
+            return asked.prompt_lookup
+        return self._config.prompt_lookup and (params.chooses or k == AUTO)
+
+    @staticmethod
+    def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:
+        """The parameters of one choice, whose client has so much of it already."""
+        sampling = request.sampling.of_choice(choice)
+        if received:
+            # Its client was told of the prompt before the first token.
+            sampling = sampling.without_prompt_report()
+        return replace(request, sampling=sampling)
+
+    def ledger(
+        self, prompt: Sequence[int], params: SequenceParams, choice: int, info: common_pb2.WorkerInfo
+    ) -> Ledger:
+        """An empty ledger behind the prompt."""
+        return Ledger(
+            prompt,
+            params.sampling,
+            detokenizer=self._vocabulary.detokenizer(
+                prompt, skip_special_tokens=params.sampling.skip_special_tokens
+            ),
+            eos_token_ids=frozenset(info.eos_token_ids),
+            max_model_len=info.max_model_len,
+            choice=choice,
+        )

@@ -1,0 +1,1 @@
+"""Which sequences run, on which workers, and which of them wait."""

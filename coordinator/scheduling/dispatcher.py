@@ -1,0 +1,400 @@
+"""The asyncio shell around the round machines: it carries actions out and brings events back.
+
+Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for a place in
+admission.py, who for blocks in blocks.py; what a sequence does about it is decided in round.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from coordinator.round.machine import RoundMachine
+from coordinator.scheduling.admission import Admission
+from coordinator.scheduling.block_waiters import Blocks
+from coordinator.scheduling.observer import SequenceObserver, tell_all
+from coordinator.scheduling.quarantine import Suspects
+from coordinator.scheduling.running_sequence import UNREAD, Parts, Running, Untold
+from coordinator.scheduling.watchdog import Silence
+from coordinator.sequence.ledger import Commit
+from coordinator.sequence.messages import (
+    Action,
+    Emit,
+    Event,
+    Fail,
+    FromDraft,
+    FromTarget,
+    Phase,
+    Signal,
+    TargetHangs,
+    ToDraft,
+    ToTarget,
+    WaitForBlocks,
+)
+from coordinator.sequence.replay_buffer import Record
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.workers.links import Link
+from paceline.core import limits
+from paceline.core.clock import Clock, monotonic
+from paceline.core.errors import InternalError, PacelineError, UnavailableError
+from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
+from paceline.telemetry.logs import fields
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.05
+"""How often deadlines are looked at."""
+STUCK_SHARE = 0.5
+"""A target that gave no verdict at all for this share of the time for one hangs."""
+
+
+class Dispatcher:
+    """All sequences of this coordinator."""
+
+    def __init__(
+        self,
+        max_running: int,
+        max_waiting: int,
+        clock: Clock = monotonic,
+        observers: Sequence[SequenceObserver] = (),
+        *,
+        unread_timeout: float = math.inf,
+    ) -> None:
+        self.targets: list[Link] = []
+        self.drafts: list[Link] = []
+        self.finished = 0
+        self.failed = 0
+        self.num_preemptions = 0
+        """Times a sequence that had blocks had to give them up for others."""
+        self._clock = clock
+        self._observers = tuple(observers)
+        self._unread_timeout = unread_timeout
+        self._sequences: dict[str, Running] = {}
+        self._blocks = Blocks(self._sequences, self._handle)
+        self._admission = Admission(self._sequences, self._blocks, clock, max_running, max_waiting)
+        self._suspects = Suspects(self._sequences)
+        self._submitted = 0
+        self._heard: dict[Link, float] = {}
+        """When a target worker last gave a verdict, or a part of a prompt's report."""
+        self._silences: defaultdict[Link, Silence] = defaultdict(Silence)
+        """Of the draft workers."""
+        self._held: Untold | None = None  # but while a frame of answers is taken up
+
+    @property
+    def running(self) -> int:
+        """Sequences that were admitted and have not ended."""
+        return self._admission.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place or for blocks."""
+        return self._admission.waiting + len(self._blocks.waiting)
+
+    # ---- for the faces -----------------------------------------------------------------------------
+
+    def check_fits(self, n: int) -> None:
+        """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
+        self._admission.check_fits(n)
+
+    def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
+        """Take a sequence on, unless it has ended already.
+
+        Raises ResourceExhaustedError when the queue is full.
+        """
+        self._submitted += 1
+        running = Running(machine, order=self._submitted, arrived_at=self._clock(), record=record)
+        if machine.phase is Phase.DONE:
+            return running
+        self._admission.check_room()
+        self._sequences[machine.sequence_id] = running
+        self._admission.join(running)
+        self._admit()
+        return running
+
+    async def next_part(self, running: Running, parts: Parts | None = None) -> Commit | PacelineError:
+        """What the client gets next, of the queue it began to read."""
+        mine = running.parts if parts is None else parts
+        part = await mine.get()
+        if isinstance(part, Commit) and mine is running.parts:
+            running.unread -= len(part.token_ids)
+            if running.behind_since is not None and running.unread <= limits.MAX_UNREAD_TOKENS // 2:
+                self._caught_up(running)
+        return part
+
+    def take_over(self, running: Running, error: PacelineError) -> None:
+        """Another client reads from now on, and only what is still to come; the one before gets `error`.
+
+        What it failed with the new one gets too, for the one before may have read it and told nobody.
+        """
+        before, running.parts, running.read = running.parts, asyncio.Queue(), True
+        while not before.empty():
+            before.get_nowait()
+        if running.error is not None:
+            running.parts.put_nowait(running.error)
+        before.put_nowait(error)
+        running.unread = 0
+        if running.behind_since is not None:
+            self._caught_up(running)
+
+    def _caught_up(self, running: Running) -> None:
+        running.behind_since = None
+        self._handle(running, Signal.CLIENT_CAUGHT_UP)
+
+    def cancel(self, running: Running) -> None:
+        """The client went away: both caches are freed at once."""
+        self._handle(running, Signal.CANCEL)
+
+    def abort_all(self, error: PacelineError) -> None:
+        """End every sequence; for the shutdown. An UnavailableError names each one's last index."""
+        for running in list(self._sequences.values()):
+            last_index = running.machine.ledger.num_generated - 1
+            known = isinstance(error, UnavailableError)
+            self.abort(running, UnavailableError(error.message, last_index) if known else error)
+
+    def abort(self, running: Running, error: PacelineError) -> None:
+        """End a sequence that has not ended."""
+        if not running.ended:
+            self._carry_out(running, running.machine.give_up(error))
+
+    # ---- for the links -----------------------------------------------------------------------------
+
+    def link_ready(self, link: Link) -> None:
+        """A worker is there: sequences that have none of its kind take it, the suspects last."""
+        for running in sorted(self._sequences.values(), key=lambda running: running.machine.losses):
+            if running.admitted and not running.ended:
+                self._assign(running)
+
+    def link_lost(self, link: Link) -> None:
+        """A worker is gone: its sequences learn it, then move to another one if there is one."""
+        for running in list(self._sequences.values()):
+            if running.target is link:
+                running.target = None
+                link.load -= 1
+                tell_all(self._observers, lambda observer: observer.worker_lost("target"))
+                self._handle(running, Signal.TARGET_LOST)
+            elif running.draft is link:
+                running.draft = None
+                link.load -= 1
+                tell_all(self._observers, lambda observer: observer.worker_lost("draft"))
+                self._handle(running, Signal.DRAFT_LOST)
+            if running.admitted and not running.ended:
+                self._assign(running)
+
+    def link_events(self, link: Link, events: Iterable[Any]) -> None:
+        """Answers of a worker. The next rounds of all of them leave before anybody else is told."""
+        held = self._held = Untold()
+        try:
+            self._take_up(link, events)
+            for each in (*self.targets, *self.drafts):
+                each.flush()
+        finally:
+            self._held = None
+            self._release(held)
+
+    def _take_up(self, link: Link, events: Iterable[Any]) -> None:
+        if link in self.drafts:
+            self._silences[link] = Silence(self._clock())  # whatever it says, to whomever
+        for event in events:
+            if isinstance(event, RoundVerdict | PromptLogprobs):
+                self._heard[link] = self._clock()
+            running = self._sequences.get(event.sequence_id)
+            if running is None or link not in (running.target, running.draft):
+                continue
+            if isinstance(event, SequenceFailed):
+                event = FromTarget(event) if link is running.target else FromDraft(event)  # noqa: PLW2901
+            self._handle(running, event)
+            if isinstance(event, RoundVerdict):
+                self._try_suspects()
+                if self._blocks.granted(running):
+                    self._admit()
+
+    async def sweep(self) -> None:
+        """Tell machines whose deadline has passed, for ever. In the queue no deadline runs."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self._clock()
+            self._try_suspects()
+            self._suspects.keep_waiting(self.targets, now)
+            for running in list(self._sequences.values()):
+                deadline = running.machine.deadline
+                if running.admitted and deadline is not None and now >= deadline:
+                    self._deadline_passed(running, deadline)
+                behind = running.behind_since
+                if behind is not None and running.read and now - behind >= self._unread_timeout:
+                    self._cut(running)
+            self.num_preemptions += self._blocks.sweep(now)
+            self._admit()
+
+    # ---- within ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        self._admission.admit(self._begin)
+
+    def _begin(self, running: Running) -> None:
+        self._handle(running, Signal.ADMITTED)
+        self._assign(running)
+
+    def _assign(self, running: Running) -> None:
+        """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
+        the target's first pass finds it there."""
+        wants_draft = running.machine.num_speculative_tokens > 0
+        if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
+            running.draft = draft
+            draft.load += 1
+            running.machine.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
+            self._handle(running, Signal.DRAFT_READY)
+        if running.target is None and self._suspects.holds_back(running):
+            self._try_suspects()
+        elif running.target is None and (target := _least_loaded(self.targets)) is not None:
+            self._give_target(running, target)
+
+    def _give_target(self, running: Running, target: Link) -> None:
+        running.target = target
+        target.load += 1
+        if target.known is not None:
+            running.machine.target_max_len = target.known.max_model_len
+        self._handle(running, Signal.TARGET_READY)
+
+    def _try_suspects(self) -> None:
+        self._suspects.give_turns(self.targets, self._give_target)
+
+    def _free_draft(self) -> Link | None:
+        """The least loaded one. One that may hang has a single sequence, whose answer tells."""
+
+        def cost(link: Link) -> tuple[bool, int, bool]:
+            silence = self._silences[link]
+            doubtful = silence.deadlines > 0 or silence.hang_ups > 0
+            return doubtful and link.load > 0, link.load, doubtful
+
+        return min((link for link in self.drafts if link.ready), key=cost, default=None)
+
+    def _handle(self, running: Running, event: Event) -> None:
+        begun = self._clock()
+        try:
+            actions = running.machine.handle(event, begun)
+        except Exception:
+            # A defect must not end the link, and with it every other sequence.
+            log.exception("a sequence failed", extra=fields(sequence_id=running.machine.sequence_id))
+            actions = running.machine.give_up(InternalError("the coordinator failed"))
+        self._carry_out(running, actions)
+        running.machine.times.coordinator += self._clock() - begun
+
+    def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
+        # Workers first: the next round is on its way while the client is told of the last one.
+        commit: Commit | None = None
+        failure: PacelineError | None = None
+        for action in actions:
+            match action:
+                case ToTarget(command):
+                    if running.target is not None:
+                        running.target.send(command)
+                case ToDraft(command):
+                    if running.draft is not None:
+                        running.draft.send(command)
+                case Emit(emitted):
+                    commit = emitted
+                case Fail(error):
+                    self.failed, running.error = self.failed + 1, error
+                    failure = error
+                case WaitForBlocks(error, preempted):
+                    self.num_preemptions += preempted
+                    tell_all(self._observers, lambda observer: observer.blocks_awaited())
+                    if not self._blocks.refused(running, error, self._clock()):
+                        self._carry_out(running, running.machine.give_up(error))
+                case TargetHangs():
+                    self._late(running)
+        record, running.machine.committed = running.machine.committed, None
+        if self._held is not None and not running.ended:
+            self._held.append((running, commit, record))
+            return
+        self._release(self._held)
+        self._tell_of(running, commit, record)
+        if failure is not None:
+            running.parts.put_nowait(failure)
+        if running.ended:
+            self._forget(running)
+
+    def _release(self, held: Untold | None) -> None:
+        while held:
+            running, commit, record = held.popleft()
+            begun = self._clock()
+            self._tell_of(running, commit, record)
+            running.machine.times.coordinator += self._clock() - begun
+
+    def _tell_of(self, running: Running, commit: Commit | None, record: RoundRecord | None) -> None:
+        if commit is not None:
+            self._emit(running, commit)
+        if record is not None:
+            if running.first_token_at is None:
+                running.first_token_at = record.ended
+            now = self._clock()
+            tell_all(self._observers, lambda observer: observer.round_ended(running, record, now))
+            running.last_token_at = record.ended
+
+    def _emit(self, running: Running, commit: Commit) -> None:
+        if running.record is not None:
+            running.record.add(commit)
+        running.unread += len(commit.token_ids)
+        running.parts.put_nowait(commit)
+        if commit.finish is not None:
+            self.finished += 1
+        elif running.unread > limits.MAX_UNREAD_TOKENS and running.behind_since is None:
+            running.behind_since = self._clock()
+            self._handle(running, Signal.CLIENT_BEHIND)
+
+    def _deadline_passed(self, running: Running, deadline: float) -> None:
+        """A draft that hangs loses all its sequences, and is ready again once its engine answers. One that
+        is late for this sequence is left alone by it for a while: so the machine does."""
+        draft = running.draft if running.machine.phase is Phase.DRAFTING else None
+        self._handle(running, Signal.DEADLINE)
+        sent_at = deadline - running.machine.deadlines.draft
+        if draft is not None and self._silences[draft].is_too_long(sent_at, deadline):
+            draft.hang_up()
+
+    def _late(self, running: Running) -> None:
+        """A target did not answer in time. If it answers others it is alive, and the sequence keeps its place
+        there, unless another target is less loaded even with it."""
+        link = running.target
+        if link is None:
+            return
+        silent = self._clock() - self._heard.get(link, -math.inf)
+        if silent > STUCK_SHARE * running.machine.deadlines.target:
+            self._handle(running, Signal.TARGET_LOST)
+            link.hang_up()
+            return
+        log.warning("the target worker at %s is late for one sequence", link.address)
+        if all(other.load + 1 >= link.load for other in self.targets if other.ready):
+            self._handle(running, Signal.TARGET_LATE)
+            return
+        self._handle(running, Signal.TARGET_LEFT)
+        running.target = None
+        link.load -= 1
+        self._blocks.wake_oldest(link)
+        self._assign(running)
+
+    def _cut(self, running: Running) -> None:
+        """The client does not read: what it was sent stays for it, what the sequence holds does not."""
+        self.abort(running, UnavailableError(UNREAD, running.machine.ledger.num_generated - 1))
+
+    def _forget(self, running: Running) -> None:
+        if self._sequences.pop(running.machine.sequence_id, None) is None:
+            return
+        self._suspects.forget(running)
+        target = running.target
+        for link in filter(None, (target, running.draft)):
+            link.load -= 1
+        running.target = running.draft = None
+        self._admission.leave(running)
+        tell_all(self._observers, lambda observer: observer.sequence_ended(running, self._clock()))
+        if target is not None:
+            self._blocks.wake_oldest(target)
+        self._try_suspects()
+        self._admit()
+
+
+def _least_loaded(links: Sequence[Link]) -> Link | None:
+    return min((link for link in links if link.ready), key=lambda link: link.load, default=None)

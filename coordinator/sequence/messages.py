@@ -1,0 +1,119 @@
+"""What goes into the round machine and what comes out of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from coordinator.sequence.ledger import Commit
+from paceline.core.errors import PacelineError, ResourceExhaustedError
+from paceline.core.messages import (
+    Continuations,
+    DraftCommand,
+    DraftProposal,
+    PromptLogprobs,
+    RoundVerdict,
+    SequenceFailed,
+    TargetCommand,
+)
+
+
+class Phase(enum.Enum):
+    """What a sequence waits for."""
+
+    NEW = "new"
+    DRAFTING = "a proposal"
+    VERIFYING = "a verdict"
+    STALLED = "a target worker"
+    WAITING = "free blocks"
+    PAUSED = "its client"
+    DONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class ToTarget:
+    """Send to the sequence's target worker."""
+
+    command: TargetCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ToDraft:
+    """Send to the sequence's draft worker."""
+
+    command: DraftCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Give the client what was committed."""
+
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the sequence with an error."""
+
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForBlocks:
+    """Tell the sequence when another one has given blocks back."""
+
+    error: ResourceExhaustedError
+    preempted: bool = False
+    """It had blocks, and lost them to an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetHangs:
+    """The target worker did not answer this sequence in time: find out whether it answers any."""
+
+
+Action = ToTarget | ToDraft | Emit | Fail | WaitForBlocks | TargetHangs
+
+
+class Signal(enum.Enum):
+    """Events without content."""
+
+    ADMITTED = "it has a place among those that run"
+    DRAFT_READY = "a draft worker is there"
+    DRAFT_LOST = "the draft worker is gone"
+    TARGET_READY = "a target worker is there"
+    TARGET_LOST = "the target worker is gone"
+    TARGET_LATE = "the target worker is late, but answers others, and stays"
+    TARGET_LEFT = "the target worker is late, and another one takes the sequence"
+    BLOCKS_FREED = "blocks were freed on the target"
+    BLOCKS_WANTED = "another sequence waits for blocks"
+    DEADLINE = "the deadline passed"
+    CLIENT_BEHIND = "the client has too much to read"
+    CLIENT_CAUGHT_UP = "the client has read enough"
+    CANCEL = "the client went away"
+
+
+@dataclass(frozen=True, slots=True)
+class FromDraft:
+    """The draft worker refused or failed something."""
+
+    failure: SequenceFailed
+
+
+@dataclass(frozen=True, slots=True)
+class FromTarget:
+    """The target worker refused or failed something."""
+
+    failure: SequenceFailed
+
+
+Event = Signal | DraftProposal | Continuations | RoundVerdict | PromptLogprobs | FromDraft | FromTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds each phase may last."""
+
+    draft: float
+    target: float
+    recovery: float

@@ -1,0 +1,108 @@
+"""What speculation did for one request, and where the time of its rounds went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.sequence.round_record import RoundRecord
+from paceline.core.types import Timings
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts over the rounds of one request, as they were committed.
+
+    Draft tokens behind the end of a sequence were verified, but are neither accepted nor rejected.
+    """
+
+    num_rounds: int = 0
+    num_spec_steps: int = 0
+    num_step_tokens: int = 0
+    """Tokens that were committed in rounds with a proposal."""
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_lookahead_hits: int = 0
+    """Rounds whose proposal was there when the verdict came."""
+    num_prompt_lookups: int = 0
+    """Rounds whose proposal was copied from the sequence's own text."""
+    cached_prompt_tokens: int = 0
+    """Tokens of the prompt whose entries the target had cached when the sequence began."""
+    histogram: list[int] = field(default_factory=list)
+    """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
+    reached: list[int] = field(default_factory=list)
+    """Entry i: proposals whose token at position i was accepted or replaced by a correction."""
+    accepted_at: list[int] = field(default_factory=list)
+    """Entry i: those of them whose token at position i was accepted."""
+
+    def record(self, told: RoundRecord) -> None:
+        """Count one round that was committed."""
+        num_draft, num_accepted = told.num_draft, told.num_accepted
+        self.num_rounds += 1
+        if num_draft == 0:
+            return
+        self.num_spec_steps += 1
+        self.num_step_tokens += told.num_tokens
+        self.num_draft_tokens += num_draft
+        self.num_lookahead_hits += told.hit
+        self.num_prompt_lookups += told.copied
+        self.num_accepted_draft_tokens += num_accepted
+        for counts, size in (
+            (self.histogram, num_draft + 1),
+            (self.reached, num_draft),
+            (self.accepted_at, num_draft),
+        ):
+            counts.extend([0] * (size - len(counts)))
+        self.histogram[num_accepted] += 1
+        for i in range(min(told.num_tokens, num_draft)):
+            self.reached[i] += 1
+        for i in range(num_accepted):
+            self.accepted_at[i] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted; 0 before anything was drafted."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Committed tokens of a round with a proposal; 1 without any."""
+        return self.num_step_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """Of the proposals that reach a position, the share accepted there."""
+        return [a / r if r else 0.0 for a, r in zip(self.accepted_at, self.reached, strict=True)]
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """Seconds, summed over the rounds of one request."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    queue: float = 0.0
+    wire: float = 0.0
+    coordinator: float = 0.0
+
+    def draft_answered(self, elapsed: float, timings: Timings) -> None:
+        """Split the time between a DraftRound and its answer."""
+        self.draft += timings.compute
+        self._rest(elapsed, timings)
+
+    def target_answered(self, elapsed: float, timings: Timings) -> None:
+        """Split the time between a VerifyRound and its answer.
+
+        A round the target began by itself was under way before the last verdict came: only what was
+        waited for counts.
+        """
+        self.target += min(timings.compute, elapsed)
+        self._rest(elapsed, timings)
+
+    def _rest(self, elapsed: float, timings: Timings) -> None:
+        self.queue += timings.queue
+        self.wire += max(0.0, elapsed - timings.compute - timings.queue)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.draft + self.target + self.queue + self.wire + self.coordinator

@@ -1,0 +1,171 @@
+"""Turns what an observer is told into plain numbers, which `/metrics` reads when it is asked. Pure.
+
+Nothing here looks a label up or takes a lock: a round costs a few additions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from coordinator.requests.observer import RequestRecord
+from coordinator.sequence.round_record import RoundRecord
+from paceline.core import limits
+from paceline.core.errors import CancelledError, StaleEpochError
+from paceline.rpc.status import code_name
+from paceline.telemetry import histogram
+from paceline.telemetry.histogram import Histogram
+
+if TYPE_CHECKING:
+    from coordinator.scheduling.running_sequence import Running
+
+PHASES = ("queue", "prefill", "draft", "verify", "wire", "commit")
+"""Parts of a round; docs/observability.md says what each one is."""
+ABORT = "abort"
+"""Finish reason of a sequence whose client went away, as vLLM calls it."""
+
+
+class Recorder:
+    """An observer that counts."""
+
+    def __init__(self) -> None:
+        fast = histogram.FAST_SECONDS
+        self.phases = {phase: Histogram(fast) for phase in PHASES}
+        self.round_seconds = Histogram(fast)
+        # Looked up once: a round meets each of them.
+        self._queue, self._prefill, self._draft, self._verify, self._wire, self._commit = (
+            self.phases[phase] for phase in PHASES
+        )
+        self.rounds = 0
+        self.lookahead_hits = 0
+        self.prompt_lookups = 0
+        self.rounds_by_draft = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
+        """Entry i: rounds with i draft tokens."""
+        self.accepted_lengths = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
+        """Entry i: rounds with a proposal of which exactly i tokens were accepted."""
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.first_token = Histogram(histogram.FIRST_TOKEN_SECONDS)
+        self.inter_token = Histogram(histogram.TOKEN_SECONDS)
+        self.request_seconds = {
+            part: Histogram(histogram.REQUEST_SECONDS)
+            for part in ("e2e", "queue", "prefill", "decode", "inference")
+        }
+        self.token_seconds = Histogram(histogram.TOKEN_SECONDS)
+        self.request_prompt_tokens = Histogram(histogram.TOKENS)
+        self.request_generation_tokens = Histogram(histogram.TOKENS)
+        self.params_n = Histogram((1, 2, 5, 10, 20))
+        self.params_max_tokens = Histogram(histogram.TOKENS)
+        self.finished: Counter[str] = Counter()
+        """Sequences that ended whole or were left, by finish reason."""
+        self.failed: Counter[str] = Counter()
+        """Requests that ended with an error, by gRPC code."""
+        self.failovers: Counter[str] = Counter()
+        self.block_waits = 0
+        self.http_calls: Counter[tuple[str, str, str]] = Counter()
+        """By method, path of the route, status."""
+        self.grpc_calls: Counter[tuple[str, str]] = Counter()
+        """By method, code."""
+
+    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
+        """Take a round in."""
+        self.rounds += 1
+        self.lookahead_hits += record.hit
+        self.prompt_lookups += record.copied
+        self.rounds_by_draft[record.num_draft] += 1
+        if record.num_draft:
+            self.accepted_lengths[record.num_accepted] += 1
+        verify, waited = record.verify, record.verify_waited
+        # A verification the target began by itself was under way before: what was waited for counts.
+        spent = min(verify.compute, waited)
+        (self._prefill if record.prefills else self._verify).observe(spent)
+        queue = min(verify.queue, waited - spent)
+        wire = waited - spent - queue
+        draft = record.draft
+        if draft is not None:
+            drafted = min(draft.compute, record.draft_waited)
+            self._draft.observe(drafted)
+            queue += min(draft.queue, record.draft_waited - drafted)
+            wire += max(0.0, record.draft_waited - drafted - draft.queue)
+        self._queue.observe(queue)
+        self._wire.observe(wire)
+        self._commit.observe(now - record.ended)
+        self.round_seconds.observe(now - record.began)
+        self.generation_tokens += record.num_tokens
+        last = running.last_token_at
+        if last is None:
+            self.prompt_tokens += running.machine.ledger.prompt_length
+            self.first_token.observe(record.ended - running.arrived_at)
+        elif record.num_tokens:
+            self.inter_token.observe_each((record.ended - last) / record.num_tokens, record.num_tokens)
+
+    def sequence_ended(self, running: Running, now: float) -> None:
+        """Take a sequence in."""
+        ledger = running.machine.ledger
+        if running.error is not None:
+            return  # told of with its request
+        self.finished[ABORT if ledger.finish is None else ledger.finish.reason.value] += 1
+        first, last, admitted = running.first_token_at, running.last_token_at, running.admitted_at
+        if ledger.finish is None or first is None or last is None or admitted is None:
+            return
+        parts = self.request_seconds
+        parts["e2e"].observe(last - running.arrived_at)
+        parts["queue"].observe(admitted - running.arrived_at)
+        parts["prefill"].observe(first - admitted)
+        parts["decode"].observe(last - first)
+        parts["inference"].observe(last - admitted)
+        generated = ledger.num_generated - running.received
+        if generated > 1:
+            self.token_seconds.observe((last - first) / (generated - 1))
+        self.request_prompt_tokens.observe(ledger.prompt_length)
+        self.request_generation_tokens.observe(generated)
+
+    def request_began(self, request: RequestRecord) -> None:
+        """Nothing is known of it yet."""
+
+    def request_ended(self, request: RequestRecord) -> None:
+        """Take a request in."""
+        # One that another call goes on with has not failed: its client has the answer from there.
+        if request.error is not None and not isinstance(request.error, CancelledError | StaleEpochError):
+            self.failed[code_name(request.error)] += 1
+        generation = request.generation
+        # A call that goes on with sequences came after them; they are of the one that it resumes.
+        if generation is not None and generation.choices[0].arrived_at >= request.began:
+            sampling = request.call.sampling
+            self.params_n.observe(sampling.n)
+            if sampling.max_tokens is not None:
+                self.params_max_tokens.observe(sampling.max_tokens)
+
+    def worker_lost(self, role: str) -> None:
+        """Count a failover."""
+        self.failovers[role] += 1
+
+    def blocks_awaited(self) -> None:
+        """Count a wait."""
+        self.block_waits += 1
+
+    # ---- read ------------------------------------------------------------------------------------
+
+    @property
+    def num_drafts(self) -> int:
+        """Rounds with a proposal."""
+        return self.rounds - self.rounds_by_draft[0]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens that were verified."""
+        return sum(k * count for k, count in enumerate(self.rounds_by_draft))
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Draft tokens that were accepted."""
+        return sum(a * count for a, count in enumerate(self.accepted_lengths))
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Entry i: rounds whose draft token at position i was accepted."""
+        result, longer = [], 0
+        for count in reversed(self.accepted_lengths[1:]):
+            longer += count
+            result.append(longer)
+        return result[::-1]

@@ -1,0 +1,48 @@
+"""What each tenant uses, for `/metrics`: an observer that counts by the name of the API key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from coordinator.requests.observer import RequestRecord
+from coordinator.sequence.round_record import RoundRecord
+from paceline.core.errors import StaleEpochError
+from paceline.rpc.status import code_name
+
+if TYPE_CHECKING:
+    from coordinator.scheduling.running_sequence import Running
+
+
+class TenantRecorder:
+    """Counts requests and tokens by tenant. There are no more tenants than keys have been in use."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """By tenant and gRPC code, `OK` among them."""
+        self.prompt_tokens: Counter[str] = Counter()
+        self.generation_tokens: Counter[str] = Counter()
+
+    def request_began(self, request: RequestRecord) -> None:
+        """It is counted at its end."""
+
+    def request_ended(self, request: RequestRecord) -> None:
+        """Take a request in. One that another call goes on with is counted when that one ends."""
+        if not isinstance(request.error, StaleEpochError):
+            code = "OK" if request.error is None else code_name(request.error)
+            self.requests[request.tenant, code] += 1
+
+    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
+        """Take a round in."""
+        if running.last_token_at is None:
+            self.prompt_tokens[running.tenant] += running.machine.ledger.prompt_length
+        self.generation_tokens[running.tenant] += record.num_tokens
+
+    def sequence_ended(self, running: Running, now: float) -> None:
+        """Its rounds are counted."""
+
+    def worker_lost(self, role: str) -> None:
+        """Not counted by tenant."""
+
+    def blocks_awaited(self) -> None:
+        """Not counted by tenant."""

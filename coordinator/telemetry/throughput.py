@@ -1,0 +1,130 @@
+"""A line of throughput in the log, now and then: what runs and waits, tokens a second, acceptance, caches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self
+
+from coordinator.scheduling.dispatcher import Dispatcher
+from coordinator.telemetry.metrics import Recorder
+from coordinator.workers.links import Link
+from paceline.core.clock import monotonic
+from paceline.telemetry import logs
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 1.0
+"""How long workers may take to say how full their caches are; one that takes longer is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a recorder had counted at a moment, in seconds."""
+
+    at: float
+    prompt_tokens: int
+    generation_tokens: int
+    rounds: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+    @classmethod
+    def of(cls, recorder: Recorder, now: float) -> Self:
+        """As they are now."""
+        return cls(
+            now,
+            recorder.prompt_tokens,
+            recorder.generation_tokens,
+            recorder.rounds,
+            recorder.num_drafts,
+            recorder.num_draft_tokens,
+            recorder.num_accepted_tokens,
+        )
+
+    def since(self, before: Counts) -> dict[str, float]:
+        """Rates between two moments; those of proposals are left out where there were none."""
+        seconds = max(self.at - before.at, 1e-9)
+        rates: dict[str, float] = {
+            "prompt_tokens_per_s": round((self.prompt_tokens - before.prompt_tokens) / seconds, 1),
+            "generation_tokens_per_s": round(
+                (self.generation_tokens - before.generation_tokens) / seconds, 1
+            ),
+        }
+        drafts, drafted = self.drafts - before.drafts, self.draft_tokens - before.draft_tokens
+        accepted = self.accepted_tokens - before.accepted_tokens
+        if drafts and drafted:
+            rates["acceptance_rate"] = round(accepted / drafted, 3)
+            # A round without a proposal has one token.
+            more = self.generation_tokens - before.generation_tokens - (self.rounds - before.rounds)
+            rates["mean_acceptance_length"] = round(1 + more / drafts, 2)
+        return rates
+
+
+class Served(Protocol):
+    """What the line is made of; a coordinator has all of it."""
+
+    recorder: Recorder
+    dispatcher: Dispatcher
+
+    @property
+    def links(self) -> Sequence[Link]:
+        """One for each worker."""
+
+
+class Throughput:
+    """Writes the line where something ran since the one before."""
+
+    def __init__(self, coordinator: Served, now: float) -> None:
+        self._coordinator = coordinator
+        self._before = Counts.of(coordinator.recorder, now)
+
+    async def write(self, now: float) -> None:
+        """One line of level INFO, or none."""
+        coordinator = self._coordinator
+        before, self._before = self._before, Counts.of(coordinator.recorder, now)
+        running, waiting = coordinator.dispatcher.running, coordinator.dispatcher.waiting
+        moved = (self._before.prompt_tokens, self._before.generation_tokens) != (
+            before.prompt_tokens,
+            before.generation_tokens,
+        )
+        if not (moved or running or waiting):
+            return
+        about: dict[str, Any] = {"running": running, "waiting": waiting, **self._before.since(before)}
+        log.info("throughput", extra=logs.fields(**about, **await _caches(coordinator.links)))
+
+
+async def _caches(links: Sequence[Link]) -> Mapping[str, float]:
+    """The share in use of the fullest cache of each role, by the name of its field."""
+    ready = [link for link in links if link.ready]
+    asking = {asyncio.create_task(link.refresh()): link for link in ready}
+    if not asking:
+        return {}
+    answered, late = await asyncio.wait(asking, timeout=ANSWER_SECONDS)
+    for task in late:
+        task.cancel()
+    usage: dict[str, float] = {}
+    for task in answered:
+        info = None if task.exception() is not None else task.result()
+        if info is not None and info.cache.total_blocks:
+            name = f"{asking[task].role}_cache_usage"
+            used = round(1 - info.cache.free_blocks / info.cache.total_blocks, 3)
+            usage[name] = max(usage.get(name, 0.0), used)
+    return dict(sorted(usage.items(), reverse=True))
+
+
+async def tell_throughput(coordinator: Served, seconds: float) -> None:
+    """Write the line every so many seconds, until cancelled; 0 writes none.
+
+    A failure is logged, and the next line comes all the same.
+    """
+    throughput = Throughput(coordinator, monotonic())
+    while seconds:
+        await asyncio.sleep(seconds)
+        try:
+            await throughput.write(monotonic())
+        except Exception:
+            log.exception("the throughput could not be told")

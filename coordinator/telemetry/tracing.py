@@ -1,0 +1,145 @@
+"""Requests and their rounds as spans. Workers add theirs below the rounds (paceline/telemetry/worker.py).
+
+Names follow OpenTelemetry's conventions for generative AI where there are any, and vLLM's for latencies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.requests.observer import RequestRecord
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.telemetry import call_log
+from paceline.rpc.status import code_name
+from paceline.telemetry.traceparent import parse, round_span_id
+from paceline.telemetry.tracing import Attributes, OpenSpan, Spans, Value
+
+if TYPE_CHECKING:
+    from coordinator.scheduling.running_sequence import Running
+
+_SAMPLING = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "n": "gen_ai.request.choice.count",
+}
+"""Sampling parameters that a span says. Stop strings and biases are the client's text and tokens."""
+
+
+class Tracer:
+    """An observer that makes spans."""
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        self._open: dict[str, OpenSpan] = {}
+        """Spans of requests that run, by their traceparent."""
+
+    def request_began(self, request: RequestRecord) -> None:
+        """Begin its span, in the trace that its client named."""
+        call = call_log.current.get()
+        parent = parse(call.traceparent) if call is not None and call.traceparent else None
+        span = self._spans.begin(f"{request.operation} {request.model}".strip(), parent, request.began)
+        if span is not None:
+            request.traceparent = str(span.parent)
+            self._open[request.traceparent] = span
+
+    def request_ended(self, request: RequestRecord) -> None:
+        """End its span."""
+        span = self._open.pop(request.traceparent, None)
+        if span is not None:
+            error = "" if request.error is None else code_name(request.error)
+            span.end(request.ended, _about(request), error)
+
+    def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
+        """A span of one round that was committed."""
+        if not running.machine.params.traceparent:
+            return
+        attributes: dict[str, Value] = {
+            "paceline.num_draft_tokens": record.num_draft,
+            "paceline.num_accepted_tokens": record.num_accepted,
+            "paceline.num_committed_tokens": record.num_tokens,
+            "paceline.lookahead_hit": record.hit,
+            "paceline.prompt_lookup": record.copied,
+            "paceline.prefill": record.prefills,
+            "paceline.verify_seconds": record.verify_waited,
+            "paceline.commit_seconds": now - record.ended,
+        }
+        if record.draft is not None:
+            attributes["paceline.draft_seconds"] = record.draft_waited
+        self._round(running, record, now, attributes)
+
+    def sequence_ended(self, running: Running, now: float) -> None:
+        """A span of the round that it did not come to the end of: workers may have sent theirs below it."""
+        record = running.machine.unfinished
+        if record is not None and running.machine.params.traceparent:
+            error = "" if running.error is None else code_name(running.error)
+            self._round(running, record, now, {"paceline.num_committed_tokens": 0}, error)
+
+    def _round(
+        self, running: Running, record: RoundRecord, now: float, about: Attributes, error: str = ""
+    ) -> None:
+        machine = running.machine
+        request = parse(machine.params.traceparent)
+        assert request is not None
+        attributes: Attributes = {
+            "paceline.sequence_id": machine.sequence_id,
+            "paceline.choice": machine.ledger.choice,
+            "paceline.round": record.number,
+            **about,
+        }
+        # What the target begins by itself begins there before this process knows.
+        began = record.began if record.target_since is None else min(record.began, record.target_since)
+        span_id = round_span_id(request, machine.sequence_id, record.number)
+        self._spans.record("round", request, began, now, attributes, span_id=span_id, error=error)
+
+    def worker_lost(self, role: str) -> None:
+        """The rounds tell by their length."""
+
+    def blocks_awaited(self) -> None:
+        """The rounds tell by their length."""
+
+
+def _about(request: RequestRecord) -> Attributes:
+    sampling = request.call.sampling
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": request.operation,
+        "gen_ai.provider.name": "paceline",
+        "gen_ai.request.model": request.model,
+        "gen_ai.response.model": request.model,
+        "gen_ai.latency.e2e": request.ended - request.began,
+    }
+    if request.request_id:
+        attributes["gen_ai.response.id"] = request.request_id
+    if request.tenant:
+        attributes["paceline.tenant"] = request.tenant
+    if (call := call_log.current.get()) is not None and call.given_id:
+        attributes["paceline.request_id"] = call.given_id
+    for name, attribute in _SAMPLING.items():
+        value = getattr(sampling, name)
+        if value is not None:
+            attributes[attribute] = value
+    generation = request.generation
+    if generation is None:
+        return attributes
+    ledgers = [machine.ledger for machine in generation.machines]
+    stats = [machine.stats for machine in generation.machines]
+    attributes |= {
+        "gen_ai.usage.input_tokens": generation.params.prompt_length,
+        "gen_ai.usage.output_tokens": sum(ledger.num_generated for ledger in ledgers),
+        "gen_ai.response.finish_reasons": [call_log.finish_reason(choice) for choice in generation.choices],
+        "paceline.acceptance": generation.params.mode.value,
+        "paceline.num_rounds": sum(each.num_rounds for each in stats),
+        "paceline.num_draft_tokens": sum(each.num_draft_tokens for each in stats),
+        "paceline.num_accepted_tokens": sum(each.num_accepted_draft_tokens for each in stats),
+    }
+    first = generation.choices[0]
+    if first.admitted_at is not None:
+        attributes["gen_ai.latency.time_in_queue"] = first.admitted_at - first.arrived_at
+    if first.first_token_at is not None:
+        waited = first.first_token_at - first.arrived_at
+        attributes["gen_ai.latency.time_to_first_token"] = waited
+        attributes["gen_ai.response.time_to_first_chunk"] = waited
+    return attributes

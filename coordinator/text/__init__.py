@@ -1,0 +1,1 @@
+"""Text and tokens: the vocabulary, incremental detokenising, compiled structures."""

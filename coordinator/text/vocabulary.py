@@ -1,0 +1,110 @@
+"""The tokenizer the coordinator needs: text to ids and back, and proof that the workers use the same."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+
+from coordinator.text.detokenizer import StreamDetokenizer
+from paceline.assets.tokenizer import load_tokenizer
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.fingerprint import vocabulary_fingerprint
+
+LONG_TEXT = 10_000
+"""Characters, or tokens, from which the tokenizer works in a thread, so that other streams go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A loaded tokenizer with its fingerprint."""
+
+    tokenizer: Tokenizer
+    fingerprint: str
+    size: int
+    _token_texts: dict[int, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def load(cls, name: str) -> Vocabulary:
+        """From a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError."""
+        tokenizer = load_tokenizer(name, "tokenizer")
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        return cls(tokenizer, vocabulary_fingerprint(vocabulary), max(vocabulary.values()) + 1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids as transformers gives them, by default with the tokenizer's own special tokens.
+
+        For texts that are known to be short, and for `LongTexts`, which bounds the others.
+        """
+        if len(text) > LONG_TEXT:
+            # Of a batch, for only then the library lets other threads go on meanwhile.
+            (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        else:
+            encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids, by default without special tokens."""
+        ids = list(token_ids)
+        if len(ids) > LONG_TEXT:
+            (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+            return str(text)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Tokens as the vocabulary writes them; None for an id without one."""
+        return [self.tokenizer.id_to_token(token_id) for token_id in token_ids]
+
+    def token_text(self, token_id: int) -> str:
+        """One token as it stands inside a text, special tokens included.
+
+        Bytes that are no whole character show as U+FFFD.
+        """
+        text = self._token_texts.get(token_id)
+        if text is None:
+            letter, before = _letter(self.tokenizer)
+            text = self._shown([*letter, token_id])
+            text = text[len(before) :] if text.startswith(before) else self._shown([token_id])
+            self._token_texts[token_id] = text
+        return text
+
+    def _shown(self, token_ids: list[int]) -> str:
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens, as it is at the beginning of a text and after a space, where they differ.
+
+        Raises InvalidArgumentError.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip()
+            for text in (bare, f" {bare}") if bare else (word,):
+                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+                if not 1 <= len(ids) <= limits.MAX_BAD_WORD_TOKENS:
+                    bounds = f"must have 1 to {limits.MAX_BAD_WORD_TOKENS} tokens each, got {len(ids)}"
+                    raise InvalidArgumentError("bad_words", bounds)
+                found[ids] = None
+        return tuple(found)
+
+    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> StreamDetokenizer:
+        """An incremental decoder for what follows `prompt`."""
+        return StreamDetokenizer(self.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+
+
+@lru_cache(maxsize=4)
+def _letter(tokenizer: Tokenizer) -> tuple[tuple[int, ...], str]:
+    """A token and its text, for another one to stand behind: decoders strip the space that begins a text.
+
+    Nothing, where no token is a letter alone.
+    """
+    for letter in string.ascii_letters:
+        token_id = tokenizer.token_to_id(letter)
+        if token_id is not None and tokenizer.decode([token_id]) == letter:
+            return (token_id,), letter
+    return (), ""

@@ -1,0 +1,1 @@
+"""Connections to workers and the streams of frames on them."""

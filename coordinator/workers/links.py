@@ -1,0 +1,277 @@
+"""The connection to one worker: found, checked, streamed to, lost, and found again.
+
+A link reconnects for as long as the coordinator lives. Commands queued in one turn of the event loop
+leave together, at its end or when it is flushed, in one frame if one holds them. Frames go through gRPC, or
+through the worker's local socket where it offers one and the coordinator finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from coordinator.workers.stream_protocol import Dialect
+from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
+from paceline.core.secret import WorkerSecret
+from paceline.core.tls import Tls
+from paceline.rpc import local
+from paceline.rpc.auth import PeerRole
+from paceline.rpc.credentials import open_aio_channel
+from paceline.rpc.framing import framed
+from paceline.rpc.server import CHANNEL_OPTIONS
+from paceline.rpc.status import from_rpc_error
+from paceline.v1 import common_pb2
+
+log = logging.getLogger(__name__)
+
+INFO_SECONDS = 5.0
+"""How long a worker may take to say what it is, once it is connected."""
+RETRY_SECONDS = 0.1
+REFUSED_RETRY_SECONDS = 2.0
+"""A refused worker is asked again now and then: somebody may restart it with another model."""
+
+
+class LinkState(enum.Enum):
+    """Where a link stands."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkObserver:
+    """Whom a link tells what; all calls happen on the event loop."""
+
+    admit: Callable[[Link, common_pb2.WorkerInfo], None]
+    """Raises PacelineError to refuse the worker."""
+    ready: Callable[[Link], None]
+    lost: Callable[[Link], None]
+    events: Callable[[Link, Sequence[Any]], None]
+
+
+class Link:
+    """One worker, by address."""
+
+    def __init__(
+        self,
+        address: str,
+        dialect: Dialect,
+        observer: LinkObserver,
+        tls: Tls | None = None,
+        *,
+        local_sockets: bool = True,
+        secret: WorkerSecret | None = None,
+    ) -> None:
+        """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is;
+        a local socket knows no certificates. `secret` is shown with every call."""
+        self.address = address
+        self._local_sockets = local_sockets and tls is None
+        self._tls = tls and replace(tls, server_name=PeerRole(dialect.role).dns_name)
+        self._metadata = () if secret is None else secret.metadata
+        self.dialect = dialect
+        self.state = LinkState.CONNECTING
+        self.reason = ""
+        self.known: common_pb2.WorkerInfo | None = None
+        """What is there, as it last said, refused or not."""
+        self.admitted: common_pb2.WorkerInfo | None = None
+        """What served here last: it says what a request may ask for, also while nobody is there."""
+        self.load = 0
+        """Sequences assigned to this worker."""
+        self.settled = asyncio.Event()
+        """Set once the worker was ready or refused for the first time."""
+        self._observer = observer
+        self._channel: grpc.aio.Channel | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._outbox: list[Any] = []
+        self._pending = asyncio.Event()
+        self._stream: Any = None
+
+    @property
+    def role(self) -> str:
+        """`draft` or `target`."""
+        return self.dialect.role
+
+    @property
+    def ready(self) -> bool:
+        """True while commands reach the worker."""
+        return self.state is LinkState.READY
+
+    def send(self, command: Any) -> None:
+        """Queue a command for the next frame; dropped while the worker is not there."""
+        if self.ready:
+            self._outbox.append(command)
+            self._pending.set()
+
+    def flush(self) -> None:
+        """Send what is queued now, not after all else that this turn of the event loop brings.
+
+        gRPC takes a frame only from a task that can wait; there it leaves in its turn.
+        """
+        if self._outbox and isinstance(self._stream, local.LocalStream):
+            commands, self._outbox = self._outbox, []
+            self._pending.clear()
+            for frame in framed(commands, self.dialect.request):
+                self._stream.send(frame.SerializeToString())
+
+    def hang_up(self) -> None:
+        """Give the stream up: the worker does not answer. The link then starts over."""
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def refresh(self) -> common_pb2.WorkerInfo | None:
+        """Ask the worker for its numbers now; what it last said if it does not answer.
+
+        Whoever comes while it is asked waits for the same answer: its engine is asked one question at a time.
+        """
+        if self.ready and self._channel is not None:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(self._channel))
+            await asyncio.shield(self._asking)
+        return self.known
+
+    async def _ask(self, channel: grpc.aio.Channel) -> None:
+        try:
+            self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
+            pass
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls, and so it seems whoever awaits them.
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+
+    async def run(self) -> None:
+        """Keep the worker connected until cancelled."""
+        while True:
+            try:
+                # A fresh channel finds a restarted worker at once, without the old one's backoff.
+                opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls, "worker_tls")
+            except InvalidArgumentError as error:
+                # Certificates that are being renewed, perhaps. Whoever asks for the state of the workers need
+                # not know where their files are.
+                pause = self._refuse(error, f"{error.field} cannot be used")
+            except OSError as error:
+                self._end(str(error))
+                pause = RETRY_SECONDS
+            else:
+                async with opened as channel:
+                    self._channel = channel
+                    pause = await self._session(channel)
+            await asyncio.sleep(pause)
+
+    async def _session(self, channel: grpc.aio.Channel) -> float:
+        """One connection, from first contact to its end. Returns seconds to wait before the next."""
+        try:
+            info = self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
+            self._observer.admit(self, info)
+            self.admitted = info
+            await self._converse(channel, info)
+        except UnavailableError as error:
+            # Nothing is wrong with the worker: what it must be compared with is not there yet.
+            self._end(str(error), reached=True)
+        except PacelineError as error:
+            return self._refuse(error)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return self._refuse(from_rpc_error(error))
+            self._end(self._told(error.code()))
+        except DecodeError:
+            self._end("it sends bytes that are no message")
+        except grpc.aio.UsageError:
+            self._end("the stream broke")
+        except OSError as error:
+            # Out of descriptors, for one. That must not end the links to all other workers.
+            self._end(str(error))
+        return RETRY_SECONDS
+
+    def _refuse(self, error: PacelineError, reason: str = "") -> float:
+        """The worker cannot be used as things stand. Returns seconds until it is asked again.
+
+        `reason` is what clients are told, if not all that the log is.
+        """
+        was_ready = self.ready
+        if self.state is not LinkState.REFUSED:
+            log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
+        self.state, self.reason = LinkState.REFUSED, reason or str(error)
+        self.settled.set()
+        if was_ready:
+            self._outbox.clear()
+            self._stream = None
+            self._observer.lost(self)
+        return REFUSED_RETRY_SECONDS
+
+    def _told(self, code: grpc.StatusCode) -> str:
+        name = code.name.lower()
+        if self._tls is None or self.known is not None:
+            return name
+        # A handshake that fails looks like a worker that is not there yet.
+        return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
+
+    def _end(self, reason: str, *, reached: bool = False) -> None:
+        was_ready, before = self.ready, self.reason
+        self.state = LinkState.LOST if self.state is not LinkState.CONNECTING else LinkState.CONNECTING
+        self.reason = reason
+        self._outbox.clear()
+        self._stream = None
+        if was_ready:
+            log.warning("the %s worker at %s is lost: %s", self.role, self.address, reason)
+            self._observer.lost(self)
+        elif not reached and reason != before:
+            log.warning("the %s worker at %s is not reached: %s", self.role, self.address, reason)
+
+    async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
+        beside = await self._connect_locally(info)
+        stream: Any = beside or self.dialect.open(channel, self._metadata)
+        self._stream = stream
+        self._outbox.clear()
+        self.state, self.reason = LinkState.READY, ""
+        self.settled.set()
+        where = "" if beside is None else f", on this machine: frames go through {info.local_socket}"
+        log.info("the %s worker at %s is ready%s", self.role, self.address, where)
+        self._observer.ready(self)
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            if beside is not None:
+                await beside.ended
+            else:
+                async for frame in stream:
+                    self._observer.events(self, self.dialect.take(frame))
+            self._end("it did not answer in time" if stream.cancelled() else "it ended the stream")
+        except asyncio.CancelledError:
+            # Our own hang_up cancels the call, not this task.
+            if not stream.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            self._end("it did not answer in time")
+        finally:
+            writer.cancel()
+            if beside is not None:
+                beside.close()
+
+    async def _connect_locally(self, info: common_pb2.WorkerInfo) -> local.LocalStream | None:
+        if not self._local_sockets or not info.local_socket:
+            return None
+
+        def received(frame: bytes) -> None:
+            self._observer.events(self, self.dialect.read(frame))
+
+        return await local.connect(info.local_socket, info.instance_id, received, INFO_SECONDS)
+
+    async def _write(self, stream: Any) -> None:
+        while True:
+            await self._pending.wait()
+            self._pending.clear()
+            if self._outbox:
+                commands, self._outbox = self._outbox, []
+                try:
+                    for frame in framed(commands, self.dialect.request):
+                        await stream.write(frame)
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    return  # the reader sees the same end, and tells
