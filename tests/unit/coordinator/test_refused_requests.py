@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.api.http.openai.generations import taken_on
+from coordinator.api.http.openai.generations import generating
 from coordinator.app import Coordinator
 from coordinator.auth import Gate, Principal, principal
 from paceline.core.clock import ManualClock
@@ -71,7 +71,7 @@ async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(ser
     served.dispatcher._admission.max_running = served.dispatcher._admission.max_waiting = 1
     async with served.generating(CALL):
         with pytest.raises(ResourceExhaustedError):
-            async with taken_on(served, [CALL, CALL]):
+            async with generating(served, [CALL, CALL]):
                 pass
         assert served.recorder.finished["abort"] == 0
         assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)

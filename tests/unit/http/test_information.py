@@ -179,7 +179,7 @@ def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> 
 
 def test_the_face_needs_neither_torch_nor_transformers() -> None:
     heavy = ("torch", "transformers", "huggingface_hub")
-    code = f"import sys, coordinator.http.app; sys.exit(any(name in sys.modules for name in {heavy}))"
+    code = f"import sys, coordinator.api.http.app; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
