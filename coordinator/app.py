@@ -307,7 +307,7 @@ class Coordinator:
         self.requests.add(request)
         try:
             for machine in machines:
-                record = Record(machine.ledger.num_generated) if call.resumable else None
+                record = Record(machine.state.ledger.num_generated) if call.resumable else None
                 running = self.dispatcher.submit(machine, record)
                 running.tenant = request.principal
                 request.choices.append(running)
@@ -330,7 +330,7 @@ class Coordinator:
     def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
         """What a client is told of a choice before its next round: all that it lacks of the past."""
         running = request.choices[choice]
-        ledger, record = running.machine.ledger, running.record
+        ledger, record = running.state.ledger, running.record
         count = 0 if call.resumption is None else call.resumption.resume_from[choice]
         if count and count == ledger.num_generated:
             return [ending(ledger)] if ledger.ended else []

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from draft_worker.drafting import Drafting
-from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, FanOut, Outcome
+from draft_worker.fanout import MAX_RANK, WORTH_DRAFTING, FanOut, RankedOutcome
 from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.messages import Continuations, DraftProposal
-from paceline.core.types import Proposal
+from paceline.core.types import Outcome, Proposal
 from paceline.engine.branches import BranchInput
 from paceline.engine.holdings import Held
 from paceline.kv import Branch, Branching
@@ -76,16 +76,16 @@ class Ahead:
     """Entries that any of it may have."""
     least: float = WORTH_DRAFTING
     """How likely an outcome with a branch is."""
-    outcomes: list[Outcome] = field(init=False)
+    outcomes: list[RankedOutcome] = field(init=False)
     """Without a branch yet, likeliest first."""
     region: Branching = field(init=False)
     base_length: int = field(init=False)
     last_entry: Limb | None = field(init=False)
     """Feeds dK and ranks what may follow it; None once that is done, and where nobody asks."""
     bonus_guesses: tuple[int, ...] = ()
-    branches: dict[tuple[int, int], Limb] = field(default_factory=dict)
+    branches: dict[Outcome, Limb] = field(default_factory=dict)
     """By (accepted draft tokens, next token)."""
-    pushed: dict[tuple[int, int], int] = field(default_factory=dict)
+    pushed: dict[Outcome, int] = field(default_factory=dict)
     """How many tokens of a branch the coordinator has."""
     further: float = 0.0
     """How likely the likeliest outcome is to come true twice in a row; 0 where nobody may draft for that."""
@@ -159,7 +159,7 @@ class Ahead:
     def _opened(self, free: int) -> list[Limb]:
         """Branches for the likeliest outcomes; a place is kept for one whose token is not ranked yet."""
         opened: list[Limb] = []
-        later: list[Outcome] = []
+        later: list[RankedOutcome] = []
         limb = self._to_grow if free > 0 else None
         if limb is not None and (not self.outcomes or self.further >= self.outcomes[0].likelihood):
             return [self._grow(limb)]
@@ -184,7 +184,7 @@ class Ahead:
         """The branch of the likeliest outcome, where it is done and worth another round's drafts."""
         if not (self.further and self.bonus_guesses):
             return None
-        limb = self.branches.get((len(self.drawn), self.bonus_guesses[0]))
+        limb = self.branches.get(Outcome(len(self.drawn), self.bonus_guesses[0]))
         return limb if limb is not None and limb.drafting.complete else None
 
     def _grow(self, limb: Limb) -> Limb:
@@ -204,7 +204,7 @@ class Ahead:
         entries = self.region.branch(self.base_length + accepted, self._above if everything else None)
         tape = NoiseTape.record(session.params, self.base_length + accepted + 1, k)
         limb = Limb(entries, Drafting(session.params, ledger, k, tape, grammar=self.held.grammar))
-        self.branches[accepted, next_token] = limb
+        self.branches[Outcome(accepted, next_token)] = limb
         return limb
 
     def _unfinished(self) -> list[Limb]:

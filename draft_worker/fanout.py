@@ -33,7 +33,7 @@ AFTER_ALL = (0.72, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01)
 """The same when nothing was guessed before: the bonus."""
 
 
-class Outcome(NamedTuple):
+class RankedOutcome(NamedTuple):
     """What a verdict may be: `accepted` draft tokens, then the token at `rank` of the draft's guesses."""
 
     likelihood: float
@@ -89,7 +89,7 @@ class FanOut:
 
     def ranked(
         self, margins: Sequence[float], bonus: float | None = None, least: float = WORTH_DRAFTING
-    ) -> list[Outcome]:
+    ) -> list[RankedOutcome]:
         """The outcomes at least so likely after draft tokens with these margins, likeliest first.
 
         `bonus` is the margin of the draft's guess of what follows all of them, where it is known and the
@@ -101,15 +101,16 @@ class FanOut:
         for a, margin in enumerate(margins):
             accepted = self.acceptance(margin)
             wrong = reach * (1 - accepted)
-            outcomes += [Outcome(wrong * share, a, rank) for rank, share in enumerate(others)]
+            outcomes += [RankedOutcome(wrong * share, a, rank) for rank, share in enumerate(others)]
             reach *= accepted
         k = len(margins)
         if bonus is None:
-            outcomes += [Outcome(reach * self._after_all.share(rank), k, rank) for rank in range(MAX_RANK)]
+            share = self._after_all.share
+            outcomes += [RankedOutcome(reach * share(rank), k, rank) for rank in range(MAX_RANK)]
         else:
             right = self.acceptance(bonus)
             wrong = reach * (1 - right)
-            outcomes.append(Outcome(reach * right, k, 0))
-            outcomes += [Outcome(wrong * share, k, rank) for rank, share in enumerate(others[:-1], 1)]
+            outcomes.append(RankedOutcome(reach * right, k, 0))
+            outcomes += [RankedOutcome(wrong * share, k, rank) for rank, share in enumerate(others[:-1], 1)]
         worth = [outcome for outcome in outcomes if outcome.likelihood >= least]
         return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))

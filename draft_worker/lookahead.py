@@ -17,7 +17,7 @@ from paceline.core.clock import Clock
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
-from paceline.core.types import AcceptanceMode
+from paceline.core.types import AcceptanceMode, Outcome
 from paceline.engine.chains import Stop
 from paceline.engine.holdings import Held
 from paceline.engine.passes import own_error
@@ -230,7 +230,7 @@ class Lookahead:
             return None
         ahead.fan_out.observe(accepted, ahead.margins, ahead.rank(accepted, tokens[-1]))
         self.rounds += 1
-        return ahead.branches.get((accepted, tokens[-1]))
+        return ahead.branches.get(Outcome(accepted, tokens[-1]))
 
     def _adopted(
         self, ahead: Ahead, limb: Limb, command: DraftRound, held: Held[DraftProposal]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.types import (
     AcceptanceMode,
+    Outcome,
     Proposal,
     SamplingParams,
     SequenceParams,
@@ -72,7 +73,7 @@ def decide(
     cases: Sequence[Case],
     logits: Tensor,
     eos_token_ids: Sequence[int] = (),
-) -> list[tuple[int, int]]:
+) -> list[Outcome]:
     """Judge every round.
 
     Args:
@@ -92,7 +93,7 @@ def judge(
     logits: Tensor,
     allowed: Tensor,
     eos_token_ids: Sequence[int] = (),
-) -> list[tuple[int, int] | None]:
+) -> list[Outcome | None]:
     """Judge every round whose logits are a distribution, also of what the request permits; None for others.
 
     Where tokens are drawn by ratios, a chain may be accepted up to a token behind which the model finds all
@@ -126,16 +127,16 @@ def judge(
     return [v if fine else None for v, fine in zip(told, sound, strict=True)]
 
 
-def _possible(cases: Sequence[Case], verdicts: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+def _possible(cases: Sequence[Case], verdicts: Sequence[Outcome]) -> list[Outcome | None]:
     """None where no token is left: a model may find impossible all that a request permits."""
     return [v if v[1] >= 0 else _shorter(case, v[0]) for case, v in zip(cases, verdicts, strict=True)]
 
 
-def _shorter(case: Case, accepted: int) -> tuple[int, int] | None:
+def _shorter(case: Case, accepted: int) -> Outcome | None:
     """The verdict that ends with its last accepted token; None without one, and where the target chooses."""
     if case.chooses or not accepted:
         return None
-    return accepted - 1, case.proposal.token_ids[accepted - 1]
+    return Outcome(accepted - 1, case.proposal.token_ids[accepted - 1])
 
 
 def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
@@ -143,7 +144,7 @@ def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
     return all(c.chooses for c in cases) and _params_of(cases, torch.device("cpu"), eos).only_temperature
 
 
-def _at_once(cases: Sequence[Case], logits: Tensor) -> list[tuple[int, int] | None]:
+def _at_once(cases: Sequence[Case], logits: Tensor) -> list[Outcome | None]:
     """`judge` for such cases on a CPU, in one call."""
     samplings = [case.params.sampling for case in cases]
     tokens, usable = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.bool_)
@@ -177,7 +178,7 @@ class _Reading:
 
     numbers: Tensor
     """int64, in one dimension."""
-    of: Callable[[Sequence[int]], list[tuple[int, int]]]
+    of: Callable[[Sequence[int]], list[Outcome]]
     """(accepted draft tokens, next token) of each case, from these numbers on the host."""
 
 
@@ -211,8 +212,8 @@ def _deliberate(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[i
     if len(readings) == 1:
         return readings[0][1]
 
-    def read(numbers: Sequence[int]) -> list[tuple[int, int]]:
-        results: dict[int, tuple[int, int]] = {}
+    def read(numbers: Sequence[int]) -> list[Outcome]:
+        results: dict[int, Outcome] = {}
         first = 0
         for members, reading in readings:
             last = first + len(reading.numbers)
@@ -235,7 +236,7 @@ def warm_up(device: torch.device) -> None:
 
 
 def logprobs_of(
-    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
+    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[Outcome | None]
 ) -> list[tuple[TokenLogprobs, ...]]:
     """What the cases that ask for log-probabilities report of their verdicts' tokens; () for the others.
 
@@ -342,10 +343,10 @@ def _by_choice(group: Sequence[Case], logits: Tensor, eos: Sequence[int]) -> _Re
     return _Reading(choices, lambda own: _accepted(group, own))
 
 
-def _accepted(group: Sequence[Case], choices: Sequence[int]) -> list[tuple[int, int]]:
+def _accepted(group: Sequence[Case], choices: Sequence[int]) -> list[Outcome]:
     """Verdicts on the chains of cases whose rows the target chooses so."""
     return [
-        acceptance.accept_coupled(case.proposal.token_ids, choices[start : start + case.rows])
+        Outcome(*acceptance.accept_coupled(case.proposal.token_ids, choices[start : start + case.rows]))
         for case, start in zip(group, _starts(group), strict=True)
     ]
 
@@ -366,7 +367,7 @@ def _by_ratio(group: Sequence[Case], logits: Tensor, mode: AcceptanceMode, eos: 
     tokens = tokens.where(~p[next_rows, 0].isnan(), -1)
     count = len(group)
     return _Reading(
-        torch.cat((accepted, tokens)), lambda told: list(zip(told[:count], told[count:], strict=True))
+        torch.cat((accepted, tokens)), lambda told: list(map(Outcome, told[:count], told[count:]))
     )
 
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from paceline.core.errors import InternalError
 from paceline.core.messages import PromptLogprobs
-from paceline.core.types import TokenLogprobs
+from paceline.core.types import Outcome, TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.engine.passes import Job, PassResult, Scored, broken_rows
 from paceline.engine.structured import restricted
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.rounds import Round
 
-Judgement = tuple[tuple[int, int], tuple[TokenLogprobs, ...]]
+Judgement = tuple[Outcome, tuple[TokenLogprobs, ...]]
 """(accepted draft tokens, next token), and what is reported of them."""
 NO_CHOICE = "the target model's logits are not numbers, or leave no token to choose"
 """Which of both it is `judge` does not tell: on a device that would be another copy."""
@@ -83,7 +83,7 @@ def judgements(
 
 
 def reported(
-    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[tuple[int, int] | None]
+    cases: Sequence[Case], logits: Tensor, verdicts: Sequence[Outcome | None]
 ) -> list[Judgement | None]:
     """Verdicts with the log-probabilities that are asked for; arguments as for `logprobs_of`.
 

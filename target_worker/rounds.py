@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.messages import VerifyAhead, VerifyRound
-from paceline.core.types import Proposal, SequenceParams, Verdict
+from paceline.core.types import Outcome, Proposal, SequenceParams, Verdict
 from paceline.engine.passes import Job, broken_rows
 from paceline.engine.session import Session
 from paceline.engine.structured import Restriction
@@ -25,7 +25,7 @@ class FirstRow:
 
     logits: Tensor
     """float32 [1, V]."""
-    verdict: tuple[int, int] | None
+    verdict: Outcome | None
     """That of a round without draft tokens: (0, next token); None where the logits are no distribution, or
     leave no token that the request permits."""
 
@@ -36,7 +36,7 @@ class Round:
 
     command: VerifyRound
     job: Job
-    foreseen: dict[tuple[int, int], Proposal] = field(default_factory=dict)
+    foreseen: dict[Outcome, Proposal] = field(default_factory=dict)
     """What the next round judges, by outcome: (accepted, next token)."""
     plain_otherwise: bool = False
     """After any other outcome the next round has no draft tokens."""
@@ -88,7 +88,7 @@ class Round:
         self.restriction = replace(r, allowed=allowed)
         return torch.cat([*self.apart[:known], torch.zeros_like(row).expand(self.rows - known, -1)])
 
-    def settled(self, outcome: tuple[int, int]) -> tuple[int, int]:
+    def settled(self, outcome: Outcome) -> Outcome:
         """A verdict, (accepted, next token), as far as a grammar was followed.
 
         Where a chain is accepted up to there, its last token is the verdict's: what may come behind that is
@@ -98,9 +98,9 @@ class Round:
         end = None if self.restriction is None else self.restriction.end
         if end is None or outcome[0] < end:
             return outcome
-        return end - 1, self.command.proposal.token_ids[end - 1]
+        return Outcome(end - 1, self.command.proposal.token_ids[end - 1])
 
-    def following(self, outcome: tuple[int, int], eos_token_ids: Collection[int]) -> VerifyRound | None:
+    def following(self, outcome: Outcome, eos_token_ids: Collection[int]) -> VerifyRound | None:
         """The next round, if it was told for this outcome: (accepted, next token)."""
         params = self.job.held.session.params
         return _told(self.command, self.foreseen, self.plain_otherwise, outcome, params, eos_token_ids)
@@ -115,16 +115,16 @@ def following_late(
         return None
     if place(command) != (session.epoch, session.round, session.question[0]):
         return None
-    outcome = verdict.num_accepted, verdict.token_ids[-1]
+    outcome = verdict.outcome
     told = command.proposals, command.plain_otherwise
     return _told(command, *told, outcome, session.params, eos_token_ids)
 
 
 def _told(
     command: VerifyRound | VerifyAhead,
-    proposals: Mapping[tuple[int, int], Proposal],
+    proposals: Mapping[Outcome, Proposal],
     plain_otherwise: bool,
-    outcome: tuple[int, int],
+    outcome: Outcome,
     params: SequenceParams,
     eos_token_ids: Collection[int],
 ) -> VerifyRound | None:

@@ -341,9 +341,9 @@ class Verifier:
                 events.append(self._fail(r.job, judgement or InternalError(NO_CHOICE)))
                 continue
             del self._rounds[r.command.sequence_id]
-            (num_accepted, next_token), told = judgement
-            verdict = self._settle(r, num_accepted, next_token, told)
-            following = r.following((num_accepted, next_token), self._eos_token_ids)
+            outcome, told = judgement
+            verdict = self._settle(r, *outcome, told)
+            following = r.following(outcome, self._eos_token_ids)
             if following is not None:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)

@@ -2,14 +2,20 @@
 
 Prompt lookup (Saxena 2023, "Prompt lookup decoding"): code, edits, extracts and lists say again what they
 have said. Such a proposal needs no model and no way to a draft worker and back; the target judges it as it
-does any other, so it changes no token. policy.py decides when it is worth more than the draft's.
+does any other, so it changes no token.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+from coordinator.proposers.interface import Guess
+
+NAME: Final = "prompt-lookup"
 
 SHORTEST = 2
 """Tokens that must agree."""
@@ -19,6 +25,15 @@ CANDIDATES = 8
 """Earlier places that are looked at, the newest first."""
 REACH = 16_384
 """Tokens that are looked back when a sequence is first asked about."""
+GRADES = (3, 5, 9)
+"""A new grade of guesses begins at each of these lengths of the match."""
+PRIOR_RATES = (0.4, 0.55, 0.7, 0.85)
+"""Acceptance of a copied token in each grade, until verdicts are there."""
+
+
+def grade_of(match_length: int) -> int:
+    """The grade of copies after a match of that many tokens."""
+    return bisect_right(GRADES, match_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +110,27 @@ def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
     length = len(tokens)
     period = length - start
     return tuple(tokens[start + i % period] for i in range(count))
+
+
+@dataclass(slots=True)
+class PromptLookup:
+    """A context source: what followed the last time the text went as it does now."""
+
+    name: str = NAME
+    _index: TextIndex = field(default_factory=TextIndex)
+
+    def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
+        """A copy of `most` tokens; None where nothing like the end of the text came before.
+
+        Where the text repeats itself, it is taken to go on as it did. Then the match behind `after` is
+        longer by these tokens; where they are no copy of what followed, there is no guess.
+        """
+        match = self._index.find(tokens)
+        if match is None:
+            return None
+        token_ids = copied(tokens, match.start, len(after) + most)
+        if token_ids[: len(after)] != tuple(after):
+            return None
+        length = min(match.length + len(after), LONGEST)
+        grade = grade_of(length)
+        return Guess(self.name, token_ids[len(after) :], length, grade, PRIOR_RATES[grade])

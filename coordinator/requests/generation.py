@@ -36,7 +36,7 @@ class Generation:
     @property
     def params(self) -> SequenceParams:
         """Those of the first choice; the others differ in their seeds."""
-        return self.choices[0].machine.params
+        return self.choices[0].state.params
 
 
 def workers_salt(call: GenerateCall, tenant: str, key: bytes) -> str:

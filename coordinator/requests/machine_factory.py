@@ -6,7 +6,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.proposers.interface import ContextSource
+from coordinator.proposers.registry import CONTEXT_SOURCES
 from coordinator.round.machine import RoundMachine
+from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import Deadlines, Phase
 from coordinator.speculation.controller import Controller, Kind, kind_of
@@ -36,19 +39,20 @@ class Machines:
         config, sampling, asked = self._config, params.sampling, call.speculation
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
-        return RoundMachine(
+        state = RoundState(
             # Unlike the request id it is never used twice, whatever clients choose.
             sequence_id=secrets.token_hex(12),
             ledger=ledger,
             params=params,
             num_speculative_tokens=self._controller.max_draft if k == AUTO else k,
+            policy=self._policy(k, kind_of(params.mode.value, sampling.temperature)),
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,
+            sources=self._sources(asked, k, params),
             phase=Phase.DONE if ledger.ended else Phase.NEW,
-            prompt_lookup=self._looks_up(asked, k, params),
-            policy=self._policy(k, kind_of(params.mode.value, sampling.temperature)),
         )
+        return RoundMachine(state)
 
     def _policy(self, k: DraftTokens, kind: Kind) -> Policy:
         controller = self._controller
@@ -58,15 +62,17 @@ class Machines:
             return TablePolicy(controller, controller.max_draft, kind, table=self._table)
         return GoodputPolicy(controller, controller.max_draft, kind)
 
-    def _looks_up(self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams) -> bool:
-        """Whether draft tokens may be copied from the text.
+    def _sources(
+        self, asked: SpeculationParams, k: DraftTokens, params: SequenceParams
+    ) -> list[ContextSource]:
+        """The context sources that may propose; none without draft tokens.
 
-        What is copied follows from measured times. In a mode whose tokens depend on the rounds a fixed K
-        keeps a seed's tokens the same; so the server does not copy there by itself.
+        What they propose follows from measured times. In a mode whose tokens depend on the rounds a fixed K
+        keeps a seed's tokens the same; so the server uses none there by itself.
         """
-        if asked.prompt_lookup is not None:
-            return asked.prompt_lookup
-        return self._config.prompt_lookup and (params.chooses or k == AUTO)
+        by_default = self._config.prompt_lookup and (params.chooses or k == AUTO)
+        wanted = by_default if asked.prompt_lookup is None else asked.prompt_lookup
+        return [make() for make in CONTEXT_SOURCES.values()] if wanted and k else []
 
     @staticmethod
     def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:

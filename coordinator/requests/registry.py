@@ -66,12 +66,12 @@ class Request:
     @property
     def ended(self) -> bool:
         """True when all of its choices have finished."""
-        return all(running.machine.ledger.ended for running in self.choices)
+        return all(running.state.ledger.ended for running in self.choices)
 
     @property
     def settled(self) -> bool:
         """True when nothing more will come for any of them."""
-        return all(running.ended or running.machine.ledger.ended for running in self.choices)
+        return all(running.ended or running.state.ledger.ended for running in self.choices)
 
     @property
     def num_logprobs(self) -> int:
@@ -92,14 +92,14 @@ class Request:
         if sampling.seed is None and seed is not None:
             sampling = sampling.with_seed(seed)
         speculation = call.speculation
-        if self.call.speculation.mode is None and speculation.mode is self.choices[0].machine.params.mode:
+        if self.call.speculation.mode is None and speculation.mode is self.choices[0].state.params.mode:
             speculation = replace(speculation, acceptance=None)
         return replace(call, sampling=sampling, speculation=speculation, resumption=None) == self.call
 
     def agrees_with(self, resumption: Resumption) -> bool:
         """True where the client's tokens are the first ones of each choice."""
         for index, (count, running) in enumerate(zip(resumption.resume_from, self.choices, strict=True)):
-            ledger = running.machine.ledger
+            ledger = running.state.ledger
             if running.record is None or not running.record.covers(count, ledger):
                 return False
             mine = ledger.token_ids[ledger.prompt_length :][:count]

@@ -32,7 +32,7 @@ class Blocks:
     @property
     def waiting(self) -> list[Running]:
         """Sequences that wait for blocks, whatever has become of them since they were refused."""
-        return [running for running in self._blocked if running.machine.phase is Phase.WAITING]
+        return [running for running in self._blocked if running.state.phase is Phase.WAITING]
 
     @property
     def keep_others_out(self) -> bool:
@@ -84,7 +84,7 @@ class Blocks:
         taken = 0
         self._asking = [running for running in self._asking if _asks(running)]
         for link in dict.fromkeys(running.target for running in self.waiting):
-            paused = [r for r in self._on(link) if r.machine.phase is Phase.PAUSED and r.machine.holds_target]
+            paused = [r for r in self._on(link) if r.state.phase is Phase.PAUSED and r.state.holds_target]
             for running in paused:
                 taken += 1
                 self._tell(running, Signal.BLOCKS_WANTED)
@@ -104,7 +104,7 @@ class Blocks:
         return [running for running in self._sequences.values() if running.target is link]
 
     def _held_on(self, link: Link | None) -> bool:
-        return any(running.machine.holds_target for running in self._on(link))
+        return any(running.state.holds_target for running in self._on(link))
 
     def _wait(self, running: Running) -> None:
         if running not in self._blocked:
@@ -112,4 +112,4 @@ class Blocks:
 
 
 def _asks(running: Running) -> bool:
-    return running.was_blocked and running.machine.phase is Phase.VERIFYING
+    return running.was_blocked and running.state.phase is Phase.VERIFYING

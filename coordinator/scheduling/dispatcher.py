@@ -107,10 +107,10 @@ class Dispatcher:
         """
         self._submitted += 1
         running = Running(machine, order=self._submitted, arrived_at=self._clock(), record=record)
-        if machine.phase is Phase.DONE:
+        if machine.state.phase is Phase.DONE:
             return running
         self._admission.check_room()
-        self._sequences[machine.sequence_id] = running
+        self._sequences[machine.state.sequence_id] = running
         self._admission.join(running)
         self._admit()
         return running
@@ -151,7 +151,7 @@ class Dispatcher:
     def abort_all(self, error: PacelineError) -> None:
         """End every sequence; for the shutdown. An UnavailableError names each one's last index."""
         for running in list(self._sequences.values()):
-            last_index = running.machine.ledger.num_generated - 1
+            last_index = running.state.ledger.num_generated - 1
             known = isinstance(error, UnavailableError)
             self.abort(running, UnavailableError(error.message, last_index) if known else error)
 
@@ -164,7 +164,7 @@ class Dispatcher:
 
     def link_ready(self, link: Link) -> None:
         """A worker is there: sequences that have none of its kind take it, the suspects last."""
-        for running in sorted(self._sequences.values(), key=lambda running: running.machine.losses):
+        for running in sorted(self._sequences.values(), key=lambda running: running.state.losses):
             if running.admitted and not running.ended:
                 self._assign(running)
 
@@ -220,7 +220,7 @@ class Dispatcher:
             self._try_suspects()
             self._suspects.keep_waiting(self.targets, now)
             for running in list(self._sequences.values()):
-                deadline = running.machine.deadline
+                deadline = running.state.deadline
                 if running.admitted and deadline is not None and now >= deadline:
                     self._deadline_passed(running, deadline)
                 behind = running.behind_since
@@ -241,11 +241,11 @@ class Dispatcher:
     def _assign(self, running: Running) -> None:
         """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
         the target's first pass finds it there."""
-        wants_draft = running.machine.num_speculative_tokens > 0
+        wants_draft = running.state.num_speculative_tokens > 0
         if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
             running.draft = draft
             draft.load += 1
-            running.machine.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
+            running.state.planner.draft_max_len = draft.known.max_model_len if draft.known is not None else 0
             self._handle(running, Signal.DRAFT_READY)
         if running.target is None and self._suspects.holds_back(running):
             self._try_suspects()
@@ -256,7 +256,7 @@ class Dispatcher:
         running.target = target
         target.load += 1
         if target.known is not None:
-            running.machine.target_max_len = target.known.max_model_len
+            running.state.planner.target_max_len = target.known.max_model_len
         self._handle(running, Signal.TARGET_READY)
 
     def _try_suspects(self) -> None:
@@ -278,10 +278,10 @@ class Dispatcher:
             actions = running.machine.handle(event, begun)
         except Exception:
             # A defect must not end the link, and with it every other sequence.
-            log.exception("a sequence failed", extra=fields(sequence_id=running.machine.sequence_id))
+            log.exception("a sequence failed", extra=fields(sequence_id=running.state.sequence_id))
             actions = running.machine.give_up(InternalError("the coordinator failed"))
         self._carry_out(running, actions)
-        running.machine.times.coordinator += self._clock() - begun
+        running.state.times.coordinator += self._clock() - begun
 
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
         # Workers first: the next round is on its way while the client is told of the last one.
@@ -307,7 +307,7 @@ class Dispatcher:
                         self._carry_out(running, running.machine.give_up(error))
                 case TargetHangs():
                     self._late(running)
-        record, running.machine.committed = running.machine.committed, None
+        record, running.state.committed = running.state.committed, None
         if self._held is not None and not running.ended:
             self._held.append((running, commit, record))
             return
@@ -323,7 +323,7 @@ class Dispatcher:
             running, commit, record = held.popleft()
             begun = self._clock()
             self._tell_of(running, commit, record)
-            running.machine.times.coordinator += self._clock() - begun
+            running.state.times.coordinator += self._clock() - begun
 
     def _tell_of(self, running: Running, commit: Commit | None, record: RoundRecord | None) -> None:
         if commit is not None:
@@ -349,9 +349,9 @@ class Dispatcher:
     def _deadline_passed(self, running: Running, deadline: float) -> None:
         """A draft that hangs loses all its sequences, and is ready again once its engine answers. One that
         is late for this sequence is left alone by it for a while: so the machine does."""
-        draft = running.draft if running.machine.phase is Phase.DRAFTING else None
+        draft = running.draft if running.state.phase is Phase.DRAFTING else None
         self._handle(running, Signal.DEADLINE)
-        sent_at = deadline - running.machine.deadlines.draft
+        sent_at = deadline - running.state.deadlines.draft
         if draft is not None and self._silences[draft].is_too_long(sent_at, deadline):
             draft.hang_up()
 
@@ -362,7 +362,7 @@ class Dispatcher:
         if link is None:
             return
         silent = self._clock() - self._heard.get(link, -math.inf)
-        if silent > STUCK_SHARE * running.machine.deadlines.target:
+        if silent > STUCK_SHARE * running.state.deadlines.target:
             self._handle(running, Signal.TARGET_LOST)
             link.hang_up()
             return
@@ -378,10 +378,10 @@ class Dispatcher:
 
     def _cut(self, running: Running) -> None:
         """The client does not read: what it was sent stays for it, what the sequence holds does not."""
-        self.abort(running, UnavailableError(UNREAD, running.machine.ledger.num_generated - 1))
+        self.abort(running, UnavailableError(UNREAD, running.state.ledger.num_generated - 1))
 
     def _forget(self, running: Running) -> None:
-        if self._sequences.pop(running.machine.sequence_id, None) is None:
+        if self._sequences.pop(running.state.sequence_id, None) is None:
             return
         self._suspects.forget(running)
         target = running.target

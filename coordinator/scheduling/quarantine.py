@@ -29,8 +29,8 @@ class Suspects:
 
     def holds_back(self, running: Running) -> bool:
         """True where a sequence without a target waits for its turn."""
-        if running.machine.losses >= SUSPECT:
-            self.waiting[running.machine.sequence_id] = running
+        if running.state.losses >= SUSPECT:
+            self.waiting[running.state.sequence_id] = running
             return True
         return False
 
@@ -42,7 +42,7 @@ class Suspects:
         try:
             while self.waiting and (link := self._calm(targets)) is not None:
                 # Fewest losses first: whoever is to blame has the most.
-                running = min(self.waiting.values(), key=lambda each: (each.machine.losses, each.order))
+                running = min(self.waiting.values(), key=lambda each: (each.state.losses, each.order))
                 self.forget(running)
                 give(running, link)
         finally:
@@ -52,11 +52,11 @@ class Suspects:
         """While a target is there the time to wait for one does not run."""
         if any(link.ready for link in targets):
             for running in self.waiting.values():
-                running.machine.await_turn(now)
+                running.state.await_turn(now)
 
     def forget(self, running: Running) -> None:
         """It has its turn, or ended."""
-        self.waiting.pop(running.machine.sequence_id, None)
+        self.waiting.pop(running.state.sequence_id, None)
 
     def _calm(self, targets: Sequence[Link]) -> Link | None:
         calm = [link for link in targets if link.ready and not self._is_doubtful(link)]
@@ -68,6 +68,6 @@ class Suspects:
         Who waits for blocks or for its client has none there.
         """
         return any(
-            running.target is link and running.machine.losses and running.machine.phase is Phase.VERIFYING
+            running.target is link and running.state.losses and running.state.phase is Phase.VERIFYING
             for running in self._sequences.values()
         )

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from coordinator.round.machine import RoundMachine
+from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import Phase
 from coordinator.sequence.replay_buffer import Record
@@ -57,12 +58,17 @@ class Running:
     parts: Parts = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.received = self.machine.ledger.num_generated
+        self.received = self.state.ledger.num_generated
+
+    @property
+    def state(self) -> RoundState:
+        """Where the sequence stands."""
+        return self.machine.state
 
     @property
     def ended(self) -> bool:
         """True when nothing more will come."""
-        return self.machine.phase is Phase.DONE
+        return self.state.phase is Phase.DONE
 
 
 Untold = deque[tuple[Running, Commit | None, RoundRecord | None]]

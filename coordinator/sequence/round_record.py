@@ -25,8 +25,8 @@ class RoundRecord:
     """A moment before its verdict left the target."""
     hit: bool = False
     """Its proposal was there when the verdict before it came."""
-    copied: bool = False
-    """Its proposal was copied from the sequence's own text."""
+    source: str = ""
+    """Name of the context source of its proposal; empty for the draft's, and without one."""
     prefills: bool = False
     """The target opened the sequence in it."""
     num_draft: int = 0

@@ -44,7 +44,7 @@ class SpeculationStats:
         self.num_step_tokens += told.num_tokens
         self.num_draft_tokens += num_draft
         self.num_lookahead_hits += told.hit
-        self.num_prompt_lookups += told.copied
+        self.num_prompt_lookups += bool(told.source)
         self.num_accepted_draft_tokens += num_accepted
         for counts, size in (
             (self.histogram, num_draft + 1),

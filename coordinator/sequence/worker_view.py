@@ -7,28 +7,24 @@ is sent again (docs/protocol.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.sequence.ledger import Ledger
 from paceline.core.messages import (
     CloseSequence,
     Continuations,
     DraftProposal,
-    DraftRound,
     OpenSequence,
     PromptLogprobs,
     RoundVerdict,
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, SequenceParams
-
-MAX_PAUSE_ROUNDS = 64
-"""Longest pause, in rounds, after repeated failures of the draft."""
+from paceline.core.types import Outcome, Proposal, SequenceParams
 
 
 @dataclass(slots=True)
-class Peer:
+class WorkerView:
     """One worker, as one sequence sees it."""
 
     sequence_id: str
@@ -76,7 +72,7 @@ class Peer:
 
 
 @dataclass(slots=True)
-class TargetPeer(Peer):
+class TargetView(WorkerView):
     """The target worker."""
 
     attempts: int = 0
@@ -103,68 +99,10 @@ class TargetPeer(Peer):
         self,
         ledger: Ledger,
         round_number: int,
-        proposals: Mapping[tuple[int, int], Proposal],
+        proposals: Mapping[Outcome, Proposal],
         *,
         plain_otherwise: bool = False,
     ) -> VerifyAhead:
         """The next round, for outcomes of the present one; after others it may have no draft tokens."""
         where = self.sequence_id, self.epoch, round_number, len(ledger)
         return VerifyAhead(*where, proposals, plain_otherwise)
-
-
-@dataclass(slots=True)
-class DraftPeer(Peer):
-    """The draft worker. After failures it is left alone, twice as long every time."""
-
-    read: int = 0
-    """Ledger tokens that it is known to have read."""
-    retried: bool = False
-    """The present round was sent again already."""
-    failures: int = 0
-    paused_until: int = 0
-
-    def arrive(self) -> None:
-        """A worker is there: a new one, which knows nothing."""
-        self.ready, self.open = True, False
-        self.failures = self.paused_until = 0
-
-    def opening(self, ledger: Ledger, params: SequenceParams) -> list[OpenSequence]:
-        """As any worker's; it has read nothing then."""
-        if not self.open:
-            self.read = 0
-        return Peer.opening(self, ledger, params)
-
-    def unread(self, ledger: Ledger) -> int:
-        """Ledger tokens that it may have to read: what it was sent it may be reading still."""
-        return len(ledger) - (min(self.read, self.known) if self.open else 0)
-
-    def has_read(self, ledger: Ledger) -> None:
-        """It has drafted behind the ledger as it is."""
-        self.read = len(ledger)
-
-    def usable(self, round_number: int) -> bool:
-        """True unless it is gone or left alone."""
-        return self.ready and round_number >= self.paused_until
-
-    def pause(self, round_number: int) -> None:
-        """It failed in this round."""
-        rounds = min(2**self.failures, MAX_PAUSE_ROUNDS)
-        self.failures += 1
-        self.paused_until = round_number + 1 + rounds
-
-    def ask(
-        self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
-    ) -> list[OpenSequence | DraftRound]:
-        """The round."""
-        opening = self.opening(ledger, params)
-        return [*opening, self._round(ledger, round_number, num_draft)]
-
-    def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int) -> DraftRound:
-        """To a worker whose continuation came true: the next ones are to have `num_ahead` tokens."""
-        return replace(
-            self._round(ledger, round_number, num_draft), num_lookahead_tokens=num_ahead, proposal_known=True
-        )
-
-    def _round(self, ledger: Ledger, round_number: int, num_draft: int) -> DraftRound:
-        base, tail = len(ledger), self.tail(ledger)
-        return DraftRound(self.sequence_id, self.epoch, round_number, base, tail, num_draft)

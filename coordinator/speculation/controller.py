@@ -11,13 +11,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from coordinator.proposers.interface import Guess
 from coordinator.speculation.cost_model import CostModel, bracket
-from coordinator.speculation.expected_tokens import (
-    Acceptance,
-    DepthAcceptance,
-    ReplayedAcceptance,
-    copy_pools,
-)
+from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import SETTLE, Exploration
 
 MEMORY = 500.0
@@ -36,18 +32,25 @@ STEADY = 8
 """A round is measured if the number of sequences changed by at most one in so many while it lasted."""
 TRIAL_TOKENS = 6.0
 """Judged tokens that earlier acceptance counts for in a trial of drafting: it is old."""
-COPY_AGAIN = 64
-"""Matches of a pool that are left unused before one is copied to find out."""
+GUESS_AGAIN = 64
+"""Guesses of a pool that are left unused before one is verified to find out."""
 FAR_BELOW = 0.75
 """A sequence drafts nothing where its own drafted rounds promise less than this share of the tokens per
 second of plain rounds."""
 HOTTEST = 4
 """Temperatures from this many halves on are one kind."""
 
+Evidence = tuple[str, int]
+"""What a guess rests on: its source and its grade."""
 Kind = tuple[str, int]
 """Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
 BY_DEPTH = frozenset({"block"})
 """Acceptance modes in which acceptance belongs to the depth in the proposal."""
+
+
+def evidence_of(guess: Guess) -> Evidence:
+    """By which guesses share an estimate of their acceptance."""
+    return guess.source, guess.grade
 
 
 def kind_of(mode: str, temperature: float) -> Kind:
@@ -73,7 +76,6 @@ class Controller:
     choosing: dict[int, Acceptance] = field(default_factory=dict)
     """Acceptance of the sequences at the workers whose K is chosen, by identity."""
     costs: CostModel = field(init=False)
-    copies: tuple[DepthAcceptance, ...] = field(default_factory=lambda: copy_pools(MEMORY))
     round_seconds: list[float] | None = None
     """Seconds of a round with 0 to `max_draft` draft tokens at the present load; None while no round was
     measured. This and the next two are renewed with each decision."""
@@ -81,7 +83,8 @@ class Controller:
     """The same without the wait for a proposal."""
     goodput: list[float] | None = None
     """Expected tokens per second of a sequence, by K."""
-    _unused_copies: Counter[int] = field(default_factory=Counter)
+    _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
+    _unused_guesses: Counter[Evidence] = field(default_factory=Counter)
     _pools: dict[Kind, Acceptance] = field(default_factory=dict)
     _explorations: dict[int, Exploration] = field(default_factory=dict)
     _rounds: int = 0
@@ -105,6 +108,13 @@ class Controller:
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]
 
+    def guesses(self, guess: Guess) -> DepthAcceptance:
+        """What is known of guesses that rest on the same evidence."""
+        evidence = evidence_of(guess)
+        if evidence not in self._guesses:
+            self._guesses[evidence] = DepthAcceptance(MEMORY, prior_rate=guess.prior_rate)
+        return self._guesses[evidence]
+
     def leave(self, drafts: Acceptance) -> None:
         """A sequence has no round at the workers any more."""
         self.sequences -= 1
@@ -115,11 +125,11 @@ class Controller:
         self._measured_at = self._rounds
         self.costs.add(num_draft, drafting, verifying, self.sequences)
 
-    def measured_copy(self, num_copied: int, seconds: float) -> None:
-        """Learn from a verification of copied tokens. Among several sequences, whose K differs from it, its
+    def measured_guess(self, num_draft: int, seconds: float) -> None:
+        """Learn from a verification of guessed tokens. Among several sequences, whose K differs from it, its
         time says little."""
         if self.sequences == 1:
-            self.costs.add_verification(num_copied, seconds, 1)
+            self.costs.add_verification(num_draft, seconds, 1)
 
     def caught_up(self, seconds: float, tokens: int) -> None:
         """A draft worker read `tokens` that it lacked."""
@@ -128,10 +138,11 @@ class Controller:
 
     # ---- what sequences ask ------------------------------------------------------------------------
 
-    def retries_copy(self, pool: int) -> bool:
-        """True for one in `COPY_AGAIN` matches of a pool whose copies do not seem to pay."""
-        self._unused_copies[pool] += 1
-        return self._unused_copies[pool] % COPY_AGAIN == 0
+    def retries(self, guess: Guess) -> bool:
+        """True for one in `GUESS_AGAIN` guesses on evidence that does not seem to pay."""
+        evidence = evidence_of(guess)
+        self._unused_guesses[evidence] += 1
+        return self._unused_guesses[evidence] % GUESS_AGAIN == 0
 
     @property
     def settled(self) -> bool:

@@ -9,7 +9,6 @@ belongs to the depth in the proposal.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,11 +22,6 @@ PRIOR_RUN = 10.0
 """Judged tokens after an accepted one that the prior of `ReplayedAcceptance` counts for."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of the golden ratio modulo 1 are spread evenly over [0, 1)."""
-MATCH_LENGTHS = (3, 5, 9)
-"""Copies from the text are pooled by the length of the match before them; a new pool begins at each of these
-lengths."""
-COPY_RATES = (0.4, 0.55, 0.7, 0.85)
-"""Prior acceptance of a copied token in each of those pools."""
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:
@@ -208,13 +202,3 @@ def _fade(counts: list[float], parts: list[float], most: float) -> None:
 
 
 Acceptance = DepthAcceptance | ReplayedAcceptance
-
-
-def copy_pools(memory: float) -> tuple[DepthAcceptance, ...]:
-    """One estimator for each class of match length."""
-    return tuple(DepthAcceptance(memory, prior_rate=rate) for rate in COPY_RATES)
-
-
-def match_class(match_length: int) -> int:
-    """Index of the pool of copies after a match of that many tokens."""
-    return bisect_right(MATCH_LENGTHS, match_length)

@@ -6,12 +6,14 @@ with a fixed K also teach it what is accepted.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.speculation.controller import Controller, Kind, pays
-from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, match_class
+from coordinator.proposers.interface import Guess
+from coordinator.speculation.controller import Controller, Evidence, Kind, evidence_of, pays
+from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
 from paceline.core.types import Timings
 
 MEMORY = 200.0
@@ -52,7 +54,7 @@ class Policy(ABC):
     """K, or the greatest K."""
     kind: Kind = ("", 0)
     drafts: Acceptance = field(init=False)
-    copies: tuple[DepthAcceptance, ...] = field(init=False)
+    _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False
     _chooses: bool = False
     """The controller chose K of the round to come: a draft can be asked."""
@@ -66,7 +68,6 @@ class Policy(ABC):
 
     def __post_init__(self) -> None:
         self.drafts = self.controller.pool(self.kind).child(MEMORY, POOL_TOKENS)
-        self.copies = tuple(pool.child(MEMORY, POOL_TOKENS) for pool in self.controller.copies)
 
     @abstractmethod
     def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -78,35 +79,40 @@ class Policy(ABC):
             remaining: tokens that the sequence may still generate.
         """
 
-    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
-        """Tokens to copy from the sequence's own text instead of asking the draft; may be 0.
+    def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
+        """The guess to verify instead of asking the draft, cut to its best length; None for the draft.
 
         A round is worth its expected tokens less the price of its time (Dinkelbach 1967): what everybody
-        makes in a second, or this sequence if that is more. The best copy is made if it is worth more than
+        makes in a second, or this sequence if that is more. The best guess is taken if it is worth more than
         the draft.
 
         Args:
-            match_length: tokens that agree with an earlier place of the text.
-            most: tokens that could be used.
+            guesses: one at most of each source; not empty.
+            most: tokens that could be used; positive.
             num_draft: K that `choose` gave for this round; 0 also without a usable draft.
         """
-        controller, lengths = self.controller, self._copy_lengths(most)
+        controller = self.controller
         rounds, verifications, goodput = (
             controller.round_seconds,
             controller.verify_seconds,
             controller.goodput,
         )
         if rounds is None or verifications is None or goodput is None:
-            return lengths[-1]
+            return guesses[0].cut(self._guess_lengths(min(most, len(guesses[0].token_ids)))[-1])
         # A request may have a greater K than the controller's, whose seconds end there.
-        greatest, pool = controller.max_draft, match_class(match_length)
+        greatest = controller.max_draft
         drafted, seconds = self.drafts.expected(num_draft)[-1], rounds[min(num_draft, greatest)]
         price = max(goodput[controller.k], drafted / seconds)
-        expected = self.copies[pool].expected(lengths[-1])
-        values = {n: expected[n] - price * verifications[min(n, greatest)] for n in lengths}
-        copied = max(values, key=values.__getitem__)
-        better = values[copied] > drafted - price * seconds
-        return copied if better or controller.retries_copy(pool) else 0
+        best, length, worth = guesses[0], 0, -math.inf
+        for guess in guesses:
+            lengths = self._guess_lengths(min(most, len(guess.token_ids)))
+            expected = self._guessed(guess).expected(lengths[-1])
+            for n in lengths:
+                value = expected[n] - price * verifications[min(n, greatest)]
+                if value > worth:
+                    best, length, worth = guess, n, value
+        better = worth > drafted - price * seconds
+        return best.cut(length) if better or controller.retries(best) else None
 
     def on_draft_request(self, lacking: int) -> None:
         """The draft is asked for a proposal, and lacks `lacking` tokens of the ledger."""
@@ -122,11 +128,8 @@ class Policy(ABC):
         if num_draft and lacking > CATCH_UP:
             self.controller.caught_up(prefill, lacking)
 
-    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None:
-        """A proposal, maybe empty, was sent to the target, which reads the prompt first if `prefills`.
-
-        `match_length` is 0 for a proposal of the draft.
-        """
+    def on_verify(self, num_draft: int, *, prefills: bool) -> None:
+        """A proposal, maybe empty, was sent to the target, which reads the prompt first if `prefills`."""
         self._read(prefills)
         if not self._joined:
             self._joined = True
@@ -136,15 +139,18 @@ class Policy(ABC):
         self._sequences = self.controller.sequences
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
+        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
     ) -> None:
-        """A verdict came; `timing` is None where the target read the prompt first."""
+        """A verdict came on a guess, or else on the draft's proposal.
+
+        `timing` is None where the target read the prompt first.
+        """
         self._read(False)
         if num_draft:
-            learner = self.copies[match_class(match_length)] if match_length else self.drafts
+            learner = self.drafts if guess is None else self._guessed(guess)
             learner.observe(num_draft, num_accepted)
         if timing is not None:
-            self._measure(num_draft, timing, copied=match_length > 0)
+            self._measure(num_draft, timing, guessed=guess is not None)
         self._drafting, self._clean = 0.0, True
 
     def on_suspend(self) -> None:
@@ -154,22 +160,29 @@ class Policy(ABC):
             self._joined = False
             self.controller.leave(self.drafts)
 
-    def _copy_lengths(self, most: int) -> Sequence[int]:
-        """The lengths that a copy may have, ascending; `most` is positive."""
+    def _guessed(self, guess: Guess) -> DepthAcceptance:
+        """This sequence's acceptance of guesses on such evidence."""
+        evidence = evidence_of(guess)
+        if evidence not in self._guesses:
+            self._guesses[evidence] = self.controller.guesses(guess).child(MEMORY, POOL_TOKENS)
+        return self._guesses[evidence]
+
+    def _guess_lengths(self, most: int) -> Sequence[int]:
+        """The lengths that a guess may be cut to, ascending; `most` is positive."""
         return range(1, min(most, self.num_speculative_tokens) + 1)
 
     def _use(self, k: int, most: int) -> int:
         self._clean = k <= most and self.controller.settled
         return min(k, most)
 
-    def _measure(self, num_draft: int, timing: Verification, *, copied: bool) -> None:
+    def _measure(self, num_draft: int, timing: Verification, *, guessed: bool) -> None:
         controller = self.controller
         if not (self._clean and controller.settled and controller.steady_since(self._sequences)):
             return
         if (timing.prefill_rows or not controller.calm) and not controller.starved:
             return
-        if copied:
-            controller.measured_copy(num_draft, timing.seconds)
+        if guessed:
+            controller.measured_guess(num_draft, timing.seconds)
         elif num_draft == controller.k or not controller.choosing:
             controller.measured(num_draft, self._drafting, timing.seconds)
 
@@ -186,13 +199,13 @@ class FixedLength(Policy):
         """K, or as much of it as can be used."""
         return self._use(self.num_speculative_tokens, most)
 
-    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
-        """Without a draft to ask, K copied tokens rather than none."""
+    def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
+        """Without a draft to ask, K guessed tokens rather than none."""
         if num_draft:
-            return Policy.copy_length(self, match_length, most, num_draft)
-        return self._copy_lengths(most)[0]
+            return Policy.choose_guess(self, guesses, most, num_draft)
+        return guesses[0].cut(min(most, self.num_speculative_tokens))
 
-    def _copy_lengths(self, most: int) -> Sequence[int]:
+    def _guess_lengths(self, most: int) -> Sequence[int]:
         return (min(most, self.num_speculative_tokens),)
 
 

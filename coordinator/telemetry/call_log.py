@@ -106,15 +106,15 @@ def _about_requests(requests: list[RequestRecord]) -> dict[str, Any]:
     if not generations:
         return told
     choices = [choice for generation in generations for choice in generation.choices]
-    stats = [choice.machine.stats for choice in choices]
+    stats = [choice.state.stats for choice in choices]
     told |= {
         "prompt_tokens": sum(generation.params.prompt_length for generation in generations),
-        "completion_tokens": sum(choice.machine.ledger.num_generated for choice in choices),
+        "completion_tokens": sum(choice.state.ledger.num_generated for choice in choices),
         "num_rounds": sum(each.num_rounds for each in stats),
         "num_draft_tokens": sum(each.num_draft_tokens for each in stats),
         "num_accepted_draft_tokens": sum(each.num_accepted_draft_tokens for each in stats),
         "finish_reason": [finish_reason(choice) for choice in choices],
-        "sequence_id": [choice.machine.sequence_id for choice in choices],
+        "sequence_id": [choice.state.sequence_id for choice in choices],
     }
     first = choices[0]
     if first.admitted_at is not None:
@@ -129,7 +129,7 @@ def _about_requests(requests: list[RequestRecord]) -> dict[str, Any]:
 
 def finish_reason(running: Running) -> str:
     """Why a sequence ended: `stop`, `length`, `error`, or `abort` when its client went away."""
-    finish = running.machine.ledger.finish
+    finish = running.state.ledger.finish
     if finish is not None:
         return finish.reason.value
     return "error" if running.error is not None else "abort"

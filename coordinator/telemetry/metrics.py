@@ -71,7 +71,7 @@ class Recorder:
         """Take a round in."""
         self.rounds += 1
         self.lookahead_hits += record.hit
-        self.prompt_lookups += record.copied
+        self.prompt_lookups += bool(record.source)
         self.rounds_by_draft[record.num_draft] += 1
         if record.num_draft:
             self.accepted_lengths[record.num_accepted] += 1
@@ -94,14 +94,14 @@ class Recorder:
         self.generation_tokens += record.num_tokens
         last = running.last_token_at
         if last is None:
-            self.prompt_tokens += running.machine.ledger.prompt_length
+            self.prompt_tokens += running.state.ledger.prompt_length
             self.first_token.observe(record.ended - running.arrived_at)
         elif record.num_tokens:
             self.inter_token.observe_each((record.ended - last) / record.num_tokens, record.num_tokens)
 
     def sequence_ended(self, running: Running, now: float) -> None:
         """Take a sequence in."""
-        ledger = running.machine.ledger
+        ledger = running.state.ledger
         if running.error is not None:
             return  # told of with its request
         self.finished[ABORT if ledger.finish is None else ledger.finish.reason.value] += 1

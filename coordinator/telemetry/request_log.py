@@ -67,4 +67,4 @@ class Reporting:
 def _is_whole(request: RequestRecord) -> bool:
     """True when nothing is left to generate: its client left with everything."""
     generation = request.generation
-    return generation is not None and all(machine.ledger.ended for machine in generation.machines)
+    return generation is not None and all(machine.state.ledger.ended for machine in generation.machines)

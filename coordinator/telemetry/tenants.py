@@ -35,7 +35,7 @@ class TenantRecorder:
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
         """Take a round in."""
         if running.last_token_at is None:
-            self.prompt_tokens[running.tenant] += running.machine.ledger.prompt_length
+            self.prompt_tokens[running.tenant] += running.state.ledger.prompt_length
         self.generation_tokens[running.tenant] += record.num_tokens
 
     def sequence_ended(self, running: Running, now: float) -> None:

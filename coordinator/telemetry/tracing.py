@@ -55,14 +55,14 @@ class Tracer:
 
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
         """A span of one round that was committed."""
-        if not running.machine.params.traceparent:
+        if not running.state.params.traceparent:
             return
         attributes: dict[str, Value] = {
             "paceline.num_draft_tokens": record.num_draft,
             "paceline.num_accepted_tokens": record.num_accepted,
             "paceline.num_committed_tokens": record.num_tokens,
             "paceline.lookahead_hit": record.hit,
-            "paceline.prompt_lookup": record.copied,
+            "paceline.prompt_lookup": bool(record.source),
             "paceline.prefill": record.prefills,
             "paceline.verify_seconds": record.verify_waited,
             "paceline.commit_seconds": now - record.ended,
@@ -73,8 +73,8 @@ class Tracer:
 
     def sequence_ended(self, running: Running, now: float) -> None:
         """A span of the round that it did not come to the end of: workers may have sent theirs below it."""
-        record = running.machine.unfinished
-        if record is not None and running.machine.params.traceparent:
+        record = running.state.unfinished
+        if record is not None and running.state.params.traceparent:
             error = "" if running.error is None else code_name(running.error)
             self._round(running, record, now, {"paceline.num_committed_tokens": 0}, error)
 
@@ -82,17 +82,17 @@ class Tracer:
         self, running: Running, record: RoundRecord, now: float, about: Attributes, error: str = ""
     ) -> None:
         machine = running.machine
-        request = parse(machine.params.traceparent)
+        request = parse(machine.state.params.traceparent)
         assert request is not None
         attributes: Attributes = {
-            "paceline.sequence_id": machine.sequence_id,
-            "paceline.choice": machine.ledger.choice,
+            "paceline.sequence_id": machine.state.sequence_id,
+            "paceline.choice": machine.state.ledger.choice,
             "paceline.round": record.number,
             **about,
         }
         # What the target begins by itself begins there before this process knows.
         began = record.began if record.target_since is None else min(record.began, record.target_since)
-        span_id = round_span_id(request, machine.sequence_id, record.number)
+        span_id = round_span_id(request, machine.state.sequence_id, record.number)
         self._spans.record("round", request, began, now, attributes, span_id=span_id, error=error)
 
     def worker_lost(self, role: str) -> None:
@@ -124,8 +124,8 @@ def _about(request: RequestRecord) -> Attributes:
     generation = request.generation
     if generation is None:
         return attributes
-    ledgers = [machine.ledger for machine in generation.machines]
-    stats = [machine.stats for machine in generation.machines]
+    ledgers = [machine.state.ledger for machine in generation.machines]
+    stats = [machine.state.stats for machine in generation.machines]
     attributes |= {
         "gen_ai.usage.input_tokens": generation.params.prompt_length,
         "gen_ai.usage.output_tokens": sum(ledger.num_generated for ledger in ledgers),

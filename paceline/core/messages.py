@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.errors import PacelineError
-from paceline.core.types import Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
+from paceline.core.types import Outcome, Proposal, SequenceParams, Timings, TokenLogprobs, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class VerifyAhead:
     epoch: int
     round: int
     base_length: int
-    proposals: Mapping[tuple[int, int], Proposal]
+    proposals: Mapping[Outcome, Proposal]
     plain_otherwise: bool = False
     """After every other outcome a round without draft tokens follows."""
 
@@ -109,7 +109,7 @@ class Continuations:
     epoch: int
     round: int
     base_length: int
-    proposals: Mapping[tuple[int, int], Proposal]
+    proposals: Mapping[Outcome, Proposal]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from paceline.core.checks import DraftTokens, draft_tokens, from_mapping, require
 from paceline.core.sampling import SamplingParams
@@ -18,6 +18,7 @@ from paceline.core.structured import StructuredOutputs
 __all__ = [
     "AcceptanceMode",
     "FinishReason",
+    "Outcome",
     "Proposal",
     "SamplingParams",
     "SequenceParams",
@@ -193,6 +194,13 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
+class Outcome(NamedTuple):
+    """How a round ends, as far as the next one depends on it."""
+
+    num_accepted: int
+    next_token: int
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's answer to one round: the accepted draft tokens and the next token."""
@@ -209,3 +217,8 @@ class Verdict:
     went_on_with: int | None = None
     """The next round has begun, with so many tokens of the proposal a VerifyAhead gave for this outcome, or
     with none where it gave none; None: it has not begun."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """By which the next round was told ahead."""
+        return Outcome(self.num_accepted, self.token_ids[-1])

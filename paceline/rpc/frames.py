@@ -27,7 +27,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal
+from paceline.core.types import Outcome, Proposal
 from paceline.rpc import codec
 from paceline.rpc.status import from_status, to_status
 from paceline.v1 import common_pb2, draft_pb2, target_pb2
@@ -311,7 +311,7 @@ def _continuations_to_proto(event: Continuations) -> draft_pb2.Continuations:
     )
 
 
-def _continuations(proposals: Mapping[tuple[int, int], Proposal]) -> list[common_pb2.Continuation]:
+def _continuations(proposals: Mapping[Outcome, Proposal]) -> list[common_pb2.Continuation]:
     return [
         common_pb2.Continuation(
             num_accepted=accepted, next_token=token, proposal=codec.proposal_to_proto(proposal)
@@ -322,11 +322,12 @@ def _continuations(proposals: Mapping[tuple[int, int], Proposal]) -> list[common
 
 def _proposals_by_outcome(
     continuations: Sequence[common_pb2.Continuation],
-) -> dict[tuple[int, int], Proposal]:
+) -> dict[Outcome, Proposal]:
     codec.check_count("continuations", continuations, limits.MAX_CONTINUATIONS)
-    proposals: dict[tuple[int, int], Proposal] = {}
+    proposals: dict[Outcome, Proposal] = {}
     for each in continuations:
-        proposals[each.num_accepted, each.next_token] = codec.proposal_from_proto(each.proposal)
+        outcome = Outcome(each.num_accepted, each.next_token)
+        proposals[outcome] = codec.proposal_from_proto(each.proposal)
         codec.refuse_unknown_fields(each, "continuations")
     return proposals
 

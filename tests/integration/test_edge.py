@@ -335,7 +335,7 @@ async def test_requests_of_two_keys_have_nothing_to_do_with_each_other(serve: Se
             await hers.read()
         assert failure.value.code() is grpc.StatusCode.ABORTED
         running = [each for request in here._requests.values() for each in request.choices]
-        salts = {each.machine.params.cache_salt for each in running}
+        salts = {each.state.params.cache_salt for each in running}
         assert len(running) == 3
         assert len(salts) == 2, "one of each tenant"
 

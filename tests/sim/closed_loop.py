@@ -11,9 +11,10 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.proposers.interface import Guess
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import GoodputPolicy, Policy, Verification
 
@@ -104,17 +105,17 @@ class Always:
     def choose(self, most: int, lacking: int, remaining: int) -> int:
         return min(self.num_draft, most)
 
-    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
-        return 0
+    def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
+        return None
 
     def on_draft_request(self, lacking: int) -> None: ...
 
     def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None: ...
 
-    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None: ...
+    def on_verify(self, num_draft: int, *, prefills: bool) -> None: ...
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
+        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
     ) -> None: ...
 
     def on_suspend(self) -> None: ...

@@ -38,7 +38,7 @@ def test_rounds_do_begin_ahead_of_the_verdict(num_drafts: int, share: float) -> 
         world = foreseeing_world(seed, num_drafts)
         world.run()
         ahead += world.went_on
-        rounds += sum(c.running.machine.stats.num_rounds for c in world.clients if c.running is not None)
+        rounds += sum(c.running.state.stats.num_rounds for c in world.clients if c.running is not None)
     assert ahead > share * rounds
 
 

@@ -46,9 +46,9 @@ def test_invariant_1_after_every_target_round_the_cache_is_the_ledger_without_it
     mode: AcceptanceMode,
 ) -> None:
     world, clients = served(*[replace(r, mode=mode) for r in requests(6, max_tokens=30)])
-    rounds = sum(c.running.machine.stats.num_rounds for c in clients if c.running is not None)
+    rounds = sum(c.running.state.stats.num_rounds for c in clients if c.running is not None)
     assert world.verdicts_checked == rounds
-    accepted = [c.running.machine.stats.num_accepted_draft_tokens for c in clients if c.running is not None]
+    accepted = [c.running.state.stats.num_accepted_draft_tokens for c in clients if c.running is not None]
     assert sum(accepted) > 30, "the draft is good enough for roll-backs of every depth"
 
 
@@ -58,7 +58,7 @@ def test_invariant_2_tokens_are_committed_then_emitted_in_order_and_ended_once(s
     world.run()
     for client in world.clients:
         assert client.running is not None
-        ledger = client.running.machine.ledger
+        ledger = client.running.state.ledger
         generated = ledger.token_ids[ledger.prompt_length :]
         assert client.token_ids == generated[: len(client.token_ids)]
         if not client.left:
@@ -122,7 +122,7 @@ def test_invariant_6_losing_a_draft_worker_costs_speed_only() -> None:
         check_equal(client)
 
     def rounds(of: World) -> int:
-        return sum(c.running.machine.stats.num_rounds for c in of.clients if c.running is not None)
+        return sum(c.running.state.stats.num_rounds for c in of.clients if c.running is not None)
 
     assert rounds(world) > rounds(healthy)
 
@@ -134,7 +134,7 @@ def test_invariant_6_losing_a_target_worker_costs_a_prefill_only(kind: str) -> N
     for client in clients:
         check_equal(client)
         assert client.running is not None
-        stats = client.running.machine.stats
+        stats = client.running.state.stats
         # No round is lost: every one was judged and counted exactly once.
         assert stats.num_rounds + stats.num_accepted_draft_tokens == len(client.token_ids)
     assert all(not link.load for link in world.targets)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from harness import chi_square
 
-from coordinator.round.machine import RoundMachine
+from coordinator.round.steps import Steps
 from coordinator.sequence.stats import SpeculationStats
 from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
@@ -127,7 +127,7 @@ def p_value_from(world: World, first: int, want: Mapping[tuple[int, ...], float]
 
 
 def stats_of(world: World) -> list[SpeculationStats]:
-    return [client.running.machine.stats for client in world.clients if client.running is not None]
+    return [client.running.state.stats for client in world.clients if client.running is not None]
 
 
 def check_speculation(world: World) -> None:
@@ -224,14 +224,15 @@ def test_a_proposal_that_is_asked_for_again_until_it_suits_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A coordinator that drops proposals it does not like, but only after it has seen the verdict."""
-    real = RoundMachine._on_verdict
+    real = Steps.on_verdict
 
-    def choosy(self: RoundMachine, event: Any, now: float) -> Any:
-        disliked = event.verdict.num_accepted == 0 and self._proposal.num_draft_tokens
-        if disliked and self._target.answers(event, self.round):
-            self._target.open = False
-            return self._verify(Proposal(), now)
+    def choosy(self: Steps, event: Any, now: float) -> Any:
+        state = self.state
+        disliked = event.verdict.num_accepted == 0 and state.present.proposal.num_draft_tokens
+        if disliked and state.target.answers(event, state.round):
+            state.target.open = False
+            return self.verify(Proposal(), now)
         return real(self, event, now)
 
-    monkeypatch.setattr(RoundMachine, "_on_verdict", choosy)
+    monkeypatch.setattr(Steps, "on_verdict", choosy)
     assert p_value(simulate(AcceptanceMode.REJECTION, n=2000)) < LEVEL

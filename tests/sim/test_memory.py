@@ -60,7 +60,7 @@ def test_a_pool_for_one_serves_many_and_the_oldest_is_never_interrupted(count: i
     forget = world.dispatcher._forget
 
     def forgetting(running: object) -> None:
-        order.append(running.machine.sequence_id)  # type: ignore[attr-defined]
+        order.append(running.state.sequence_id)  # type: ignore[attr-defined]
         forget(running)  # type: ignore[arg-type]
 
     world.dispatcher._forget = forgetting  # type: ignore[method-assign]

@@ -14,11 +14,14 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from coordinator.round.machine import RoundMachine
+from coordinator.round.next_round import NextRound
+from coordinator.round.state import RoundState
+from coordinator.round.steps import Steps
 from coordinator.scheduling.block_waiters import Blocks
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.sequence.messages import Action, Emit, Fail
-from coordinator.sequence.worker_view import Peer
+from coordinator.sequence.worker_view import WorkerView
 from draft_worker.drafter import Drafter
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import (
@@ -29,7 +32,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, TokenOrigin, Verdict
+from paceline.core.types import Outcome, Proposal, TokenOrigin, Verdict
 from paceline.decoding.bad_words import WordTable
 from paceline.engine import room
 from paceline.engine.holdings import Held, Holdings
@@ -173,13 +176,13 @@ def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatc
 def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = RoundMachine._tell
+    real = NextRound.offer
 
-    def tell(self: RoundMachine, proposals: Mapping[tuple[int, int], Proposal]) -> None:
+    def offer(self: NextRound, proposals: Mapping[Outcome, Proposal]) -> None:
         real(self, proposals)
-        self._first_told.update({outcome: p.num_draft_tokens for outcome, p in proposals.items()})
+        self._first_offers.update({outcome: p.num_draft_tokens for outcome, p in proposals.items()})
 
-    monkeypatch.setattr(RoundMachine, "_tell", tell)
+    monkeypatch.setattr(NextRound, "offer", offer)
     caught = simulation_catches(make_world=foreseeing_world)
     # The target has not begun it when it is asked, or has judged it already.
     assert "asked before with other content" in caught or "does not fit its round" in caught
@@ -188,12 +191,12 @@ def test_a_coordinator_that_takes_a_late_target_to_begin_with_what_it_was_told_l
 def test_a_coordinator_that_drafts_where_a_late_target_begins_a_plain_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = RoundMachine._following
+    real = NextRound.follows
 
-    def following(self: RoundMachine, verdict: Verdict) -> Proposal | None:
+    def follows(self: NextRound, verdict: Verdict) -> Proposal | None:
         return None if verdict.went_on_with is None else real(self, verdict)
 
-    monkeypatch.setattr(RoundMachine, "_following", following)
+    monkeypatch.setattr(NextRound, "follows", follows)
     assert "asked before with other content" in simulation_catches(make_world=random_world)
 
 
@@ -240,10 +243,10 @@ def test_cached_entries_that_are_taken_for_rows_that_are_wanted(monkeypatch: pyt
 
 
 def test_a_preempted_sequence_that_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: RoundMachine, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
-        return [*self._close(), Fail(error)]
+    def fail(self: RoundState, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
+        return [*self.close(), Fail(error)]
 
-    monkeypatch.setattr(RoundMachine, "_wait_for_blocks", fail)
+    monkeypatch.setattr(RoundState, "wait_for_blocks", fail)
     assert "invariant 6" in simulation_catches(make_world=crowded_world)
 
 
@@ -337,17 +340,18 @@ def test_bad_words_that_look_at_the_ledger_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = RoundMachine._on_verdict
+    real = Steps.on_verdict
 
-    def twice(self: RoundMachine, event: RoundVerdict, now: float) -> list[Action]:
-        before = len(self.ledger)
+    def twice(self: Steps, event: RoundVerdict, now: float) -> list[Action]:
+        ledger = self.state.ledger
+        before = len(ledger)
         actions = real(self, event, now)
-        if len(self.ledger) > before and not self.ledger.ended and self.ledger.remaining > 9:
+        if len(ledger) > before and not ledger.ended and ledger.remaining > 9:
             tokens = [(token, TokenOrigin.TARGET) for token in event.verdict.token_ids]
-            actions.insert(1, Emit(self.ledger.commit(tokens)))
+            actions.insert(1, Emit(ledger.commit(tokens)))
         return actions
 
-    monkeypatch.setattr(RoundMachine, "_on_verdict", twice)
+    monkeypatch.setattr(Steps, "on_verdict", twice)
     assert "invariant" in simulation_catches()
 
 
@@ -357,9 +361,9 @@ def test_a_verdict_committed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("believes", [False, True])
 def test_a_stale_verdict_is_accepted(monkeypatch: pytest.MonkeyPatch, believes: bool) -> None:
     """`believes`: without the check that a verdict fits its round, too."""
-    monkeypatch.setattr(Peer, "answers", lambda self, event, round_number: True)
+    monkeypatch.setattr(WorkerView, "answers", lambda self, event, round_number: True)
     if believes:
-        monkeypatch.setattr(RoundMachine, "_fits", lambda self, verdict: True)
+        monkeypatch.setattr(RoundState, "accepts", lambda self, verdict: True)
     assert "invariant" in simulation_catches()
 
 
@@ -410,11 +414,11 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
 
 
 def test_a_failed_draft_that_is_forgotten_and_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: RoundMachine) -> list[Action]:
-        self._draft.open = False
+    def forget(self: RoundState) -> list[Action]:
+        self.draft.open = False
         return []
 
-    monkeypatch.setattr(RoundMachine, "_close_draft", forget)
+    monkeypatch.setattr(RoundState, "close_draft", forget)
     assert "invariant 5" in simulation_catches()
 
 
@@ -424,7 +428,7 @@ def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pyt
     def refused(self: Blocks, running: Running, _error: ResourceExhaustedError, _now: float) -> bool:
         running.was_blocked = True
         others = (r for r in self._sequences.values() if r is not running and r.admitted)
-        waits = any(r.machine.holds_target for r in others)
+        waits = any(r.state.holds_target for r in others)
         if waits:
             self._blocked.append(running)
         return waits
@@ -435,7 +439,9 @@ def test_a_sequence_that_is_failed_for_blocks_it_could_have_now(monkeypatch: pyt
 
 def test_a_target_loss_that_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        RoundMachine, "_resume_on_target", lambda self, now: [*self._close(), Fail(InternalError("lost"))]
+        RoundMachine,
+        "_resume_on_target",
+        lambda self, now: [*self.state.close(), Fail(InternalError("lost"))],
     )
     assert "invariant 6" in simulation_catches()
 

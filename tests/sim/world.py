@@ -19,7 +19,9 @@ from typing import Any
 from unittest import mock
 
 import coordinator.scheduling.dispatcher as dispatcher_module
+from coordinator.proposers.registry import CONTEXT_SOURCES
 from coordinator.round.machine import RoundMachine
+from coordinator.round.state import RoundState
 from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Finish, Ledger
@@ -376,7 +378,7 @@ class CheckedDispatcher(Dispatcher):
     """Looks at every part as it is emitted."""
 
     def _emit(self, running: Running, commit: Commit) -> None:
-        ledger = running.machine.ledger
+        ledger = running.state.ledger
         start = ledger.prompt_length + commit.index
         if tuple(ledger.token_ids[start:]) != commit.token_ids:
             raise SimulationError(f"invariant 2: {commit.token_ids} was emitted and is not committed")
@@ -498,7 +500,7 @@ class World:
             if isinstance(event, SequenceFailed) and isinstance(event.error, InvalidArgumentError):
                 raise SimulationError(f"{link.name} refused what it was asked: {event.error}")
             running = self.dispatcher._sequences.get(event.sequence_id)
-            ledger = running.machine.ledger if running is not None else None
+            ledger = running.state.ledger if running is not None else None
             before = list(ledger.token_ids) if ledger is not None else []
             self.dispatcher.link_events(link, [event])  # type: ignore[arg-type]
             if ledger is None or ledger.token_ids == before:
@@ -524,7 +526,13 @@ class World:
             eos_token_ids=frozenset(self.eos),
             max_model_len=self.max_model_len,
         )
-        return RoundMachine(
+        policy = (
+            GoodputPolicy(self.controller, MAX_K)
+            if request.k == AUTO
+            else FixedLength(self.controller, request.k)
+        )
+        looks_up = request.prompt_lookup and request.k
+        state = RoundState(
             request.sequence_id,
             ledger,
             SequenceParams(
@@ -535,15 +543,14 @@ class World:
                 request.cache_salt,
             ),
             MAX_K if request.k == AUTO else request.k,
+            policy,
             DEADLINES,
             self.target_model.vocab_size,
             self.max_model_len,
+            sources=[make() for make in CONTEXT_SOURCES.values()] if looks_up else (),
             deadline=self.clock() + DEADLINES.recovery,
-            prompt_lookup=request.prompt_lookup,
-            policy=GoodputPolicy(self.controller, MAX_K)
-            if request.k == AUTO
-            else FixedLength(self.controller, request.k),
         )
+        return RoundMachine(state)
 
     def submit(self, request: Request) -> Client:
         client = Client(request)
@@ -582,7 +589,7 @@ class World:
         if not client.done and client.running is not None:
             client.left = True
             self.dispatcher.cancel(client.running)
-            if client.running.machine.phase is not Phase.DONE:
+            if client.running.state.phase is not Phase.DONE:
                 raise SimulationError("a cancelled request goes on")
 
     # ---- the run -----------------------------------------------------------------------------------
@@ -624,7 +631,7 @@ class World:
         if all(client.done for client in self.clients):
             return
         if self.clock() > ENDLESS:
-            phases = {k: r.machine.phase for k, r in self.dispatcher._sequences.items()}
+            phases = {k: r.state.phase for k, r in self.dispatcher._sequences.items()}
             raise SimulationError(f"after {ENDLESS} seconds: {phases}")
         self._sweep.send(None)
         self.after(TICK, self._tick)

@@ -249,7 +249,7 @@ def _started(generation: Generation) -> pb.GenerateResponse:
         seed=generation.params.sampling.seed or 0,
         num_prompt_tokens=generation.params.prompt_length,
         acceptance_mode=codec.mode_to_proto(generation.params.mode),
-        seeds=[machine.params.sampling.seed or 0 for machine in generation.machines],
+        seeds=[machine.state.params.sampling.seed or 0 for machine in generation.machines],
     )
     sampling = generation.params.sampling
     if sampling.echo or sampling.prompt_logprobs is not None:
@@ -286,8 +286,8 @@ def _position(entry: TokenLogprobs, vocabulary: Vocabulary) -> pb.PositionLogpro
 def _finished(generation: Generation, commit: Commit) -> pb.GenerateResponse:
     machine, finish = generation.machines[commit.choice], commit.finish
     assert finish is not None
-    stats, times = machine.stats, machine.times
-    generated, prompt = machine.ledger.num_generated, machine.ledger.prompt_length
+    stats, times = machine.state.stats, machine.state.times
+    generated, prompt = machine.state.ledger.num_generated, machine.state.ledger.prompt_length
     finished = pb.GenerateFinished(
         choice=commit.choice,
         finish_reason=codec.finish_reason_to_proto(finish.reason),

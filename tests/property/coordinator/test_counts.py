@@ -52,7 +52,7 @@ class Counted:
                 self.proposal = ()
             if isinstance(action, ToDraft) and isinstance(action.command, DraftRound):
                 self.asked = action.command.num_draft_tokens
-        record, self.it.machine.committed = self.it.machine.committed, None
+        record, self.it.state.committed = self.it.state.committed, None
         if record is not None:
             self.recorder.round_ended(self.running, record, 0.0)
             self.running.last_token_at = 0.0
@@ -69,7 +69,7 @@ class Counted:
         accepted = self.draw(0, len(self.proposal))
         token_ids = (*self.proposal[:accepted], self.draw(0, LETTERS - 1))
         verdict = Verdict(accepted, token_ids, self.it.length + accepted)
-        self.take(self.it(RoundVerdict("s", 1, self.it.machine.round, verdict)))
+        self.take(self.it(RoundVerdict("s", 1, self.it.state.round, verdict)))
 
 
 @SETTINGS
@@ -82,7 +82,11 @@ def test_every_count_is_of_what_was_committed(data: st.DataObject, k: int, sampl
     while of.it.phase is not Phase.DONE and len(of.rounds) < stays:
         of.step()
     of.take(of.it(Signal.CANCEL))
-    stats, recorder, generated = of.it.machine.stats, of.recorder, of.it.machine.ledger.num_generated
+    stats, recorder, generated = (
+        of.it.state.stats,
+        of.recorder,
+        of.it.state.ledger.num_generated,
+    )
 
     origins = [commit.origins for _, commit in of.rounds]
     accepted = [each.count(TokenOrigin.ACCEPTED) for each in origins]

@@ -37,10 +37,10 @@ def test_any_number_of_sequences_may_end_as_they_begin() -> None:
 def test_those_behind_one_that_ends_as_it_begins_are_let_in() -> None:
     service = Service(max_running=1)
     first, fails, next_one, last = (service.submit() for _ in range(4))
-    fails.machine.ledger.token_ids += [3] * 50
+    fails.machine.state.ledger.token_ids += [3] * 50
     service.it.cancel(first)
     assert isinstance(parts(fails)[0], UnavailableError)
-    assert (next_one.machine.phase, last.admitted) == (Phase.VERIFYING, False)
+    assert (next_one.machine.state.phase, last.admitted) == (Phase.VERIFYING, False)
     assert (service.it.running, service.it.waiting) == (1, 1)
 
 
@@ -52,18 +52,18 @@ def test_the_oldest_asks_for_blocks_again_when_its_worker_said() -> None:
     service.fail(later, error=THEIRS)
     service.clock.now = 0.9
     service.sweep()
-    assert waits.machine.phase is Phase.WAITING
+    assert waits.machine.state.phase is Phase.WAITING
     service.clock.now = 1.0
     service.sweep()
-    assert (waits.machine.phase, later.machine.phase) == (Phase.VERIFYING, Phase.WAITING)
+    assert (waits.machine.state.phase, later.machine.state.phase) == (Phase.VERIFYING, Phase.WAITING)
     service.fail(waits, error=THEIRS)
     service.clock.now = 1.9
     service.sweep()
-    assert waits.machine.phase is Phase.WAITING
+    assert waits.machine.state.phase is Phase.WAITING
     service.clock.now = 2.0
     service.sweep()
     service.answer(waits, 5)
-    assert later.machine.phase is Phase.VERIFYING, "the next one may try"
+    assert later.machine.state.phase is Phase.VERIFYING, "the next one may try"
 
 
 def test_one_that_was_told_no_time_waits_until_somebody_ends() -> None:
@@ -72,9 +72,9 @@ def test_one_that_was_told_no_time_waits_until_somebody_ends() -> None:
     service.fail(waits)
     service.clock.now = 5.0
     service.sweep()
-    assert waits.machine.phase is Phase.WAITING
+    assert waits.machine.state.phase is Phase.WAITING
     service.it.cancel(holds)
-    assert waits.machine.phase is Phase.VERIFYING
+    assert waits.machine.state.phase is Phase.VERIFYING
 
 
 def test_nobody_is_let_in_past_one_that_asks_for_blocks_again() -> None:
@@ -85,7 +85,7 @@ def test_nobody_is_let_in_past_one_that_asks_for_blocks_again() -> None:
     newcomer = service.submit()
     service.clock.now = 1.0
     service.sweep()
-    assert (waits.machine.phase, newcomer.admitted) == (Phase.VERIFYING, False)
+    assert (waits.machine.state.phase, newcomer.admitted) == (Phase.VERIFYING, False)
     service.fail(waits, error=THEIRS)
     service.clock.now = 2.0
     service.sweep()

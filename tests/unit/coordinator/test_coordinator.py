@@ -138,7 +138,7 @@ async def test_what_a_client_has_is_replayed_beside_the_loop(
 
     monkeypatch.setattr(coordinator_module, "_replay", noting)
     async with served.generating(resumed(served, "def f")) as generation:
-        assert generation.machines[0].ledger.num_generated > 0
+        assert generation.machines[0].state.ledger.num_generated > 0
     assert threads
     assert threading.get_ident() not in threads
 
@@ -194,7 +194,7 @@ async def test_parameters_are_not_checked_again_for_every_choice(
 
     monkeypatch.setattr(SamplingParams, "__post_init__", note)
     async with served.generating(begun) as generation:
-        assert len({machine.params.sampling.seed for machine in generation.machines}) == 4
+        assert len({machine.state.params.sampling.seed for machine in generation.machines}) == 4
     async with served.generating(going_on) as generation:
         assert generation.params.sampling.prompt_logprobs is None
     assert not checked

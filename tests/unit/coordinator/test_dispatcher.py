@@ -11,13 +11,15 @@ import pytest
 
 import coordinator.scheduling.dispatcher as dispatcher_module
 from coordinator.round.machine import RoundMachine
-from coordinator.round.sequence import MAX_LOSSES
+from coordinator.round.state import MAX_LOSSES, RoundState
 from coordinator.scheduling.block_waiters import GRACE_SECONDS
 from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.quarantine import SUSPECT
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.sequence.messages import Deadlines, Phase, Signal
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -89,7 +91,19 @@ class Service:
         )
         params = SequenceParams(sampling, AcceptanceMode.COUPLED, 2)
         deadlines = Deadlines(1.0, 10.0, 100.0)
-        machine = RoundMachine(f"s{self.count}", ledger, params, k, deadlines, 20, 50, deadline=100.0)
+        machine = RoundMachine(
+            RoundState(
+                f"s{self.count}",
+                ledger,
+                params,
+                k,
+                FixedLength(Controller(k), k),
+                deadlines,
+                20,
+                50,
+                deadline=100.0,
+            )
+        )
         return self.it.submit(machine)
 
     def answer(self, running: Running, *token_ids: int) -> None:
@@ -100,17 +114,19 @@ class Service:
         """Three tokens, for the round in progress or an earlier one."""
         machine, draft = running.machine, running.draft
         assert draft is not None
-        number, base = of_round or machine.round, len(machine.ledger)
+        number, base = of_round or machine.state.round, len(machine.state.ledger)
         proposal = Proposal((7, 8, 9))
-        event = DraftProposal(machine.sequence_id, machine._draft.epoch, number, base, proposal, base + 2)
+        event = DraftProposal(
+            machine.state.sequence_id, machine.state.draft.epoch, number, base, proposal, base + 2
+        )
         self.it.link_events(draft, [event])
 
     def draft_round(self, *runnings: Running) -> None:
         """Each goes on until it waits for its draft; its target answers at once."""
         for running in runnings:
-            while running.machine.phase is Phase.VERIFYING:
+            while running.state.phase is Phase.VERIFYING:
                 self.answer(running, 5)
-            assert running.machine.phase is Phase.DRAFTING
+            assert running.state.phase is Phase.DRAFTING
 
     def deadline(self, *runnings: Running) -> None:
         """Their draft lets one pass: a second."""
@@ -120,7 +136,9 @@ class Service:
 
     def failure(self, running: Running, error: PacelineError) -> SequenceFailed:
         machine = running.machine
-        return SequenceFailed(machine.sequence_id, machine._target.epoch, machine.round, error)
+        return SequenceFailed(
+            machine.state.sequence_id, machine.state.target.epoch, machine.state.round, error
+        )
 
     def fail(self, *runnings: Running, error: PacelineError = FULL) -> None:
         """One frame in which all of them fail."""
@@ -148,8 +166,8 @@ class Service:
 def verdict_of(running: Running, *token_ids: int) -> RoundVerdict:
     """Of the round in progress."""
     machine = running.machine
-    verdict = Verdict(len(token_ids) - 1, token_ids, len(machine.ledger) + len(token_ids) - 1)
-    return RoundVerdict(machine.sequence_id, machine._target.epoch, machine.round, verdict)
+    verdict = Verdict(len(token_ids) - 1, token_ids, len(machine.state.ledger) + len(token_ids) - 1)
+    return RoundVerdict(machine.state.sequence_id, machine.state.target.epoch, machine.state.round, verdict)
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +239,7 @@ def test_more_than_may_run_wait_and_more_than_may_wait_are_refused() -> None:
         service.submit()
     service.it.cancel(first)
     assert third.admitted
-    assert third.machine.phase is Phase.VERIFYING
+    assert third.machine.state.phase is Phase.VERIFYING
     assert service.it.waiting == 0
 
 
@@ -248,12 +266,12 @@ def test_a_request_in_the_queue_is_not_told_that_no_target_came_back() -> None:
     service = Service(max_running=1)
     first, second = service.submit(max_tokens=1), service.submit()
     service.clock.now = 99.0
-    first.machine.deadline = None
+    first.state.deadline = None
     service.clock.now = 500.0
     service.sweep()
-    assert second.machine.phase is Phase.NEW
+    assert second.state.phase is Phase.NEW
     service.answer(first, 5)
-    assert second.machine.phase is Phase.VERIFYING
+    assert second.state.phase is Phase.VERIFYING
     service.sweep()
     assert parts(second) == []
 
@@ -268,7 +286,7 @@ def test_deadlines_are_swept() -> None:
     service.sweep()
     assert service.targets[0].hung_up == 1
     service.lose(service.targets[0])
-    assert running.machine.phase is Phase.STALLED
+    assert running.state.phase is Phase.STALLED
     service.clock.now = 110.0
     service.sweep()
     (error,) = parts(running)
@@ -291,11 +309,11 @@ def test_a_target_that_answers_others_is_not_hung_up() -> None:
         service.sweep()
         assert [target.hung_up for target in service.targets] == [0] * targets
         assert late.target is service.targets[-1]
-        assert (late.machine.phase, late.machine._target.epoch) == (Phase.VERIFYING, targets)
-        mine = [c for c in service.targets[0].sent if c.sequence_id == late.machine.sequence_id]
+        assert (late.state.phase, late.machine.state.target.epoch) == (Phase.VERIFYING, targets)
+        mine = [c for c in service.targets[0].sent if c.sequence_id == late.state.sequence_id]
         assert type(mine[0]) is (VerifyRound if targets == 1 else CloseSequence)
         assert sum(target.load for target in service.targets) == 2
-        assert lively.machine._target.epoch == 1
+        assert lively.machine.state.target.epoch == 1
         service.answer(late, 7)
         assert [commit.token_ids for commit in parts(late)] == [(7,)]  # type: ignore[union-attr]
 
@@ -308,14 +326,14 @@ def test_a_target_that_answers_nobody_is_hung_up() -> None:
     service.clock.now = 10.0
     service.sweep()
     assert service.targets[0].hung_up == 1
-    assert late.machine.phase is Phase.STALLED
+    assert late.state.phase is Phase.STALLED
 
 
 def test_who_does_not_read_is_cut_unless_its_connection_is_lost() -> None:
     """Once: a request that was held for its client was cut, for the client did not read."""
     service = Service(unread_timeout=60.0)
     running = service.submit(k=0)
-    running.behind_since, running.read, running.machine.deadline = 0.0, False, None
+    running.behind_since, running.read, running.state.deadline = 0.0, False, None
     service.clock.now = 61.0
     service.sweep()
     assert not running.ended
@@ -329,13 +347,13 @@ def test_a_target_that_reports_a_prompt_is_not_hung_up() -> None:
     service = Service()
     reporting, waiting = service.submit(k=0), service.submit(k=0)
     service.clock.now = 9.9
-    reporting.machine.deadline = 19.9
-    report = PromptLogprobs(reporting.machine.sequence_id, 99, 1, 0, ())
+    reporting.machine.state.deadline = 19.9
+    report = PromptLogprobs(reporting.machine.state.sequence_id, 99, 1, 0, ())
     service.it.link_events(service.targets[0], [report])  # type: ignore[arg-type]
     service.clock.now = 10.0
     service.sweep()
     assert service.targets[0].hung_up == 0
-    assert waiting.machine.phase is Phase.VERIFYING
+    assert waiting.machine.state.phase is Phase.VERIFYING
 
 
 def serve_until_all_end(service: Service, sequences: Sequence[Running], poison: Running) -> int:
@@ -343,13 +361,13 @@ def serve_until_all_end(service: Service, sequences: Sequence[Running], poison: 
     deaths = 0
     while not all(running.ended for running in sequences):
         service.clock.now += 0.1
-        busy = [r for r in sequences if not r.ended and r.machine.phase is Phase.VERIFYING]
+        busy = [r for r in sequences if not r.ended and r.state.phase is Phase.VERIFYING]
         assert busy, "somebody is always on"
         if poison in busy:
             deaths += 1
             assert deaths < 100
             service.start_over(cast(FakeLink, poison.target))
-            assert all(r.machine.losses <= SUSPECT for r in sequences if r is not poison and not r.ended)
+            assert all(r.state.losses <= SUSPECT for r in sequences if r is not poison and not r.ended)
         else:
             for running in busy:
                 service.answer(running, 5)
@@ -389,7 +407,7 @@ def suspected(service: Service, *runnings: Running) -> None:
     """Their target dies as often as makes suspects of them; the first is tried, the others wait."""
     for _ in range(SUSPECT):
         service.start_over(service.targets[0])
-    phases = [running.machine.phase for running in runnings]
+    phases = [running.state.phase for running in runnings]
     assert phases == [Phase.VERIFYING, *[Phase.STALLED] * (len(runnings) - 1)]
 
 
@@ -399,9 +417,9 @@ def test_who_waits_for_its_turn_is_not_told_that_no_target_came_back() -> None:
     first, second = service.submit(k=0), service.submit(k=0)
     suspected(service, first, second)
     for now in range(50, 500, 50):
-        service.clock.now, first.machine.deadline = float(now), None
+        service.clock.now, first.state.deadline = float(now), None
         service.sweep()
-    assert second.machine.phase is Phase.STALLED
+    assert second.state.phase is Phase.STALLED
     service.targets[0].ready = False
     service.clock.now += 101.0
     service.sweep()
@@ -413,8 +431,8 @@ def test_who_gets_its_turn_goes_on() -> None:
     first, second = service.submit(k=0), service.submit(k=0)
     suspected(service, first, second)
     service.answer(first, 5)
-    assert second.machine.phase is Phase.VERIFYING
-    assert first.machine.losses == 0
+    assert second.state.phase is Phase.VERIFYING
+    assert first.state.losses == 0
 
 
 def test_who_waits_for_blocks_keeps_nobody_from_its_turn() -> None:
@@ -425,10 +443,10 @@ def test_who_waits_for_blocks_keeps_nobody_from_its_turn() -> None:
     fitting, waiting = service.submit(k=0), service.submit(k=0)
     service.start_over(service.targets[0])
     service.fail(waiting)
-    assert (waiting.machine.phase, waiting.machine.losses) == (Phase.WAITING, 1)
+    assert (waiting.machine.state.phase, waiting.machine.state.losses) == (Phase.WAITING, 1)
     service.answer(fitting, 5)
     service.sweep()
-    assert suspect.machine.phase is Phase.VERIFYING
+    assert suspect.machine.state.phase is Phase.VERIFYING
 
 
 def test_a_verdict_clears_one_that_pauses_for_its_client() -> None:
@@ -438,8 +456,8 @@ def test_a_verdict_clears_one_that_pauses_for_its_client() -> None:
     suspected(service, paused, suspect)
     service.it._handle(paused, Signal.CLIENT_BEHIND)
     service.answer(paused, 5)
-    assert (paused.machine.phase, paused.machine.losses) == (Phase.PAUSED, 0)
-    assert suspect.machine.phase is Phase.VERIFYING
+    assert (paused.machine.state.phase, paused.machine.state.losses) == (Phase.PAUSED, 0)
+    assert suspect.machine.state.phase is Phase.VERIFYING
 
 
 def test_suspects_that_end_on_their_turn_leave_nothing_behind() -> None:
@@ -449,7 +467,7 @@ def test_suspects_that_end_on_their_turn_leave_nothing_behind() -> None:
     service.start_over(service.targets[0])
     service.lose(service.targets[0])
     for running in runnings:
-        running.machine._target.losses = SUSPECT
+        running.state.target.losses = SUSPECT
     service.targets[0].ready, service.targets[0].known.max_model_len = True, 1
     service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
     assert all(running.ended for running in runnings)
@@ -485,7 +503,7 @@ def test_a_draft_that_answers_nobody_is_hung_up_and_its_sequences_are_drafted_fo
     for running in (one, two):
         service.draft_round(running)
         service.propose(running)
-        assert running.machine._proposal.num_draft_tokens == 3
+        assert running.state.present.proposal.num_draft_tokens == 3
         service.answer(running, 7, 8, 9, 5)
 
 
@@ -502,7 +520,7 @@ def test_a_draft_that_is_late_for_one_sequence_and_answers_others_stays() -> Non
         service.clock.now += 0.9
         service.sweep()
     assert (draft.hung_up, late.draft) == (0, draft)
-    assert late.machine.phase is Phase.VERIFYING
+    assert late.state.phase is Phase.VERIFYING
 
 
 @pytest.mark.parametrize("says", ["its proposal, too late", "that it lacks the sequence"])
@@ -512,7 +530,7 @@ def test_whatever_a_draft_says_it_does_not_hang(says: str) -> None:
     running = service.submit(max_tokens=40)
     for _ in range(4):
         service.draft_round(running)
-        asked = running.machine.round
+        asked = running.state.round
         service.deadline(running)
         if says == "its proposal, too late":
             service.propose(running, of_round=asked)
@@ -532,7 +550,7 @@ def test_of_a_draft_all_that_wait_for_it_wait_at_once() -> None:
     for _ in runnings:
         service.clock.now += 0.25
         service.sweep()
-    assert [running.machine.phase for running in runnings] == [Phase.VERIFYING] * 3
+    assert [running.state.phase for running in runnings] == [Phase.VERIFYING] * 3
     assert service.drafts[0].hung_up == 0
     service.deadline(*runnings)
     assert service.drafts[0].hung_up == 1
@@ -607,8 +625,8 @@ def test_a_sequence_whose_target_answers_others_is_waited_for() -> None:
         service.clock.now = 3.0 * step
         service.answer(lively, 5)
         service.sweep()
-    mine = [command for command in target.sent if command.sequence_id == late.machine.sequence_id]
-    assert mine == [VerifyRound(late.machine.sequence_id, 1, 1, 2, (), Proposal())] * 5
+    mine = [command for command in target.sent if command.sequence_id == late.state.sequence_id]
+    assert mine == [VerifyRound(late.state.sequence_id, 1, 1, 2, (), Proposal())] * 5
     assert (target.hung_up, parts(late)) == (0, [])
     service.answer(late, 7)
     assert [commit.token_ids for commit in parts(late)] == [(7,)]  # type: ignore[union-attr]
@@ -623,7 +641,7 @@ def test_a_sequence_that_would_only_change_places_stays() -> None:
     service.clock.now = 10.0
     service.sweep()
     assert late.target is service.targets[0]
-    assert late.machine._target.epoch == 1
+    assert late.machine.state.target.epoch == 1
 
 
 def test_a_round_that_hangs_one_target_after_another_fails() -> None:
@@ -651,7 +669,7 @@ def test_a_client_that_does_not_read_is_cut() -> None:
     service.answer(running, 6)
     service.answer(running, 7)  # of a round that the target had begun by itself by then, and so is 8
     service.answer(running, 8)
-    assert running.machine.phase is Phase.PAUSED
+    assert running.state.phase is Phase.PAUSED
     service.clock.now = 59.0
     service.sweep()
     assert not running.ended
@@ -676,7 +694,7 @@ def test_a_client_that_reads_in_time_is_not_cut() -> None:
     running.unread = limits.MAX_UNREAD_TOKENS // 2 + 1
     service.clock.now = 59.0
     read(service, running)
-    assert running.machine.phase is Phase.VERIFYING
+    assert running.state.phase is Phase.VERIFYING
     service.clock.now = 61.0
     service.sweep()
     assert not running.ended
@@ -697,10 +715,10 @@ def test_with_no_other_target_a_sequence_waits_for_one() -> None:
     service = Service()
     running = service.submit()
     service.lose(service.targets[0])
-    assert (running.machine.phase, running.target) == (Phase.STALLED, None)
+    assert (running.state.phase, running.target) == (Phase.STALLED, None)
     service.targets[0].ready = True
     service.it.link_ready(service.targets[0])  # type: ignore[arg-type]
-    assert running.machine.phase is Phase.VERIFYING
+    assert running.state.phase is Phase.VERIFYING
     assert service.targets[0].load == 1
 
 
@@ -728,9 +746,9 @@ def test_out_of_blocks_waits_for_another_sequence_to_end() -> None:
     service = Service()
     first, second = service.submit(max_tokens=1), service.submit()
     service.fail(second)
-    assert (second.machine.phase, service.it.waiting) == (Phase.WAITING, 1)
+    assert (second.state.phase, service.it.waiting) == (Phase.WAITING, 1)
     service.answer(first, 5)
-    assert (second.machine.phase, service.it.waiting) == (Phase.VERIFYING, 0)
+    assert (second.state.phase, service.it.waiting) == (Phase.VERIFYING, 0)
 
 
 def test_one_that_got_its_blocks_wakes_the_next_in_the_queue() -> None:
@@ -739,16 +757,16 @@ def test_one_that_got_its_blocks_wakes_the_next_in_the_queue() -> None:
     service.fail(second)
     service.fail(third)
     service.it.cancel(first)
-    assert (second.machine.phase, third.machine.phase) == (Phase.VERIFYING, Phase.WAITING)
+    assert (second.state.phase, third.machine.state.phase) == (Phase.VERIFYING, Phase.WAITING)
     service.answer(second, 5)
-    assert third.machine.phase is Phase.VERIFYING
+    assert third.machine.state.phase is Phase.VERIFYING
 
 
 def test_a_sequence_that_does_not_fit_alone_is_told_so() -> None:
     service = Service()
     running = service.submit()
     service.fail(running)
-    assert running.machine.phase is Phase.VERIFYING, "what held the blocks may have gone by now"
+    assert running.state.phase is Phase.VERIFYING, "what held the blocks may have gone by now"
     service.clock.now = GRACE_SECONDS
     service.fail(running)
     assert parts(running) == [FULL]
@@ -763,7 +781,7 @@ def test_blocks_that_a_worker_still_holds_for_a_stream_that_is_over_are_waited_f
         service.fail(running)
         service.clock.now += 0.1
         service.sweep()
-        assert running.machine.phase is Phase.VERIFYING
+        assert running.state.phase is Phase.VERIFYING
     service.answer(running, 5)
     assert len(parts(running)) == 1
     assert running.alone_since is None
@@ -776,10 +794,10 @@ def test_blocks_of_another_coordinator_are_waited_for() -> None:
     theirs = ResourceExhaustedError("no blocks", retry_after=1.0)
     for _ in range(5):
         service.fail(running, error=theirs)
-        assert (running.machine.phase, running.alone_since) == (Phase.WAITING, None)
+        assert (running.state.phase, running.alone_since) == (Phase.WAITING, None)
         service.clock.now += GRACE_SECONDS
         service.sweep()
-        assert running.machine.phase is Phase.VERIFYING
+        assert running.state.phase is Phase.VERIFYING
     service.answer(running, 5)
     assert len(parts(running)) == 1
 
@@ -790,10 +808,10 @@ def test_two_sequences_that_run_out_of_blocks_in_the_same_pass_both_go_on() -> N
     first, second = service.submit(), service.submit()
     service.fail(first, second)
     assert parts(first) == parts(second) == []
-    assert {first.machine.phase, second.machine.phase} == {Phase.WAITING, Phase.VERIFYING}
-    goes_on, waits = sorted((first, second), key=lambda r: r.machine.phase is Phase.WAITING)
+    assert {first.state.phase, second.state.phase} == {Phase.WAITING, Phase.VERIFYING}
+    goes_on, waits = sorted((first, second), key=lambda r: r.state.phase is Phase.WAITING)
     service.answer(goes_on, 5)
-    assert waits.machine.phase is Phase.VERIFYING
+    assert waits.machine.state.phase is Phase.VERIFYING
 
 
 def test_one_that_runs_out_as_the_other_ends_goes_on() -> None:
@@ -801,9 +819,9 @@ def test_one_that_runs_out_as_the_other_ends_goes_on() -> None:
     service = Service()
     first, second = service.submit(max_tokens=1), service.submit()
     machine = first.machine
-    ends = RoundVerdict(machine.sequence_id, 1, 1, Verdict(0, (5,), 2))
+    ends = RoundVerdict(machine.state.sequence_id, 1, 1, Verdict(0, (5,), 2))
     service.it.link_events(service.targets[0], [ends, service.failure(second, FULL)])  # type: ignore[arg-type]
-    assert second.machine.phase is Phase.VERIFYING
+    assert second.state.phase is Phase.VERIFYING
 
 
 def test_two_that_do_not_fit_alone_both_end() -> None:
@@ -811,7 +829,7 @@ def test_two_that_do_not_fit_alone_both_end() -> None:
     first, second = service.submit(), service.submit()
     for _ in range(10):
         for running in (first, second):
-            if running.machine.phase is Phase.VERIFYING:
+            if running.state.phase is Phase.VERIFYING:
                 service.fail(running)
         service.clock.now += GRACE_SECONDS / 2
         service.sweep()
@@ -829,11 +847,11 @@ def test_what_waits_for_one_target_does_not_keep_those_of_another_waiting() -> N
     service.fail(starves)
     assert service.it.waiting == 2
     service.it.cancel(other)
-    assert (waits.machine.phase, starves.machine.phase) == (Phase.WAITING, Phase.VERIFYING)
+    assert (waits.machine.state.phase, starves.machine.state.phase) == (Phase.WAITING, Phase.VERIFYING)
     service.fail(starves)
-    assert starves.machine.phase is Phase.VERIFYING, "nobody holds any there"
+    assert starves.machine.state.phase is Phase.VERIFYING, "nobody holds any there"
     service.it.cancel(holds)
-    assert waits.machine.phase is Phase.VERIFYING
+    assert waits.machine.state.phase is Phase.VERIFYING
 
 
 def test_the_time_in_the_queue_is_no_time_without_a_target() -> None:
@@ -845,10 +863,10 @@ def test_the_time_in_the_queue_is_no_time_without_a_target() -> None:
     service.it.cancel(first)
     assert second.admitted
     service.sweep()
-    assert second.machine.phase is Phase.NEW
+    assert second.state.phase is Phase.NEW
     service.clock.now = 599.0
     service.sweep()
-    assert second.machine.phase is Phase.NEW
+    assert second.state.phase is Phase.NEW
     service.clock.now = 600.0
     service.sweep()
     (error,) = parts(second)
@@ -863,7 +881,7 @@ def test_a_blocked_sequence_can_be_cancelled() -> None:
     service.it.cancel(second)
     assert service.it.waiting <= 1
     service.it.cancel(first)
-    assert third.machine.phase is Phase.VERIFYING
+    assert third.machine.state.phase is Phase.VERIFYING
 
 
 def test_the_oldest_of_those_that_wait_is_the_first_to_try_again() -> None:
@@ -873,7 +891,7 @@ def test_the_oldest_of_those_that_wait_is_the_first_to_try_again() -> None:
     service.fail(second)
     service.fail(third)
     service.it.cancel(first)
-    assert [r.machine.phase for r in (second, third, fourth)] == [
+    assert [r.state.phase for r in (second, third, fourth)] == [
         Phase.VERIFYING,
         Phase.WAITING,
         Phase.WAITING,
@@ -890,7 +908,7 @@ def test_nobody_is_admitted_past_one_that_waits_for_blocks() -> None:
     with pytest.raises(ResourceExhaustedError):
         service.submit()
     service.it.cancel(first)
-    assert second.machine.phase is Phase.VERIFYING
+    assert second.state.phase is Phase.VERIFYING
     assert third.admitted
 
 
@@ -901,7 +919,7 @@ def test_those_that_lose_their_blocks_are_counted_once() -> None:
     assert service.it.num_preemptions == 0, "it had none yet"
     service.answer(first, 5)
     service.fail(first)
-    assert second.machine.phase is Phase.WAITING
+    assert second.state.phase is Phase.WAITING
     assert service.it.num_preemptions == 1
     service.fail(first)
     assert service.it.num_preemptions == 1
@@ -914,14 +932,14 @@ def test_the_blocks_of_a_slow_client_go_to_one_that_waits(monkeypatch: pytest.Mo
     slow, other = service.submit(), service.submit()
     for token in (5, 6, 7, 8):
         service.answer(slow, token)
-    assert slow.machine.phase is Phase.PAUSED
+    assert slow.machine.state.phase is Phase.PAUSED
     service.fail(other)
-    assert other.machine.phase is Phase.WAITING
+    assert other.state.phase is Phase.WAITING
     service.sweep()
-    assert other.machine.phase is Phase.VERIFYING
+    assert other.state.phase is Phase.VERIFYING
     assert types(service.targets[0])[-2:] == [CloseSequence, VerifyRound]
     assert service.it.num_preemptions == 1
-    while slow.machine.phase is Phase.PAUSED:
+    while slow.machine.state.phase is Phase.PAUSED:
         read(service, slow)
     assert types(service.targets[0])[-2:] == [OpenSequence, VerifyRound]
 
@@ -935,7 +953,7 @@ def test_they_go_to_it_whoever_else_holds_some(monkeypatch: pytest.MonkeyPatch) 
         service.answer(slow, token)
     service.fail(waits)
     service.sweep()
-    assert waits.machine.phase is Phase.VERIFYING
+    assert waits.machine.state.phase is Phase.VERIFYING
 
 
 def test_a_sequence_that_moves_leaves_its_blocks_to_one_that_waits() -> None:
@@ -946,10 +964,10 @@ def test_a_sequence_that_moves_leaves_its_blocks_to_one_that_waits() -> None:
     service.fail(waits)
     service.clock.now = 9.5
     service.answer(third, 5)
-    assert waits.machine.phase is Phase.WAITING
+    assert waits.machine.state.phase is Phase.WAITING
     service.clock.now = 10.0
     service.sweep()
-    assert waits.machine.phase is Phase.VERIFYING
+    assert waits.machine.state.phase is Phase.VERIFYING
 
 
 def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -964,12 +982,12 @@ def test_a_slow_client_pauses_its_own_sequence_alone(monkeypatch: pytest.MonkeyP
     # of another one after it.
     for token in (8, 9):
         service.answer(slow, token)
-    assert (slow.machine.phase, other.machine.phase) == (Phase.PAUSED, Phase.VERIFYING)
+    assert (slow.machine.state.phase, other.state.phase) == (Phase.PAUSED, Phase.VERIFYING)
     assert slow.unread == 5
     for _ in range(4):
-        assert slow.machine.phase is Phase.PAUSED
+        assert slow.machine.state.phase is Phase.PAUSED
         read(service, slow)
-    assert slow.machine.phase is Phase.VERIFYING
+    assert slow.machine.state.phase is Phase.VERIFYING
 
 
 def test_shutting_down_ends_everything_with_one_error_each() -> None:
@@ -1026,7 +1044,7 @@ def test_the_last_tokens_come_before_the_error_that_ends_their_sequence() -> Non
     """Once: the error came first, and they were lost, where no target serves the round after them."""
     service = Service()
     running = service.submit(k=0)
-    running.machine.target_max_len = len(running.machine.ledger) + 1
+    running.state.planner.target_max_len = len(running.state.ledger) + 1
     service.answer(running, 5)
     commit, error = parts(running)
     assert isinstance(commit, Commit)
@@ -1039,7 +1057,7 @@ def test_a_defect_met_by_one_sequence_ends_no_other(monkeypatch: pytest.MonkeyPa
     """Once: an exception while one verdict was taken in ended the link's task, and the coordinator."""
     service = Service()
     first, second = service.submit(), service.submit()
-    monkeypatch.setattr(first.machine.ledger, "_detokenizer", None)
+    monkeypatch.setattr(first.state.ledger, "_detokenizer", None)
     events = [RoundVerdict(name, 1, 1, Verdict(0, (5,), 2)) for name in ("s1", "s2")]
     service.it.link_events(service.targets[0], events)  # type: ignore[arg-type]
     (error,) = parts(first)
@@ -1065,4 +1083,4 @@ def test_a_sequence_takes_the_length_of_the_target_it_moves_to() -> None:
     other.known.max_model_len = 30
     service.lose(running.target)  # type: ignore[arg-type]
     assert running.target is other
-    assert running.machine.target_max_len == 30
+    assert running.state.planner.target_max_len == 30

@@ -24,7 +24,7 @@ from tests.unit.coordinator.test_round import Driver, sent, verifying
 
 def foresee(it: Driver, outcomes: dict[tuple[int, int], Proposal], **changes: Any) -> list[Any]:
     """Give the machine continuations; what it hands to the target."""
-    address = {"epoch": 1, "round": it.machine.round, **changes}
+    address = {"epoch": 1, "round": it.state.round, **changes}
     return sent(it(Continuations("s", base_length=it.length, proposals=outcomes, **address)))
 
 
@@ -33,7 +33,7 @@ def judged(it: Driver, *token_ids: int, went_on_with: int | None = None) -> list
     verdict = Verdict(
         len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=went_on_with
     )
-    return it(RoundVerdict("s", 1, it.machine.round, verdict))
+    return it(RoundVerdict("s", 1, it.state.round, verdict))
 
 
 def test_the_target_is_told_what_to_judge_next() -> None:
@@ -52,11 +52,11 @@ def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
     (draft,) = sent(actions)
     assert draft == DraftRound("s", 1, 3, 6, (7, 5), 3, 3, proposal_known=True)
     assert it.phase is Phase.VERIFYING
-    assert it.machine._record.hit
+    assert it.state.present.record.hit
     it.judge(6, 6, 2)
-    assert it.machine.stats.num_lookahead_hits == 1
+    assert it.state.stats.num_lookahead_hits == 1
     assert it.generated == [4, 7, 5, 6, 6, 2]
-    assert it.machine.stats.num_draft_tokens == 6
+    assert it.state.stats.num_draft_tokens == 6
 
 
 def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
@@ -176,7 +176,7 @@ def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> Non
     assert isinstance(draft, DraftRound)
     assert (draft.round, draft.base_length, draft.committed_tail, draft.num_draft_tokens) == (3, 6, (7, 5), 3)
     assert it.phase is Phase.VERIFYING
-    assert it.machine._record.hit
+    assert it.state.present.record.hit
 
 
 def test_the_drafts_own_answer_to_a_hit_changes_nothing() -> None:
@@ -195,7 +195,7 @@ def test_continuations_of_another_round_or_epoch_are_dropped(changes: dict[str, 
     foresee(it, {(1, 5): Proposal((6, 6, 6))}, **changes)
     it.judge(7, 5)
     assert it.phase is Phase.DRAFTING
-    assert not it.machine._record.hit
+    assert not it.state.present.record.hit
 
 
 def test_another_outcome_is_an_ordinary_round() -> None:

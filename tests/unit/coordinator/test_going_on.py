@@ -35,7 +35,7 @@ def told(number: int, base: int, epoch: int = 1) -> VerifyAhead:
 def goes_on(it: Driver, *token_ids: int, number: int | None = None) -> list[Action]:
     """The verdict of a target that has begun a plain round."""
     verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=0)
-    return it(RoundVerdict("s", 1, it.machine.round if number is None else number, verdict))
+    return it(RoundVerdict("s", 1, it.state.round if number is None else number, verdict))
 
 
 def plain(**options: Any) -> Driver:
@@ -49,7 +49,7 @@ def plain(**options: Any) -> Driver:
 def chosen(*ks: int, **options: Any) -> tuple[Driver, Scripted]:
     """In round 2, with a draft and these wishes."""
     it, policy = Driver(k=5, **options), Scripted(list(ks))
-    it.machine._policy = policy
+    it.take_policy(policy)
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
     it.judge(4)
@@ -68,10 +68,10 @@ def test_a_target_that_goes_on_is_not_asked() -> None:
         actions = goes_on(it, token)
         assert isinstance(actions[0], Emit)
         assert commands(actions) == [told(number + 1, it.length)]
-        assert (it.phase, it.machine.round) == (Phase.VERIFYING, number + 1)
+        assert (it.phase, it.state.round) == (Phase.VERIFYING, number + 1)
     assert it.generated == [4, 5, 6, 7]
-    assert it.machine.stats.num_lookahead_hits == 0
-    assert it.machine.deadline == it.now + 10.0
+    assert it.state.stats.num_lookahead_hits == 0
+    assert it.state.deadline == it.now + 10.0
 
 
 def test_a_target_that_was_told_too_late_is_asked() -> None:
@@ -179,7 +179,7 @@ def copies_told(number: int, base: int, outcome: tuple[int, int], *token_ids: in
 
 def goes_on_with(it: Driver, count: int, *token_ids: int) -> list[Any]:
     verdict = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, went_on_with=count)
-    return commands(it(RoundVerdict("s", 1, it.machine.round, verdict)))
+    return commands(it(RoundVerdict("s", 1, it.state.round, verdict)))
 
 
 def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
@@ -189,19 +189,19 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
     (ahead,) = goes_on_with(it, 3, 3)
     # 1 2 3 is being judged: should all of it come true and 1 follow, 2 3 comes after that.
     assert ahead == copies_told(4, N + 3, (3, 1), 2, 3)
-    assert it.machine.committed is not None
-    assert it.machine.committed.copied is False
+    assert it.state.committed is not None
+    assert it.state.committed.copied is False
     assert goes_on_with(it, 2, 1, 2, 3, 1) == [told(5, N + 7)]
-    assert it.machine.committed.copied
+    assert it.state.committed.copied
     assert it.generated == [1, 2, 3, 1, 2, 3, 1]
-    assert [c for c in policy.told() if c[0] == "copy_length"] == [
-        ("copy_length", 3, 5, 0),
-        ("copy_length", 7, 5, 0),
-        ("copy_length", 10, 5, 0),
+    assert [c for c in policy.told() if c[0] == "choose_guess"] == [
+        ("choose_guess", 3, 5, 0),
+        ("choose_guess", 7, 5, 0),
+        ("choose_guess", 10, 5, 0),
     ]
-    stats = it.machine.stats
+    stats = it.state.stats
     assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (1, 0)
-    assert it.machine._record.copied
+    assert it.state.present.record.source
 
 
 def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
@@ -210,15 +210,15 @@ def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:
     verify, ahead = commands(it.judge(3))
     assert verify == VerifyRound("s", 1, 4, N + 3, (), Proposal((1, 2, 3)))
     assert ahead == told(4, N + 3)
-    assert policy.told()[-2:] == [("on_verify", 3, False, 3), ("copy_length", 7, 5, 0)]
-    assert it.machine._record.copied
+    assert policy.told()[-2:] == [("on_verify", 3, False), ("choose_guess", 7, 5, 0)]
+    assert it.state.present.record.source
 
 
 def test_a_text_that_stops_repeating_itself_is_decoded_plainly() -> None:
     it, _ = copying_plainly(3, 0)
     goes_on_with(it, 0, 2)
     assert goes_on_with(it, 0, 9) == [told(4, N + 3)]
-    assert not it.machine._record.copied
+    assert not it.state.present.record.source
 
 
 def test_after_a_copy_that_came_true_in_part_a_plain_round_may_follow() -> None:
@@ -240,7 +240,7 @@ def test_what_is_told_again_is_the_same() -> None:
 
 def test_no_more_is_copied_than_the_answer_has_room_for() -> None:
     it, _ = copying(5)
-    it.machine.ledger._max_tokens = 4
+    it.state.ledger._max_tokens = 4
     it(Signal.TARGET_READY)
     it.judge(1)
     (ahead,) = goes_on_with(it, 0, 2)

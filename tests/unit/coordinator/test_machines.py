@@ -21,7 +21,7 @@ def looks_up(
     config = CoordinatorConfig(targets=("t:1",), tokenizer="t", prompt_lookup=server)
     params = SequenceParams(SamplingParams(temperature=temperature, seed=1), mode, 1)
     machines = Machines(config, None)  # type: ignore[arg-type]
-    return machines._looks_up(SpeculationParams(prompt_lookup=asked), k, params)
+    return bool(machines._sources(SpeculationParams(prompt_lookup=asked), k, params))
 
 
 @pytest.mark.parametrize("mode", list(AcceptanceMode))

@@ -37,7 +37,7 @@ class Notes:
         self.told.append(("round", record.number, record.num_tokens, running.last_token_at, record.ended))
 
     def sequence_ended(self, running: Running, now: float) -> None:
-        self.told.append(("sequence ended", running.machine.ledger.finish is not None, running.error))
+        self.told.append(("sequence ended", running.state.ledger.finish is not None, running.error))
 
     def worker_lost(self, role: str) -> None:
         self.told.append(("lost", role))
@@ -133,10 +133,8 @@ def of() -> Iterator[Call]:
 
 
 def generation(*, ended: bool) -> Any:
-    running = SimpleNamespace(
-        arrived_at=math.inf, machine=SimpleNamespace(ledger=SimpleNamespace(ended=ended))
-    )
-    return SimpleNamespace(choices=[running], machines=[running.machine])
+    running = SimpleNamespace(arrived_at=math.inf, state=SimpleNamespace(ledger=SimpleNamespace(ended=ended)))
+    return SimpleNamespace(choices=[running], machines=[running])
 
 
 @pytest.mark.parametrize(

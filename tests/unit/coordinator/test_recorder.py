@@ -26,8 +26,8 @@ def sequence(prompt: int = 7, **more: Any) -> Any:
     values: dict[str, Any] = {"arrived_at": 0.0, "admitted_at": 0.0, "received": 0, "error": None}
     values |= {"first_token_at": None, "last_token_at": None}
     ledger = SimpleNamespace(prompt_length=prompt, num_generated=0, finish=None)
-    machine = SimpleNamespace(ledger=ledger)
-    return SimpleNamespace(machine=machine, **(values | more))
+    state = SimpleNamespace(ledger=ledger)
+    return SimpleNamespace(state=state, **(values | more))
 
 
 def generation(arrived_at: float = 0.0) -> Any:
@@ -40,7 +40,7 @@ def play(recorder: Recorder, running: Any, record: RoundRecord, now: float) -> N
         running.first_token_at = record.ended
     recorder.round_ended(running, record, now)
     running.last_token_at = record.ended
-    running.machine.ledger.num_generated += record.num_tokens
+    running.state.ledger.num_generated += record.num_tokens
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -88,8 +88,8 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
 def test_the_parts_of_a_request() -> None:
     recorder, running = Recorder(), sequence(arrived_at=1.0, admitted_at=1.5)
     running.first_token_at, running.last_token_at = 2.5, 6.5
-    running.machine.ledger.num_generated = 5
-    running.machine.ledger.finish = Finish(FinishReason.STOP)
+    running.state.ledger.num_generated = 5
+    running.state.ledger.finish = Finish(FinishReason.STOP)
     recorder.sequence_ended(running, 7.0)
     sums = {part: histogram.sum for part, histogram in recorder.request_seconds.items()}
     assert sums == {"e2e": 5.5, "queue": 0.5, "prefill": 1.0, "decode": 4.0, "inference": 5.0}
@@ -100,8 +100,8 @@ def test_the_parts_of_a_request() -> None:
 def test_tokens_that_a_client_came_with_took_no_time_here() -> None:
     """Once: after a restart of the coordinator the times of a few tokens were shared out to all of them."""
     recorder, running = Recorder(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
-    running.machine.ledger.num_generated = 511
-    running.machine.ledger.finish = Finish(FinishReason.STOP)
+    running.state.ledger.num_generated = 511
+    running.state.ledger.finish = Finish(FinishReason.STOP)
     recorder.sequence_ended(running, 3.0)
     assert (recorder.token_seconds.count, recorder.token_seconds.sum) == (1, 0.1)
     assert recorder.request_generation_tokens.sum == 11

@@ -19,7 +19,7 @@ LONG = {"max_tokens": 900, "target_max_len": 1000, "draft_max_len": 1000}
 
 
 def epoch(it: Driver) -> int:
-    return it.machine._target.epoch
+    return it.state.target.epoch
 
 
 def refuse(it: Driver, error: PacelineError = REFUSAL) -> list[Any]:
@@ -41,8 +41,8 @@ def plain_rounds(it: Driver) -> int:
 
 def put(it: Driver, *token_ids: int) -> None:
     """The draft proposes these, and the target has them to judge."""
-    it.propose(*token_ids, epoch=it.machine._draft.epoch)
-    assert it.machine._proposal == Proposal(token_ids)
+    it.propose(*token_ids, epoch=it.state.draft.epoch)
+    assert it.state.present.proposal == Proposal(token_ids)
 
 
 @pytest.mark.parametrize("error", [REFUSAL, InternalError("the pass failed")], ids=["refused", "broken"])
@@ -60,7 +60,7 @@ def test_a_draft_whose_proposals_are_refused_is_asked_less_and_less(error: Pacel
 def test_a_hundred_rounds_open_the_sequence_seven_times_more() -> None:
     it = drafting(k=4, **LONG)
     opened = 0
-    while it.machine.round < 100:
+    while it.state.round < 100:
         if it.phase is Phase.DRAFTING:
             put(it, 6, 7, 8, 9)
             opened += sum(isinstance(command, OpenSequence) for command in refuse(it))
@@ -92,7 +92,7 @@ def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
     refuse(it)
     assert it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9, 10))})) == []
     it.judge(5, epoch=epoch(it))
-    assert (it.phase, it.machine._proposal) == (Phase.VERIFYING, Proposal())
+    assert (it.phase, it.state.present.proposal) == (Phase.VERIFYING, Proposal())
 
 
 def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
@@ -100,25 +100,25 @@ def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
     put(it, 6, 7)
     it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9))}))
     it.judge(5)
-    assert it.machine._record.hit
+    assert it.state.present.record.hit
     refuse(it)
     it.judge(5, epoch=epoch(it))
-    stats = it.machine.stats
+    stats = it.state.stats
     assert (stats.num_rounds, stats.num_spec_steps, stats.num_lookahead_hits) == (3, 1, 0)
-    assert it.machine.committed is not None
-    assert not it.machine.committed.hit
+    assert it.state.committed is not None
+    assert not it.state.committed.hit
 
 
 def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
     it, policy = copying(3, 0, **LONG)
     repeating(it, policy)
-    assert it.machine._record.copied
+    assert it.state.present.record.source
     refuse(it)
     it.judge(5, epoch=epoch(it))
-    stats = it.machine.stats
+    stats = it.state.stats
     assert (stats.num_rounds, stats.num_spec_steps, stats.num_prompt_lookups) == (3, 0, 0)
-    assert it.machine.committed is not None
-    assert not it.machine.committed.copied
+    assert it.state.committed is not None
+    assert not it.state.committed.copied
     last = [call for call in policy.told() if call[0] == "on_verdict"][-1]
     assert last[:3] == ("on_verdict", 0, 0)
     assert len(last) == 4, "a plain round has no match"

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from coordinator.round.machine import RoundMachine
+from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import Action, Deadlines, Emit, Fail, FromTarget, Phase, Signal
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength
 from paceline.core.errors import InternalError, ResourceExhaustedError
 from paceline.core.messages import PromptLogprobs, RoundVerdict, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs, Verdict
@@ -28,16 +31,19 @@ def begun(**sampling: Any) -> RoundMachine:
         PROMPT, params, detokenizer=LetterDetokenizer(), eos_token_ids=frozenset(), max_model_len=100
     )
     machine = RoundMachine(
-        "s",
-        ledger,
-        SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
-        0,
-        Deadlines(draft=1.0, target=10.0, recovery=100.0),
-        20,
-        100,
+        RoundState(
+            "s",
+            ledger,
+            SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
+            0,
+            FixedLength(Controller(0), 0),
+            Deadlines(draft=1.0, target=10.0, recovery=100.0),
+            20,
+            100,
+        )
     )
     machine.handle(Signal.TARGET_READY, 0.0)
-    assert machine.phase is Phase.VERIFYING
+    assert machine.state.phase is Phase.VERIFYING
     return machine
 
 
@@ -49,8 +55,8 @@ def report(machine: RoundMachine, start: int, tokens: tuple[int, ...], **address
 
 def judge(machine: RoundMachine, *logprobs: int) -> list[Action]:
     told = tuple(entry(token) for token in logprobs)
-    verdict = Verdict(0, (7,), len(machine.ledger), logprobs=told)
-    return machine.handle(RoundVerdict("s", 1, machine.round, verdict), 2.0)
+    verdict = Verdict(0, (7,), len(machine.state.ledger), logprobs=told)
+    return machine.handle(RoundVerdict("s", 1, machine.state.round, verdict), 2.0)
 
 
 def error_of(actions: list[Action]) -> Exception:
@@ -76,7 +82,7 @@ def test_a_prompt_is_reported_while_its_prefill_goes_on() -> None:
     assert emit.commit.prompt_logprobs == (entry(2),)
     assert report(machine, 1, (2,)) == []
     # It is progress: the target has its time for a round from here on.
-    assert machine.deadline == 11.0
+    assert machine.state.deadline == 11.0
     assert len(report(machine, 2, (3,))) == 1
     (emit, *_) = judge(machine)
     assert isinstance(emit, Emit)
@@ -87,7 +93,7 @@ def test_reports_of_another_round_or_owner_are_late() -> None:
     machine = begun(prompt_logprobs=0)
     assert report(machine, 1, (2, 3), epoch=2) == []
     assert report(machine, 1, (2, 3), round=2) == []
-    assert machine.ledger.lacks_prompt_logprobs
+    assert machine.state.ledger.lacks_prompt_logprobs
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(2, (3,)), (1, (9,)), (0, (1, 2, 3))])
@@ -107,9 +113,9 @@ def test_what_is_reported_while_the_round_waits_for_blocks_is_not_lost() -> None
     report(machine, 1, (2,))
     refused = SequenceFailed("s", 1, 1, ResourceExhaustedError("no blocks"))
     machine.handle(FromTarget(refused), 1.0)
-    assert machine.phase is Phase.WAITING
+    assert machine.state.phase is Phase.WAITING
     assert len(report(machine, 2, (3,))) == 1
-    assert machine.deadline is None
+    assert machine.state.deadline is None
     machine.handle(Signal.BLOCKS_FREED, 2.0)
     (emit, *_) = judge(machine)
     assert isinstance(emit, Emit)

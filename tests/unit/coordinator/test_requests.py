@@ -13,11 +13,14 @@ import pytest
 
 from coordinator.requests.registry import Request, Requests
 from coordinator.round.machine import RoundMachine
+from coordinator.round.state import RoundState
 from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.sequence.messages import Deadlines, Phase
 from coordinator.sequence.replay_buffer import Record
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
@@ -69,7 +72,18 @@ class Service:
             )
             params = SequenceParams(sampling, AcceptanceMode.COUPLED, 2)
             deadlines = Deadlines(1.0, 10.0, 100.0)
-            machine = RoundMachine(f"{principal}{name}{choice}", ledger, params, 0, deadlines, 26, 50)
+            machine = RoundMachine(
+                RoundState(
+                    f"{principal}{name}{choice}",
+                    ledger,
+                    params,
+                    0,
+                    FixedLength(Controller(0), 0),
+                    deadlines,
+                    26,
+                    50,
+                )
+            )
             record = Record() if resumable else None
             request.choices.append(self.dispatcher.submit(machine, record))
         return request
@@ -115,7 +129,7 @@ class Service:
 def commit(running: Running, *tokens: int, logprobs: int | None = None) -> None:
     """As a verdict would, with so many of the likeliest tokens of each."""
     told = () if logprobs is None else [reported(token, logprobs) for token in tokens]
-    made = running.machine.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens], told)
+    made = running.state.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens], told)
     assert running.record is not None
     running.record.add(made)
     running.parts.put_nowait(made)
@@ -126,7 +140,7 @@ def reported(token: int, likeliest: int) -> TokenLogprobs:
 
 
 def ended(request: Request) -> bool:
-    return all(running.machine.phase is Phase.DONE for running in request.choices)
+    return all(running.state.phase is Phase.DONE for running in request.choices)
 
 
 def now(reading: Coroutine[Any, Any, Any]) -> Any:
@@ -523,13 +537,13 @@ def test_a_paused_sequence_goes_on_for_the_client_that_came_back() -> None:
     request = service.begin()
     (running,) = request.choices
     running.unread, running.behind_since = limits.MAX_UNREAD_TOKENS + 1, service.clock.now
-    running.machine.phase, running.machine._client_behind = Phase.PAUSED, True
+    running.state.phase, running.state.client_behind = Phase.PAUSED, True
     assert running.read
     service.lose(request)
     assert not running.read
     assert service.resume(request, ()) is request
     assert (running.unread, running.behind_since, running.read) == (0, None, True)
-    assert running.machine.phase is not Phase.PAUSED
+    assert running.state.phase is not Phase.PAUSED
 
 
 def test_an_error_that_nobody_read_is_for_the_client_that_comes_back() -> None:

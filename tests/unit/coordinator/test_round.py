@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.proposers.registry import CONTEXT_SOURCES
 from coordinator.round.machine import MAX_ATTEMPTS, RoundMachine
-from coordinator.round.sequence import MAX_LOSSES
+from coordinator.round.state import MAX_LOSSES, RoundState
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import (
     Action,
@@ -25,6 +26,8 @@ from coordinator.sequence.messages import (
     WaitForBlocks,
 )
 from coordinator.sequence.worker_view import MAX_PAUSE_ROUNDS
+from coordinator.speculation.controller import Controller
+from coordinator.speculation.policy import FixedLength
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,
@@ -78,34 +81,49 @@ class Driver:
             max_model_len=target_max_len,
         )
         self.machine = RoundMachine(
-            "s",
-            ledger,
-            SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
-            k,
-            DEADLINES,
-            VOCAB,
-            target_max_len,
-            draft_max_len,
+            RoundState(
+                "s",
+                ledger,
+                SequenceParams(params, AcceptanceMode.COUPLED, len(PROMPT)),
+                k,
+                FixedLength(Controller(k), k),
+                DEADLINES,
+                VOCAB,
+                target_max_len,
+                draft_max_len,
+            )
         )
         self.now = 0.0
+
+    @property
+    def state(self) -> RoundState:
+        return self.machine.state
+
+    def take_policy(self, policy: Any) -> None:
+        """Another one chooses K from now on."""
+        self.state.policy = self.state.planner.policy = policy
+
+    def take_sources(self) -> None:
+        """Every context source may propose from now on."""
+        self.state.planner.sources = [make() for make in CONTEXT_SOURCES.values()]
 
     def __call__(self, event: Any) -> list[Action]:
         return self.machine.handle(event, self.now)
 
     @property
     def phase(self) -> Phase:
-        return self.machine.phase
+        return self.state.phase
 
     @property
     def length(self) -> int:
-        return len(self.machine.ledger)
+        return len(self.state.ledger)
 
     @property
     def generated(self) -> list[int]:
-        return self.machine.ledger.token_ids[len(PROMPT) :]
+        return self.state.ledger.token_ids[len(PROMPT) :]
 
     def propose(self, *token_ids: int, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
-        number = self.machine.round if round is None else round
+        number = self.state.round if round is None else round
         k = len(token_ids)
         return self(
             DraftProposal("s", epoch, number, self.length, Proposal(token_ids), self.length + max(k - 1, 0))
@@ -118,19 +136,19 @@ class Driver:
         round: int | None = None,  # noqa: A002
         computed: int | None = None,
     ) -> list[Action]:
-        number = self.machine.round if round is None else round
+        number = self.state.round if round is None else round
         accepted = len(token_ids) - 1
         length = self.length + accepted if computed is None else computed
         return self(RoundVerdict("s", epoch, number, Verdict(accepted, token_ids, length)))
 
     def target_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
         return self(
-            FromTarget(SequenceFailed("s", epoch, self.machine.round if round is None else round, error))
+            FromTarget(SequenceFailed("s", epoch, self.state.round if round is None else round, error))
         )
 
     def draft_fails(self, error: PacelineError, epoch: int = 1, round: int | None = None) -> list[Action]:  # noqa: A002
         return self(
-            FromDraft(SequenceFailed("s", epoch, self.machine.round if round is None else round, error))
+            FromDraft(SequenceFailed("s", epoch, self.state.round if round is None else round, error))
         )
 
 
@@ -175,13 +193,13 @@ def test_nothing_happens_before_a_target_is_ready() -> None:
 def test_the_first_round_prefills_and_the_draft_may_do_so_meanwhile() -> None:
     it = Driver()
     it(Signal.DRAFT_READY)
-    opening = OpenSequence("s", 1, PROMPT, it.machine.params)
+    opening = OpenSequence("s", 1, PROMPT, it.state.params)
     assert it(Signal.TARGET_READY) == [
         ToTarget(opening),
         ToTarget(VerifyRound("s", 1, 1, 3, (), Proposal())),
         ToDraft(opening),
     ]
-    assert (it.phase, it.machine.deadline) == (Phase.VERIFYING, 10.0)
+    assert (it.phase, it.state.deadline) == (Phase.VERIFYING, 10.0)
 
 
 @pytest.mark.parametrize("why", ["no draft tokens", "no draft", "no room"])
@@ -208,7 +226,7 @@ def test_a_draft_that_came_meanwhile_is_asked_in_the_second_round() -> None:
     it(Signal.DRAFT_READY)
     _, *asked = it.judge(4)
     assert sent(asked) == [
-        OpenSequence("s", 1, (1, 2, 3, 4), it.machine.params),
+        OpenSequence("s", 1, (1, 2, 3, 4), it.state.params),
         DraftRound("s", 1, 2, 4, (), 3),
     ]
 
@@ -221,7 +239,7 @@ def test_a_whole_round() -> None:
     assert isinstance(emit, Emit)
     assert emit.commit.origins == (TokenOrigin.TARGET,)
     assert sent(asked) == [DraftRound("s", 1, 2, 4, (4,), 3)]
-    assert (it.phase, it.machine.deadline) == (Phase.DRAFTING, 1.0)
+    assert (it.phase, it.state.deadline) == (Phase.DRAFTING, 1.0)
     # The target committed the token itself, so it lacks nothing.
     assert sent(it.propose(5, 6, 7)) == [VerifyRound("s", 1, 2, 4, (), Proposal((5, 6, 7)))]
     emit, *asked = it.judge(5, 9)
@@ -239,7 +257,7 @@ def test_multi_token_output() -> None:
     assert isinstance(emit, Emit)
     assert emit.commit.token_ids == (5, 6, 7, 8)
     assert emit.commit.origins == (TokenOrigin.ACCEPTED,) * 3 + (TokenOrigin.BONUS,)
-    assert it.machine.stats.mean_acceptance_length == 4
+    assert it.state.stats.mean_acceptance_length == 4
 
 
 def test_a_round_is_committed_before_it_is_emitted_and_emitted_before_the_next_begins() -> None:
@@ -257,7 +275,7 @@ def test_the_first_verdict_tells_what_was_cached(told: int, counted: int) -> Non
     for number, cached in ((1, told), (2, 3)):
         verdict = Verdict(0, (4,), it.length, Timings(cached_tokens=cached))
         it(RoundVerdict("s", 1, number, verdict))
-    assert it.machine.stats.cached_prompt_tokens == counted
+    assert it.state.stats.cached_prompt_tokens == counted
 
 
 @pytest.mark.parametrize("ending", [(5, EOS, 7, 8), (5, 6, 7, EOS)])
@@ -271,7 +289,7 @@ def test_a_verdict_is_clipped_where_the_sequence_ends_and_both_workers_may_forge
     assert emit.commit.token_ids == kept
     assert emit.commit.finish is not None
     assert rest == [ToTarget(CloseSequence("s", 1)), ToDraft(CloseSequence("s", 1))]
-    assert (it.phase, it.machine.deadline) == (Phase.DONE, None)
+    assert (it.phase, it.state.deadline) == (Phase.DONE, None)
     assert it.judge(1) == it(Signal.CANCEL) == it.machine.give_up(InternalError("x")) == []
 
 
@@ -310,7 +328,7 @@ def test_without_a_draft_worker_every_round_is_plain() -> None:
     for token in (4, 5, 6):
         (command,) = sent(it.judge(token))
         assert command.proposal == Proposal()
-    assert it.machine.stats.num_rounds == 3
+    assert it.state.stats.num_rounds == 3
 
 
 # ---- the draft fails, hangs or is gone ------------------------------------------------------------
@@ -323,7 +341,7 @@ def test_a_lost_draft_lets_the_round_go_on_alone() -> None:
     (command,) = sent(it.judge(5))
     assert command == VerifyRound("s", 1, 3, 5, (), Proposal()), "the round after it was settled by then"
     opening, command = sent(it.judge(6))
-    assert opening == OpenSequence("s", 2, (1, 2, 3, 4, 5, 6), it.machine.params)
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4, 5, 6), it.state.params)
     assert (command.epoch, command.round) == (2, 4)
 
 
@@ -361,7 +379,7 @@ def test_after_a_failure_the_draft_pauses_twice_as_long_every_time() -> None:
 def test_a_draft_that_lost_the_sequence_is_told_again_once() -> None:
     it = drafting()
     opening, command = sent(it.draft_fails(NotFoundError("gone")))
-    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
     assert command == DraftRound("s", 2, 2, 4, (), 3)
     assert it.draft_fails(NotFoundError("gone"), epoch=1) == []  # of the first opening
     assert sent(it.draft_fails(NotFoundError("gone"), epoch=2)) == [VerifyRound("s", 1, 2, 4, (), Proposal())]
@@ -401,7 +419,7 @@ def test_a_drafts_failure_of_another_round_or_epoch_is_nobodys_business() -> Non
     it.propose(5)
     it.judge(5, 6)
     assert it.phase is Phase.DRAFTING
-    assert it.machine.round == 3
+    assert it.state.round == 3
 
 
 @pytest.mark.parametrize(
@@ -428,10 +446,10 @@ def test_a_lost_target_stalls_the_round_which_then_goes_on_from_the_ledger() -> 
     it = verifying(5, 6)
     it.now = 3.0
     assert it(Signal.TARGET_LOST) == []
-    assert (it.phase, it.machine.deadline) == (Phase.STALLED, 103.0)
+    assert (it.phase, it.state.deadline) == (Phase.STALLED, 103.0)
     assert it.judge(5, 6, 7) == []  # of a worker that is gone
     opening, command = sent(it(Signal.TARGET_READY))
-    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
     assert command == VerifyRound("s", 2, 2, 4, (), Proposal((5, 6)))
     assert it.judge(5, 9, epoch=1) == []
     it.judge(5, 9, epoch=2)
@@ -483,7 +501,7 @@ def test_a_target_that_is_late_but_alive_is_asked_the_same_again() -> None:
     it = verifying(5)
     it.now = 10.0
     assert it(Signal.TARGET_LATE) == [ToTarget(VerifyRound("s", 1, 2, 4, (), Proposal((5,))))]
-    assert (it.phase, it.machine.deadline) == (Phase.VERIFYING, 20.0)
+    assert (it.phase, it.state.deadline) == (Phase.VERIFYING, 20.0)
     it.judge(5, 6)
     assert it.generated == [4, 5, 6]
 
@@ -522,10 +540,14 @@ def test_a_preempted_sequence_keeps_its_place_and_puts_its_round_again() -> None
     it = verifying(5)
     error = ResourceExhaustedError("full")
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=True)]
-    assert (it.phase, it.machine.deadline, it.machine.holds_target) == (Phase.WAITING, None, False)
+    assert (it.phase, it.state.deadline, it.state.holds_target) == (
+        Phase.WAITING,
+        None,
+        False,
+    )
     (command,) = sent(it(Signal.BLOCKS_FREED))
     assert command == VerifyRound("s", 1, 2, 4, (), Proposal((5,)))
-    assert (it.phase, it.machine.holds_target) == (Phase.VERIFYING, True)
+    assert (it.phase, it.state.holds_target) == (Phase.VERIFYING, True)
     # It had nothing since, so nothing was taken from it.
     assert it.target_fails(error) == [WaitForBlocks(error, preempted=False)]
 
@@ -553,10 +575,10 @@ def test_a_paused_sequence_gives_its_blocks_up_for_one_that_waits() -> None:
     it.judge(7)
     assert it.phase is Phase.PAUSED
     assert it(Signal.BLOCKS_WANTED) == [ToTarget(CloseSequence("s", 1)), ToDraft(CloseSequence("s", 1))]
-    assert not it.machine.holds_target
+    assert not it.state.holds_target
     assert it(Signal.BLOCKS_WANTED) == []
     opening = sent(it(Signal.CLIENT_CAUGHT_UP))[0]
-    assert opening == OpenSequence("s", 2, tuple(it.machine.ledger.token_ids), it.machine.params)
+    assert opening == OpenSequence("s", 2, tuple(it.state.ledger.token_ids), it.state.params)
 
 
 def test_waiting_for_blocks_is_no_failed_attempt() -> None:
@@ -582,7 +604,7 @@ def test_a_target_lost_while_waiting_for_its_blocks_stalls_the_sequence() -> Non
 def test_a_target_that_lost_the_sequence_is_told_again(error: PacelineError) -> None:
     it = verifying(5)
     opening, command = sent(it.target_fails(error))
-    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
     assert command == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
     assert it.target_fails(error, epoch=1) == []
 
@@ -604,7 +626,7 @@ def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_reque
 ) -> None:
     it = verifying(5)
     opening, again = sent(it.target_fails(error))
-    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.machine.params)
+    assert opening == OpenSequence("s", 2, (1, 2, 3, 4), it.state.params)
     assert again == VerifyRound("s", 2, 2, 4, (), Proposal())
     *_, fail = it.target_fails(error, epoch=2)
     assert fail == Fail(error), "without a proposal it is the request that is wrong"
@@ -614,7 +636,7 @@ def test_a_proposal_the_target_finds_wrong_or_breaks_on_is_dropped_and_the_reque
 def test_where_tokens_are_drawn_by_ratios_a_model_that_breaks_ends_the_request(mode: AcceptanceMode) -> None:
     """Without the proposal again, tokens that it breaks on would come more seldom than in plain decoding."""
     it = verifying(5)
-    it.machine.params = replace(it.machine.params, mode=mode)
+    it.state.params = replace(it.state.params, mode=mode)
     *_, fail = it.target_fails(InternalError("nan after token 5"))
     assert isinstance(fail, Fail)
 
@@ -644,11 +666,11 @@ def test_a_target_that_serves_less_than_the_one_before_is_not_asked_for_more() -
     """Once: it refused the round, and the client was told of a field that it had never sent."""
     it = verifying(5)
     it(Signal.TARGET_LOST)
-    it.machine.target_max_len = it.length + 1
+    it.state.planner.target_max_len = it.length + 1
     assert sent(it(Signal.TARGET_READY))[-1] == VerifyRound("s", 2, 2, 4, (), Proposal((5,)))
     it = verifying(5)
     it(Signal.TARGET_LOST)
-    it.machine.target_max_len = it.length
+    it.state.planner.target_max_len = it.length
     *_, fail = it(Signal.TARGET_READY)
     assert isinstance(fail, Fail)
     assert isinstance(fail.error, UnavailableError)
@@ -691,7 +713,7 @@ def test_a_slow_client_pauses_the_sequence_between_rounds() -> None:
     assert it.phase is Phase.VERIFYING
     (emit,) = it.judge(5, 6)
     assert isinstance(emit, Emit)
-    assert (it.phase, it.machine.deadline) == (Phase.PAUSED, None)
+    assert (it.phase, it.state.deadline) == (Phase.PAUSED, None)
     assert sent(it(Signal.CLIENT_CAUGHT_UP)) == [DraftRound("s", 1, 3, 6, (5, 6), 3)]
     assert it(Signal.CLIENT_CAUGHT_UP) == []
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from coordinator.proposers.interface import Guess
 from coordinator.sequence.messages import Signal
 from coordinator.speculation.policy import Verification
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
@@ -43,19 +45,19 @@ class Scripted:
     def on_draft_request(self, lacking: int) -> None:
         self.calls.append(("on_draft_request", lacking))
 
-    def copy_length(self, match_length: int, most: int, num_draft: int) -> int:
-        self.calls.append(("copy_length", match_length, most, num_draft))
-        return min(self.copies.pop(0), most) if self.copies else 0
+    def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
+        self.calls.append(("choose_guess", guesses[0].context_length, most, num_draft))
+        length = min(self.copies.pop(0), most) if self.copies else 0
+        return guesses[0].cut(length) if length else None
 
-    def on_verify(self, num_draft: int, *, prefills: bool, match_length: int = 0) -> None:
-        self.calls.append(("on_verify", num_draft, prefills, *([match_length] if match_length else [])))
+    def on_verify(self, num_draft: int, *, prefills: bool) -> None:
+        self.calls.append(("on_verify", num_draft, prefills))
 
     def on_verdict(
-        self, num_draft: int, num_accepted: int, timing: Verification | None, match_length: int = 0
+        self, num_draft: int, num_accepted: int, timing: Verification | None, guess: Guess | None = None
     ) -> None:
-        self.calls.append(
-            ("on_verdict", num_draft, num_accepted, timing, *([match_length] if match_length else []))
-        )
+        context = [] if guess is None else [guess.context_length]
+        self.calls.append(("on_verdict", num_draft, num_accepted, timing, *context))
 
     def on_suspend(self) -> None:
         self.calls.append(("on_suspend",))
@@ -69,7 +71,7 @@ class Scripted:
 def begun(*ks: int) -> tuple[Driver, Scripted]:
     """After the first round, which prefills and has no draft tokens."""
     it, policy = Driver(k=5), Scripted(list(ks))
-    it.machine._policy = policy
+    it.take_policy(policy)
     it(Signal.DRAFT_READY)
     it(Signal.TARGET_READY)
     it.judge(4)
@@ -80,13 +82,13 @@ def verdict(it: Driver, *token_ids: int) -> list[Any]:
     """With the pass that the target says it was."""
     timings = Timings(queue=0.0, compute=0.5, rows=9, sequences=2)
     judged = Verdict(len(token_ids) - 1, token_ids, it.length + len(token_ids) - 1, timings)
-    return it(RoundVerdict("s", 1, it.machine.round, judged))
+    return it(RoundVerdict("s", 1, it.state.round, judged))
 
 
 def test_the_first_round_prefills_and_is_neither_chosen_nor_timed() -> None:
     """The next one is chosen meanwhile: the draft may read the prompt as well."""
     it, policy = begun(2)
-    remaining = it.machine.ledger.remaining
+    remaining = it.state.ledger.remaining
     assert policy.told() == [
         ("on_verify", 0, True),
         ("choose", 5, it.length - 1, remaining + 1),
@@ -130,7 +132,7 @@ def test_a_round_is_told_with_what_was_waited_for() -> None:
     actions = verdict(it, 7, 5)
     assert policy.told() == [
         ("on_verdict", 2, 1, Verification(2.0)),
-        ("choose", 5, 2, it.machine.ledger.remaining),
+        ("choose", 5, 2, it.state.ledger.remaining),
         ("on_draft_request", 2),
     ]
     (command,) = sent(actions)
@@ -166,7 +168,10 @@ def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> 
     assert sent(it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))}))) == []
     (command,) = sent(verdict(it, 7, 5))
     assert command.proposal == Proposal()
-    assert policy.told()[-2:] == [("on_verify", 0, False), ("choose", 5, 2, it.machine.ledger.remaining)]
+    assert policy.told()[-2:] == [
+        ("on_verify", 0, False),
+        ("choose", 5, 2, it.state.ledger.remaining),
+    ]
 
 
 def test_a_proposal_longer_than_wanted_is_not_believed() -> None:
@@ -203,8 +208,8 @@ def test_the_end_is_told_once() -> None:
 def copying(*copies: int, ks: tuple[int, ...] = (2, 2, 2), **options: Any) -> tuple[Driver, Scripted]:
     """In round 2: the prompt and the first token end as the prompt began."""
     it, policy = Driver(k=5, **options), Scripted(list(ks), list(copies))
-    it.machine.prompt_lookup = True
-    it.machine._policy = policy
+    it.take_sources()
+    it.take_policy(policy)
     return it, policy
 
 
@@ -225,14 +230,14 @@ def test_what_followed_before_is_put_to_the_target_at_once() -> None:
     assert isinstance(command, VerifyRound)
     # The text is 1 2 3 1 2: then 3 1 2 came, and so on.
     assert command.proposal == Proposal((3, 1, 2))
-    assert [c[0] for c in policy.calls] == ["on_verdict", "copy_length", "on_verify", "choose"]
-    assert policy.told()[1:3] == [("copy_length", 2, 5, 2), ("on_verify", 3, False, 2)]
+    assert [c[0] for c in policy.calls] == ["on_verdict", "choose_guess", "on_verify", "choose"]
+    assert policy.told()[1:3] == [("choose_guess", 2, 5, 2), ("on_verify", 3, False)]
     actions = verdict(it, 3, 1, 4)
     assert it.generated == [1, 2, 3, 1, 4]
     told = policy.told()
     assert told[0] == ("on_verdict", 3, 2, Verification(0.0), 2)
-    assert it.machine.stats.num_prompt_lookups == 1
-    assert it.machine.stats.num_draft_tokens == 3
+    assert it.state.stats.num_prompt_lookups == 1
+    assert it.state.stats.num_draft_tokens == 3
     opening, asked = sent(actions)
     assert isinstance(opening, OpenSequence)
     assert isinstance(asked, DraftRound)
@@ -243,7 +248,7 @@ def test_a_copy_ends_where_the_answer_must() -> None:
     it, policy = copying(5, max_tokens=4)
     (command,) = repeating(it, policy)
     assert command.proposal == Proposal((3,))
-    assert ("copy_length", 2, 1, 1) in policy.told()
+    assert ("choose_guess", 2, 1, 1) in policy.told()
 
 
 def test_copying_needs_no_draft_worker() -> None:
@@ -256,32 +261,32 @@ def test_copying_needs_no_draft_worker() -> None:
     (command,) = sent(it.judge(3))
     assert command.proposal == Proposal((1, 2, 3))
     # The second one is of what follows that copy.
-    copies = [call for call in policy.told() if call[0] in ("choose", "copy_length")]
-    assert copies == [("copy_length", 3, 5, 0), ("copy_length", 7, 5, 0)]
+    copies = [call for call in policy.told() if call[0] in ("choose", "choose_guess")]
+    assert copies == [("choose_guess", 3, 5, 0), ("choose_guess", 7, 5, 0)]
 
 
 def test_what_is_not_worth_copying_is_drafted() -> None:
     it, policy = copying(0)
     commands = repeating(it, policy)
     assert isinstance(commands[-1], DraftRound)
-    assert not it.machine._record.copied
+    assert not it.state.present.record.source
 
 
 def test_without_prompt_lookup_nothing_is_looked_up() -> None:
     it, policy = copying(3)
-    it.machine.prompt_lookup = False
+    it.state.planner.sources = ()
     assert isinstance(repeating(it, policy)[-1], DraftRound)
-    assert all(call[0] != "copy_length" for call in policy.told())
+    assert all(call[0] != "choose_guess" for call in policy.told())
 
 
 def test_a_request_without_draft_tokens_copies_none() -> None:
     it, policy = copying(3)
-    it.machine.num_speculative_tokens = 0
+    it.state.planner.num_speculative_tokens = 0
     it(Signal.TARGET_READY)
     it.judge(1)
     (command,) = sent(it.judge(2))
     assert command.proposal == Proposal()
-    assert all(call[0] != "copy_length" for call in policy.told())
+    assert all(call[0] != "choose_guess" for call in policy.told())
 
 
 def test_what_was_foreseen_comes_first() -> None:
@@ -292,16 +297,16 @@ def test_what_was_foreseen_comes_first() -> None:
     it.judge(1)
     policy.copies.clear()
     policy.ks[:] = [2, 2]
-    it.machine._policy = policy
-    it.machine.prompt_lookup = False
+    it.take_policy(policy)
+    it.state.planner.sources = ()
     it.judge(9)  # text: 1 2 3 1 9
     it.propose(1, 2)
-    it.machine.prompt_lookup = True
+    it.take_sources()
     policy.copies[:] = [3]
-    it(Continuations("s", 1, it.machine.round, it.length, {(2, 3): Proposal((7, 7))}))
+    it(Continuations("s", 1, it.state.round, it.length, {(2, 3): Proposal((7, 7))}))
     commands = sent(verdict(it, 1, 2, 3))
     assert commands[0].proposal == Proposal((7, 7))
-    assert not it.machine._record.copied
+    assert not it.state.present.record.source
 
 
 def test_a_copy_that_the_target_finds_wrong_is_done_without() -> None:

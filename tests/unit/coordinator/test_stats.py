@@ -57,7 +57,7 @@ def test_draft_tokens_behind_the_end_are_not_judged() -> None:
 def test_hits_and_copies_are_those_of_committed_rounds() -> None:
     stats = SpeculationStats()
     stats.record(RoundRecord(num_draft=2, num_tokens=1, hit=True))
-    stats.record(RoundRecord(num_draft=2, num_tokens=1, copied=True))
+    stats.record(RoundRecord(num_draft=2, num_tokens=1, source="prompt-lookup"))
     assert (stats.num_lookahead_hits, stats.num_prompt_lookups) == (1, 1)
 
 

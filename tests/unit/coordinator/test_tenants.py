@@ -31,7 +31,7 @@ CALL = GenerateCall("id", (1, 2), SamplingParams(), SpeculationParams(), "")
 def running(tenant: str, *, begun: bool) -> Any:
     ledger = SimpleNamespace(prompt_length=7)
     return SimpleNamespace(
-        tenant=tenant, last_token_at=1.0 if begun else None, machine=SimpleNamespace(ledger=ledger)
+        tenant=tenant, last_token_at=1.0 if begun else None, state=SimpleNamespace(ledger=ledger)
     )
 
 

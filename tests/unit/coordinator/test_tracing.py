@@ -63,13 +63,13 @@ class Traced:
     def __init__(self, **sampling: Any) -> None:
         self.spans = FakeSpans()
         self.it = Driver(**sampling)
-        self.it.machine.params = replace(self.it.machine.params, traceparent=str(REQUEST))
+        self.it.state.params = replace(self.it.state.params, traceparent=str(REQUEST))
         self.running: Any = SimpleNamespace(machine=self.it.machine, error=None)
         self.tracer = Tracer(self.spans)
         self.take(self.it(Signal.TARGET_READY))
 
     def take(self, _: list[Action]) -> None:
-        record, self.it.machine.committed = self.it.machine.committed, None
+        record, self.it.state.committed = self.it.state.committed, None
         if record is not None:
             self.tracer.round_ended(self.running, record, self.it.now)
 
@@ -77,7 +77,7 @@ class Traced:
         verdict = Verdict(
             0, (token,), self.it.length, timings or Timings(), went_on_with=0 if goes_on else None
         )
-        self.take(self.it(RoundVerdict("s", 1, self.it.machine.round, verdict)))
+        self.take(self.it(RoundVerdict("s", 1, self.it.state.round, verdict)))
 
     def end(self, error: PacelineError | None = None) -> list[Span]:
         self.running.error = error

@@ -23,12 +23,12 @@ def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> d
 
 def _cached(generations: Sequence[Generation]) -> int:
     """Tokens of the prompts that the target had cached, each prompt counted with its first choice."""
-    return sum(generation.machines[0].stats.cached_prompt_tokens for generation in generations)
+    return sum(generation.machines[0].state.stats.cached_prompt_tokens for generation in generations)
 
 
 def choice_stats(machine: RoundMachine) -> dict[str, Any]:
     """What speculation did for one choice, as vLLM tells it."""
-    stats = machine.stats
+    stats = machine.state.stats
     return {
         "mean_acceptance_length": stats.mean_acceptance_length,
         "draft_acceptance_rate": stats.acceptance_rate,
@@ -36,17 +36,17 @@ def choice_stats(machine: RoundMachine) -> dict[str, Any]:
         "num_spec_steps": stats.num_spec_steps,
         "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
         "num_draft_tokens": stats.num_draft_tokens,
-        "num_spec_tokens": machine.num_speculative_tokens,
+        "num_spec_tokens": machine.state.num_speculative_tokens,
     }
 
 
 def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
     """As `usage_so_far`, at the end, with the tokens of prompts that the target had cached."""
     machines = [machine for generation in generations for machine in generation.machines]
-    counts = usage_so_far(generations, sum(machine.ledger.num_generated for machine in machines))
+    counts = usage_so_far(generations, sum(machine.state.ledger.num_generated for machine in machines))
     counts["prompt_tokens_details"] = {"cached_tokens": _cached(generations)}
     if include_speculative_decoding:
-        total = summed(machine.stats for machine in machines)
+        total = summed(machine.state.stats for machine in machines)
         counts["speculative_decoding"] = {
             "acceptance": generations[0].params.mode.value,
             "mean_acceptance_length": total.mean_acceptance_length,

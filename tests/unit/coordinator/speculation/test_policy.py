@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from coordinator.speculation.controller import COPY_AGAIN, READING, STARVED, Controller, kind_of
+from coordinator.proposers.interface import Guess
+from coordinator.proposers.prompt_lookup import NAME, PRIOR_RATES, grade_of
+from coordinator.speculation.controller import GUESS_AGAIN, READING, STARVED, Controller, kind_of
 from coordinator.speculation.expected_tokens import DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import Exploration
 from coordinator.speculation.policy import (
@@ -177,23 +179,34 @@ def test_acceptance_of_block_mode_belongs_to_the_depth() -> None:
 # ---- copies ----------------------------------------------------------------------------------------
 
 
+def guessed(match_length: int) -> Guess:
+    grade = grade_of(match_length)
+    return Guess(NAME, tuple(range(2 * MOST)), match_length, grade, PRIOR_RATES[grade])
+
+
+def length_of(policy: Policy, match_length: int, most: int, num_draft: int) -> int:
+    """Of the guess that the policy takes; 0 where it takes none."""
+    guess = policy.choose_guess([guessed(match_length)], most, num_draft)
+    return 0 if guess is None else len(guess.token_ids)
+
+
 def taught(policy: Policy, match_length: int, accepted: int, times: int = 300) -> None:
     for _ in range(times):
-        policy.on_verdict(4, accepted, None, match_length)
+        policy.on_verdict(4, accepted, None, guessed(match_length))
 
 
 def test_copies_that_come_true_are_made() -> None:
     policy = GoodputPolicy(experienced(), MOST)
     run(policy, 0.5, 50, random.Random(1))
     taught(policy, 12, 4)
-    assert policy.copy_length(12, MOST, policy.controller.k) >= 4
+    assert length_of(policy, 12, MOST, policy.controller.k) >= 4
 
 
 def test_copies_that_fail_are_made_seldom() -> None:
     policy = GoodputPolicy(experienced(plain=0.01, first=0.02), MOST)
     run(policy, 0.5, 50, random.Random(1))
     taught(policy, 2, 0)
-    made = [policy.copy_length(2, MOST, 0) > 0 for _ in range(4 * COPY_AGAIN)]
+    made = [length_of(policy, 2, MOST, 0) > 0 for _ in range(4 * GUESS_AGAIN)]
     assert sum(made) == 4
 
 
@@ -204,15 +217,15 @@ def test_good_copy_beats_a_worse_draft_and_loses_to_a_better() -> None:
         run(policy, acceptance, 300, random.Random(1))
     taught(worse, 12, 4)
     taught(better, 2, 1)
-    assert worse.copy_length(12, MOST, 4) == 4
-    assert better.copy_length(2, MOST, 4) == 0
+    assert length_of(worse, 12, MOST, 4) == 4
+    assert length_of(better, 2, MOST, 4) == 0
 
 
 def test_fixed_length_without_a_draft_copies() -> None:
     policy = FixedLength(experienced(), 4)
     taught(policy, 2, 0)
-    assert policy.copy_length(2, MOST, 0) == 4
-    assert policy.copy_length(2, 3, 0) == 3
+    assert length_of(policy, 2, MOST, 0) == 4
+    assert length_of(policy, 2, 3, 0) == 3
 
 
 def test_k_above_the_controllers_is_served() -> None:
@@ -224,7 +237,7 @@ def test_k_above_the_controllers_is_served() -> None:
         fixed.on_verify(k, prefills=False)
         fixed.on_verdict(k, rng.randint(0, k), Verification(0.012))
     taught(fixed, 12, 4)
-    assert fixed.copy_length(12, 2 * MOST, 2 * MOST) in (0, 2 * MOST)
+    assert length_of(fixed, 12, 2 * MOST, 2 * MOST) in (0, 2 * MOST)
     assert fixed.controller.round_seconds is not None
 
 
@@ -236,7 +249,7 @@ def test_fixed_rounds_alone_are_measured_and_compared() -> None:
     assert controller.round_seconds is not None
     assert controller.round_seconds[4] == pytest.approx(0.014, rel=0.05)
     taught(fixed, 2, 0)
-    assert fixed.copy_length(2, MOST, 4) == 0
+    assert length_of(fixed, 2, MOST, 4) == 0
 
 
 def test_copies_without_a_draft_are_weighed() -> None:
@@ -251,8 +264,8 @@ def test_copies_without_a_draft_are_weighed() -> None:
     assert controller.goodput[0] == pytest.approx(100, rel=0.01)
     taught(policy, 2, 0)
     taught(policy, 12, 4)
-    assert policy.copy_length(2, MOST, 0) == 0
-    assert policy.copy_length(12, MOST, 0) >= 4
+    assert length_of(policy, 2, MOST, 0) == 0
+    assert length_of(policy, 12, MOST, 0) >= 4
 
 
 def test_sequence_without_a_draft_chooses_no_more() -> None:

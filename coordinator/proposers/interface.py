@@ -1,0 +1,74 @@
+"""What a source of proposals is: `ContextSource` guesses from the text at once, a `WorkerSource` is asked.
+
+To add a context source: a file here with a class that has `name` and `guess`, and a line in registry.py.
+Sources never change a token of the output: the target judges every proposal alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from coordinator.sequence.ledger import Ledger
+from paceline.core.messages import DraftCommand
+from paceline.core.types import Proposal, SequenceParams
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Draft tokens that a context source proposes, and what they rest on."""
+
+    source: str
+    """The source's name."""
+    token_ids: tuple[int, ...]
+    context_length: int
+    """Tokens of the text that the guess follows on."""
+    grade: int = 0
+    """Guesses of one source and grade share an estimate of their acceptance."""
+    prior_rate: float = 0.5
+    """Acceptance of a token of this grade until verdicts are there."""
+
+    @property
+    def proposal(self) -> Proposal:
+        """The guess as the target judges it; its tokens count as drawn from a point mass."""
+        return Proposal(self.token_ids)
+
+    def cut(self, length: int) -> Guess:
+        """The first `length` tokens."""
+        return replace(self, token_ids=self.token_ids[:length])
+
+
+class ContextSource(Protocol):
+    """Guesses from the text alone, in microseconds: deterministic, without I/O. One object a sequence."""
+
+    name: str
+
+    def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
+        """Up to `most` tokens that may follow `tokens` and then `after`; None without a guess.
+
+        Args:
+            tokens: the sequence's committed tokens, prompt included, which only ever grow between calls.
+            most: a positive number of tokens.
+            after: tokens that are proposed and not judged yet.
+        """
+
+
+class WorkerSource(Protocol):
+    """A source in another process: its proposal, or its failure, comes as an event of the round."""
+
+    name: str
+
+    def usable(self, round_number: int) -> bool:
+        """False while its worker is gone, or left alone after failures."""
+
+    def unread(self, ledger: Ledger) -> int:
+        """Ledger tokens that the worker may have to read before it can draft."""
+
+    def ask(
+        self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
+    ) -> Sequence[DraftCommand]:
+        """The commands that ask for a proposal."""
+
+    def lose(self) -> None:
+        """The worker is gone, and with it what it knew."""

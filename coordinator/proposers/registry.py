@@ -1,0 +1,15 @@
+"""The context sources by name, in the order in which a tie between their guesses is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.proposers import prompt_lookup
+from coordinator.proposers.interface import ContextSource
+from coordinator.proposers.prompt_lookup import PromptLookup
+
+CONTEXT_SOURCES: Final[Mapping[str, Callable[[], ContextSource]]] = MappingProxyType(
+    {prompt_lookup.NAME: PromptLookup}
+)

@@ -1,0 +1,113 @@
+"""Who proposes in a round, and how many tokens: the draft, a context source, or nobody. Pure.
+
+A round is planned when it begins, or during the round before it where somebody can use the plan: the draft,
+whose continuations have the planned length, or the target, which begins a plain round by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.proposers.interface import ContextSource, Guess
+from coordinator.proposers.remote_draft import RemoteDraft
+from coordinator.round.present_round import PresentRound
+from coordinator.sequence.ledger import Ledger
+from coordinator.sequence.validation import shortened
+from coordinator.speculation.policy import Policy
+from paceline.core.types import Outcome, Proposal
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans the rounds of one sequence."""
+
+    ledger: Ledger
+    draft: RemoteDraft
+    policy: Policy
+    sources: Sequence[ContextSource]
+    num_speculative_tokens: int
+    """The most draft tokens of a round."""
+    vocabulary_size: int
+    target_max_len: int
+    draft_max_len: int = 0
+    chosen: int = 0
+    """K as the policy chose it last; a round may have room for fewer."""
+
+    def room(self, more: int = 0) -> int:
+        """Draft tokens there is room for once the ledger has grown by `more` tokens; may be negative."""
+        return min(self.room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
+
+    def room_on_target(self, more: int = 0) -> int:
+        """The same for a proposal that the draft need not compute."""
+        return min(self.ledger.remaining - more - 1, self.target_max_len - len(self.ledger) - more)
+
+    def wanted_now(self, round_number: int, planned: int | None) -> int:
+        """K of the round that begins.
+
+        The first round has none: its target pass prefills the prompt, and no draft should delay the first
+        token. The last rounds have fewer: tokens past `max_tokens` or a model's length are wasted.
+        """
+        if round_number == 1 or not self.draft.usable(round_number):
+            return 0
+        room = max(0, self.room())
+        return min(planned if planned is not None else self._choose(room), room)
+
+    def wanted_next(self, round_number: int) -> int:
+        """K of the round after this one, whose verdict adds a token at least."""
+        return self._choose(max(0, self.room(1))) if self.draft.usable(round_number + 1) else 0
+
+    def guess(self, num_wanted: int) -> Guess | None:
+        """What a context source proposes, where that is worth more than asking the draft for so many."""
+        return self._guess(self.room_on_target(), num_wanted)
+
+    def guess_ahead(self, present: PresentRound) -> tuple[Outcome, Guess] | None:
+        """A guess for the round after this one, and the outcome that it is for: all is accepted.
+
+        A guessed proposal is taken to go on as its source says.
+        """
+        proposal = present.proposal.token_ids
+        if not self.sources or present.drafted:
+            return None
+        room = self.room_on_target(1 + len(proposal))
+        if min(room, self.num_speculative_tokens) <= 0:
+            return None
+        for source in self.sources:
+            if present.guess is not None and source.name != present.guess.source:
+                continue
+            following = source.guess(self.ledger.token_ids, 1, proposal)
+            if following is None:
+                continue
+            ahead = (*proposal, *following.token_ids)
+            if guess := self._guess(room, 0, ahead, [source]):
+                return Outcome(len(proposal), following.token_ids[0]), guess
+        return None
+
+    def shortened(
+        self, proposal: Proposal, outcome: Outcome, num_wanted: int, known: Proposal
+    ) -> Proposal | None:
+        """A continuation of the draft, as long as the round after that outcome may be; None if useless."""
+        most = min(num_wanted, self.room(outcome.num_accepted + 1))
+        return shortened(proposal, most, self.vocabulary_size, known)
+
+    def _choose(self, most: int) -> int:
+        unread = self.draft.unread(self.ledger)
+        self.chosen = self.policy.choose(
+            min(most, self.num_speculative_tokens), unread, self.ledger.remaining
+        )
+        return self.chosen
+
+    def _guess(
+        self,
+        room: int,
+        num_wanted: int,
+        after: Sequence[int] = (),
+        sources: Sequence[ContextSource] | None = None,
+    ) -> Guess | None:
+        most = min(self.num_speculative_tokens, room)
+        if most <= 0:
+            return None
+        tokens = self.ledger.token_ids
+        asked = self.sources if sources is None else sources
+        guesses = [guess for source in asked if (guess := source.guess(tokens, most, after))]
+        return self.policy.choose_guess(guesses, most, num_wanted) if guesses else None

@@ -1,0 +1,262 @@
+"""The steps of a round, from proposal to commit. Pure: events in, actions out. Read top to bottom:
+
+    begin -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
+
+The proposal may also be a context source's (coordinator/proposers/): then nobody waits for the draft.
+
+While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
+They are offered to the target, which begins the next round by itself when one of them comes true: with the
+verdict, or as soon as it is told. The draft is told, and goes on from there. If the next round is to be a
+plain one, the target is told that, and begins it by itself as well.
+
+Nothing that was emitted is ever taken back: a verdict is committed whole (or clipped where the sequence
+ends) before anything of it is emitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.round.present_round import NOTHING, PresentRound
+from coordinator.round.state import RoundState
+from coordinator.sequence.messages import (
+    Action,
+    Emit,
+    Phase,
+    ToDraft,
+    ToTarget,
+)
+from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.validation import is_sensible, with_origins
+from coordinator.speculation.policy import Verification
+from paceline.core.errors import (
+    InternalError,
+    UnavailableError,
+)
+from paceline.core.messages import Continuations, DraftProposal, PromptLogprobs, RoundVerdict
+from paceline.core.types import Outcome, Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The rounds of one sequence while nothing goes wrong."""
+
+    state: RoundState
+
+    def begin(self, now: float) -> list[Action]:
+        """Step 1: ask the draft for a proposal, unless a context source has one or this round has none."""
+        state = self.state
+        if state.client_behind:
+            state.phase, state.deadline = Phase.PAUSED, None
+            state.policy.on_suspend()
+            return []
+        self._count_round(now)
+        present, planned = state.present, state.next.num_wanted
+        state.next.num_wanted = None
+        present.num_wanted = state.planner.wanted_now(present.number, planned)
+        # The first round has no proposal, wherever it would come from.
+        guess = state.planner.guess(present.num_wanted) if present.number > 1 else None
+        if guess is not None:
+            present.propose(guess)
+            return self.verify(present.proposal, now)
+        return self.ask_draft(now) if present.num_wanted else self.verify(NOTHING, now)
+
+    def _count_round(self, now: float) -> None:
+        state = self.state
+        number = state.present.number + 1
+        state.present = PresentRound(number, record=RoundRecord(number, now))
+        state.next.withdraw()
+        state.target.attempts = 0
+        state.draft.retried = False
+
+    def ask_draft(self, now: float) -> list[Action]:
+        state = self.state
+        draft, present = state.draft, state.present
+        present.num_unread = draft.unread(state.ledger)
+        state.policy.on_draft_request(present.num_unread)
+        state.phase, state.deadline, draft.sent_at = Phase.DRAFTING, now + state.deadlines.draft, now
+        return [
+            ToDraft(command)
+            for command in draft.ask(state.ledger, state.params, present.number, present.num_wanted)
+        ]
+
+    def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
+        """Step 2: have the target judge the proposal."""
+        state = self.state
+        if not (state.phase is Phase.DRAFTING and state.draft.answers(event, state.round)):
+            return []
+        waited = now - state.draft.sent_at
+        state.times.draft_answered(waited, event.timings)
+        state.present.record.drafted(waited, event.timings)
+        if not is_sensible(event.proposal, state.present.num_wanted, state.vocabulary_size):
+            return self.go_on_without_draft(now)
+        state.draft.has_read(state.ledger)
+        drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
+        state.policy.on_proposal(drafted, waited, state.present.num_unread, prefill)
+        return self.verify(event.proposal, now)
+
+    def go_on_without_draft(self, now: float) -> list[Action]:
+        """This round goes on alone, and so do the next few, twice as many after every failure."""
+        state = self.state
+        state.draft.pause(state.round)
+        return self.verify(NOTHING, now)
+
+    def on_continuations(self, event: Continuations) -> list[Action]:
+        """Offer the target proposals for outcomes of the verification in progress.
+
+        What is late is of no use.
+        """
+        state = self.state
+        if not (state.phase is Phase.VERIFYING and state.draft.answers(event, state.round)):
+            return []
+        if state.client_behind:
+            return []
+        wanted = self._wanted_next()
+        if not wanted:
+            return [] if state.next.plain_otherwise else self._offer_next_round()
+        usable: dict[Outcome, Proposal] = {}
+        for outcome, proposal in event.proposals.items():
+            known = state.next.offered(outcome)
+            if cut := state.planner.shortened(proposal, outcome, wanted, known):
+                usable[outcome] = cut
+        if not usable:
+            return []
+        state.next.offer(usable)
+        return [ToTarget(state.target.ahead(state.ledger, state.round, usable))]
+
+    def _wanted_next(self) -> int:
+        state = self.state
+        if state.next.num_wanted is None:
+            state.next.num_wanted = state.planner.wanted_next(state.round)
+        return state.next.num_wanted
+
+    def _begin_early_round(self, proposal: Proposal, now: float, *, late: bool) -> list[Action]:
+        """The target does not wait: it has begun the next round, or will as it reads what it was offered.
+
+        If the offer was `late` the target is asked as well, in case that it could not make use of it.
+        """
+        state = self.state
+        guess, since = state.next.guess, state.present.record.left_target
+        planned, state.next.num_wanted = state.next.num_wanted, None
+        self._count_round(now)
+        present = state.present
+        state.planner.wanted_now(present.number, planned)
+        present.record.target_since = since
+        present.num_wanted, present.proposal = proposal.num_draft_tokens, proposal
+        if proposal.num_draft_tokens and guess is not None:
+            present.propose(guess.cut(proposal.num_draft_tokens))
+        if present.drafted:
+            self._hit(proposal)
+        asked = state.target.verify(state.ledger, state.params, state.round, proposal) if late else []
+        self._verifying(now, prefills=False)
+        return [*map(ToTarget, asked), *self._look_ahead()]
+
+    def _look_ahead(self) -> list[Action]:
+        """A hit tells the draft which branch is its trunk; other rounds tell the target what is next."""
+        state = self.state
+        if not state.present.drafted:
+            return self._offer_next_round()
+        return [self._follow(state.present.proposal)] if state.draft.open else []
+
+    def _hit(self, proposal: Proposal) -> None:
+        state = self.state
+        state.draft.has_read(state.ledger)
+        state.present.record.hit = True
+        state.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
+
+    def _follow(self, proposal: Proposal) -> Action:
+        """Its trunk is the branch that came true; without an answer it looks ahead of that proposal."""
+        state = self.state
+        num_draft = proposal.num_draft_tokens
+        ahead = max(num_draft, state.planner.chosen)
+        return ToDraft(state.draft.follow(state.ledger, state.round, num_draft, ahead))
+
+    def verify(self, proposal: Proposal, now: float) -> list[Action]:
+        state = self.state
+        state.present.proposal = proposal
+        if not state.target.ready:
+            state.stall(now)
+            return []
+        if len(state.ledger) >= state.planner.target_max_len:
+            # The ledger ends by itself at the length that was promised; another target may serve less.
+            why = f"the target worker that is there serves {state.planner.target_max_len} tokens at most"
+            return state.fail(UnavailableError(why, state.ledger.num_generated - 1))
+        commands = state.target.verify(state.ledger, state.params, state.round, proposal)
+        self._verifying(now, prefills=not state.target.computed)
+        ahead = [] if state.present.drafted else self._offer_next_round()
+        return [*(ToTarget(command) for command in commands), *ahead, *self._read_ahead()]
+
+    def _read_ahead(self) -> list[Action]:
+        """While the target reads the prompt the draft may do so as well, if the next round is to ask it."""
+        state = self.state
+        draft = state.draft
+        if state.round != 1 or draft.open or not draft.usable(state.round + 1) or not self._wanted_next():
+            return []
+        return [ToDraft(command) for command in draft.opening(state.ledger, state.params)]
+
+    def _offer_next_round(self) -> list[Action]:
+        """If no draft is asked for the next round, the target need not be asked for it either."""
+        state = self.state
+        if not state.next.plain_otherwise:
+            # Without room there may be no next round.
+            room = state.planner.room_on_target(1 + state.present.proposal.num_draft_tokens)
+            if state.round == 1 or state.client_behind or room < 0 or self._wanted_next():
+                return []
+            if ahead := state.planner.guess_ahead(state.present):
+                outcome, state.next.guess = ahead
+                state.next.offer({outcome: state.next.guess.proposal})
+            state.next.plain_otherwise = True
+        return [
+            ToTarget(state.target.ahead(state.ledger, state.round, state.next.offers, plain_otherwise=True))
+        ]
+
+    def _verifying(self, now: float, *, prefills: bool) -> None:
+        state = self.state
+        state.phase, state.deadline, state.target.sent_at = Phase.VERIFYING, now + state.deadlines.target, now
+        state.present.prefills = state.present.record.prefills = prefills
+        state.policy.on_verify(state.present.proposal.num_draft_tokens, prefills=prefills)
+
+    def on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
+        """Steps 3 and 4: commit, emit, and go on; each worker rolls its own cache back."""
+        state = self.state
+        if not (state.phase is Phase.VERIFYING and state.target.answers(event, state.round)):
+            return []
+        verdict, waited = event.verdict, now - state.target.sent_at
+        state.times.target_answered(waited, verdict.timings)
+        if not state.accepts(verdict):
+            return state.fail(InternalError("the target worker's verdict does not fit its round"))
+        num_draft = state.present.proposal.num_draft_tokens
+        if state.present.drafted:
+            state.draft.failures = 0
+        if state.ledger.num_generated == 0:
+            state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
+        timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
+        # The policy learns from the whole verdict; what is counted is what is committed.
+        state.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
+        # The worker extended its own copy of the ledger with the same tokens.
+        state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
+        following, state.target.losses = state.next.follows(verdict), 0
+        commit = state.ledger.commit(with_origins(verdict, state.present.proposal), verdict.logprobs)
+        state.committed = state.present.record.judged(now, waited, num_draft, verdict.timings, commit)
+        state.stats.record(state.committed)
+        if commit.finish is not None:
+            return [Emit(commit), *state.finish(now, goes_on=following is not None)]
+        if following is None:
+            return [Emit(commit), *self.begin(now)]
+        return [Emit(commit), *self._begin_early_round(following, now, late=verdict.went_on_with is None)]
+
+    def on_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[Action]:
+        """The prompt's prefill goes on, and reports what it passes.
+
+        A refusal may be that of a round that came twice: what the other one reports is not said again.
+        """
+        state = self.state
+        asked = state.phase in (Phase.VERIFYING, Phase.WAITING)
+        if not (asked and state.target.answers(event, state.round)):
+            return []
+        if state.phase is Phase.VERIFYING:
+            state.deadline = now + state.deadlines.target
+        report = state.ledger.report_prompt(event.start, event.logprobs)
+        if report is None:
+            return state.fail(InternalError("the target worker's log-probabilities do not fit the prompt"))
+        return [Emit(report)] if report.prompt_logprobs else []
