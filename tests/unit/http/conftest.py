@@ -121,7 +121,7 @@ class ScriptedCoordinator:
         prompt = await self.tokenize(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         check_against_model(call, len(prompt), self.vocabulary.size, MAX_MODEL_LEN)
         ledger = SimpleNamespace(num_generated=2)
-        machine = SimpleNamespace(ledger=ledger, stats=SpeculationStats(), num_speculative_tokens=4)
+        state = SimpleNamespace(ledger=ledger, stats=SpeculationStats(), num_speculative_tokens=4)
         self.running += 1
         try:
             yield SimpleNamespace(
@@ -129,7 +129,7 @@ class ScriptedCoordinator:
                 prompt=prompt,
                 params=SequenceParams(call.sampling.of_choice(0), AcceptanceMode.COUPLED, len(prompt)),
                 choices=range(call.sampling.n),
-                machines=[machine] * call.sampling.n,
+                machines=[SimpleNamespace(state=state)] * call.sampling.n,
             )
         finally:
             self.running -= 1
