@@ -48,7 +48,7 @@ from paceline.engine.structured import grammar_for
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
-from paceline.telemetry.tracing import Attributes
+from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,8 @@ from paceline.rpc.server import Server, host_in_address, tune_interpreter
 from paceline.rpc.structures import StructureGuard
 from paceline.rpc.worker import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
-from paceline.telemetry.tracing import Spans, make_spans
+from paceline.telemetry.span_interface import Spans
+from paceline.telemetry.tracing import make_spans
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import common_pb2
 

@@ -38,7 +38,7 @@ from paceline.engine.structured import grammar_for, restriction
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.status import code_name
-from paceline.telemetry.tracing import Attributes
+from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case
 from target_worker.gathering import Gathering

@@ -11,8 +11,8 @@ from coordinator.requests.observer import RequestRecord
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.telemetry import call_log
 from paceline.rpc.status import code_name
+from paceline.telemetry.span_interface import Attributes, OpenSpan, Spans, Value
 from paceline.telemetry.traceparent import parse, round_span_id
-from paceline.telemetry.tracing import Attributes, OpenSpan, Spans, Value
 
 if TYPE_CHECKING:
     from coordinator.scheduling.running_sequence import Running

@@ -168,7 +168,7 @@ class AsyncGenerationStream:
             self._leave()
 
 
-class AsyncClient(AsyncChatting):
+class AsyncClient(AsyncChatting[AsyncGenerationStream]):
     """Talks to one coordinator, within one event loop. Errors are those of `Client`."""
 
     def __init__(

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from paceline.client import requests
+from paceline.client.results import GenerationResult
 from paceline.core.clock import monotonic
 from paceline.core.types import SamplingParams
 from paceline.rpc.chat_codec import ChatCall, chat_to_proto
 from paceline.v1 import generation_pb2
 
-if TYPE_CHECKING:
-    from paceline.client.async_client import AsyncGenerationStream
-    from paceline.client.results import GenerationResult
-    from paceline.client.sync_client import GenerationStream
-
+StreamT = TypeVar("StreamT")
+"""What `stream` returns."""
 Messages = Sequence[Mapping[str, Any]]
 """`role` (system, developer, user or assistant), `content`, and perhaps `name`: text each."""
 LEAST_SECONDS = 1e-3
@@ -83,7 +81,7 @@ class _Deadline:
         return None if self._end is None else max(LEAST_SECONDS, self._end - monotonic())
 
 
-class Chatting(ABC):
+class Chatting(ABC, Generic[StreamT]):
     """What `Client` does with conversations."""
 
     @abstractmethod
@@ -96,8 +94,21 @@ class Chatting(ABC):
         request_id: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
-    ) -> GenerationStream:
+    ) -> StreamT:
         """As `Client.stream`."""
+
+    @abstractmethod
+    def generate(
+        self,
+        prompt: requests.Prompt,
+        sampling: requests.Sampling = None,
+        *,
+        speculation: requests.Speculation = None,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,
+    ) -> GenerationResult:
+        """As `Client.generate`."""
 
     @abstractmethod
     def _apply_chat_template(
@@ -131,10 +142,10 @@ class Chatting(ABC):
 
         `options` are those of `apply_chat_template` and of `generate`.
         """
-        stream = self.stream_chat(messages, sampling, timeout=timeout, **options)
-        for _ in stream:
-            pass
-        return stream._assembler.require_result()
+        deadline = _Deadline(timeout)
+        ending, rest = _split(options)
+        prompt = self.apply_chat_template(messages, timeout=deadline.left, **ending)
+        return self.generate(prompt, _sampling(sampling), timeout=deadline.left, **rest)
 
     def stream_chat(
         self,
@@ -143,7 +154,7 @@ class Chatting(ABC):
         *,
         timeout: float | None = None,
         **options: Unpack[Options],
-    ) -> GenerationStream:
+    ) -> StreamT:
         """The same, chunk by chunk as they arrive."""
         deadline = _Deadline(timeout)
         ending, rest = _split(options)
@@ -151,7 +162,7 @@ class Chatting(ABC):
         return self.stream(prompt, _sampling(sampling), timeout=deadline.left, **rest)
 
 
-class AsyncChatting(ABC):
+class AsyncChatting(ABC, Generic[StreamT]):
     """What `AsyncClient` does with conversations."""
 
     @abstractmethod
@@ -164,8 +175,21 @@ class AsyncChatting(ABC):
         request_id: str | None = None,
         cache_salt: str | None = None,
         timeout: float | None = None,
-    ) -> AsyncGenerationStream:
+    ) -> StreamT:
         """As `AsyncClient.stream`."""
+
+    @abstractmethod
+    async def generate(
+        self,
+        prompt: requests.Prompt,
+        sampling: requests.Sampling = None,
+        *,
+        speculation: requests.Speculation = None,
+        request_id: str | None = None,
+        cache_salt: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> GenerationResult:
+        """As `AsyncClient.generate`."""
 
     @abstractmethod
     async def _apply_chat_template(
@@ -194,10 +218,10 @@ class AsyncChatting(ABC):
         **options: Unpack[Options],
     ) -> GenerationResult:
         """As `Client.chat`."""
-        async with await self.stream_chat(messages, sampling, timeout=timeout, **options) as stream:
-            async for _ in stream:
-                pass
-        return stream._assembler.require_result()
+        deadline = _Deadline(timeout)
+        ending, rest = _split(options)
+        prompt = await self.apply_chat_template(messages, timeout=deadline.left, **ending)
+        return await self.generate(prompt, _sampling(sampling), timeout=deadline.left, **rest)
 
     async def stream_chat(
         self,
@@ -206,7 +230,7 @@ class AsyncChatting(ABC):
         *,
         timeout: float | None = None,  # noqa: ASYNC109
         **options: Unpack[Options],
-    ) -> AsyncGenerationStream:
+    ) -> StreamT:
         """The same, chunk by chunk: `async for chunk in await client.stream_chat(...)`."""
         deadline = _Deadline(timeout)
         ending, rest = _split(options)

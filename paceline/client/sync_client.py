@@ -176,7 +176,7 @@ class GenerationStream:
             self._leave(self._client._abandoning.soon)
 
 
-class Client(Chatting):
+class Client(Chatting[GenerationStream]):
     """Talks to one coordinator. Threads may share it.
 
     Every method raises an error of `paceline.core.errors`: InvalidArgumentError naming the field,

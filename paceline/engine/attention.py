@@ -24,7 +24,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from paceline.engine.batch import AttentionGroup, RaggedBatch
-    from paceline.engine.cache import PagedCache
+    from paceline.engine.cache import LayerLayout, PagedCache
 
 IMPLEMENTATION: Final = "paceline"
 BATCH_KEYWORD: Final = "paceline_batch"
@@ -41,28 +41,6 @@ _HARMLESS: Final = frozenset(
     | {"output_hidden_states", "return_dict", "use_cache", "layer_idx", "layer_type"}
 )
 """Arguments that models pass along and that mean nothing to an attention function."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLayout:
-    """What one attention layer stores and sees, as observed in a forward pass."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: int | None
-    """Sliding window: a row at position p sees positions (p - window, p]. None sees all of [0, p]."""
-
-    @property
-    def width(self) -> int:
-        """Numbers in one entry: the keys of all heads, then their values."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
-
-    def split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of entries [..., width]: keys [..., kv_heads, key_dim], values [..., kv_heads, value_dim]."""
-        edge, shape = self.num_kv_heads * self.key_dim, entries.shape[:-1]
-        keys = entries[..., :edge].view(*shape, self.num_kv_heads, self.key_dim)
-        return keys, entries[..., edge:].view(*shape, self.num_kv_heads, self.value_dim)
 
 
 @dataclass(slots=True)

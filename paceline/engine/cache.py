@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.attention import LayerLayout
 from paceline.engine.memory import available_bytes
 from paceline.kv import BlockPool, CopyBlock
 
@@ -17,6 +17,28 @@ DEFAULT_BLOCK_SIZE: Final = 16
 
 _MEMORY_SHARE: Final = {"cpu": 0.25, "cuda": 0.85}
 """Part of the free memory a cache takes by default. On the CPU others live there too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one attention layer stores and sees, as observed in a forward pass."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    """Sliding window: a row at position p sees positions (p - window, p]. None sees all of [0, p]."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in one entry: the keys of all heads, then their values."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    def split(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of entries [..., width]: keys [..., kv_heads, key_dim], values [..., kv_heads, value_dim]."""
+        edge, shape = self.num_kv_heads * self.key_dim, entries.shape[:-1]
+        keys = entries[..., :edge].view(*shape, self.num_kv_heads, self.key_dim)
+        return keys, entries[..., edge:].view(*shape, self.num_kv_heads, self.value_dim)
 
 
 class PagedCache:

@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.engine.attention import IMPLEMENTATION, LayerLayout
+from paceline.engine.attention import IMPLEMENTATION
 from paceline.engine.batch import SequenceInput
-from paceline.engine.cache import PagedCache
+from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.captured import PATIENCE, Recorder
 from paceline.engine.compiled import CompiledForward
 from paceline.engine.lean import LeanForward

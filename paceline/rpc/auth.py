@@ -9,17 +9,17 @@ of its server, and can only demand one name in advance.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import grpc
 
 from paceline.core.errors import PermissionDeniedError
 from paceline.core.secret import WorkerSecret
 
-if TYPE_CHECKING:
-    from paceline.rpc.shield import Check
-
+Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[Context, str], None]
+"""Raises PacelineError to refuse a call; takes its context and its method's full name."""
 DOMAIN: Final = "paceline.internal"
 """`.internal` is reserved for private use: no public authority certifies such a name."""
 

@@ -19,14 +19,12 @@ from google.protobuf.message import DecodeError
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError, PacelineError
+from paceline.rpc.auth import Check, Context
 from paceline.rpc.reading import Reading, Readings
 from paceline.rpc.status import abort
 
 log = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Check = Callable[[Context, str], None]
-"""Raises PacelineError to refuse a call; takes its context and its method's full name."""
 Counted = Callable[[], AbstractContextManager[None]]
 
 _UNREADABLE: Final = object()

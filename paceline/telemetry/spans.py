@@ -26,8 +26,8 @@ from opentelemetry.trace import (
 )
 
 from paceline.core.clock import Clock, monotonic
+from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.traceparent import TraceParent
-from paceline.telemetry.tracing import Attributes
 
 EXPORT_SECONDS = 3.0
 """How long one batch may take, retries included."""

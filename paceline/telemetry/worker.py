@@ -5,8 +5,8 @@ from __future__ import annotations
 from paceline.core.types import Timings
 from paceline.telemetry import histogram
 from paceline.telemetry.histogram import Histogram
+from paceline.telemetry.span_interface import Attributes, Spans
 from paceline.telemetry.traceparent import TraceParent, parse, round_span_id
-from paceline.telemetry.tracing import Attributes, Spans
 
 KINDS = ("rounds", "ahead")
 """What a pass was for: rounds that were asked for, or what nobody has asked for yet: a draft's branches and

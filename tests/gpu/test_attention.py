@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from paceline.engine import attention
-from paceline.engine.attention import LayerLayout, attend
+from paceline.engine.attention import attend
 from paceline.engine.batch import RaggedBatch, SequenceInput
-from paceline.engine.cache import PagedCache
+from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.device import keep_attention_from_cudnn
 from paceline.kv import BlockTable
 

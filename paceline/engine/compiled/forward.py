@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.decoding.sampling import wire_form
-from paceline.engine.attention import LayerLayout
-from paceline.engine.cache import PagedCache
+from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.chains import Chain, ChainInput, Stop
 from paceline.engine.compiled import first_call
 from paceline.engine.compiled.chain import decoder_chain

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.engine import attention
-from paceline.engine.attention import LayerLayout, attend
+from paceline.engine.attention import attend
 from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
-from paceline.engine.cache import PagedCache
+from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.kv import BlockTable
 
 HEAD_DIM = 8

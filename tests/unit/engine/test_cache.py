@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.attention import LayerLayout
-from paceline.engine.cache import PagedCache, bytes_per_block, default_memory_bytes, num_blocks_for
+from paceline.engine.cache import (
+    LayerLayout,
+    PagedCache,
+    bytes_per_block,
+    default_memory_bytes,
+    num_blocks_for,
+)
 from paceline.kv import CopyBlock
 
 LAYERS = (LayerLayout(2, 8, 4, None), LayerLayout(1, 16, 16, 7))

@@ -27,6 +27,7 @@ from transformers import (
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.engine import attention
 from paceline.engine.batch import AttentionGroup, SequenceInput
+from paceline.engine.cache import LayerLayout
 from paceline.engine.loading import make_runner, prepare, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
@@ -406,7 +407,7 @@ class TestInspection:
         windows = [layer.window for layer in attention.inspect_attention(models("gemma2"))]
         assert windows == [6, None]
         assert [x.window for x in attention.inspect_attention(models("llama"))] == [None, None]
-        assert attention.inspect_attention(models("qwen3"))[0] == attention.LayerLayout(1, 16, 16, None)
+        assert attention.inspect_attention(models("qwen3"))[0] == LayerLayout(1, 16, 16, None)
 
     @pytest.mark.parametrize("name", ["gpt_oss", "llama4_text", "bloom", "mamba"])
     def test_other_attention_is_refused(self, name: str) -> None:
