@@ -44,11 +44,11 @@ from paceline.core.errors import (
     TokenizerMismatchError,
     UnavailableError,
 )
-from paceline.core.secret import WorkerSecret
+from paceline.core.security.secret import WorkerSecret
 from paceline.core.types import SequenceParams
-from paceline.rpc.certificate_expiry import CertificateExpiry
 from paceline.rpc.codec import GenerateCall, check_against_model, check_choices_remain, check_token_ids
-from paceline.rpc.info import check_compatible, check_role
+from paceline.rpc.codec.info import check_compatible, check_role
+from paceline.rpc.security.certificate_expiry import CertificateExpiry
 from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
-from paceline.core.keys import KeyRing
+from paceline.core.security.keys import KeyRing
 
 ROOM_SECONDS = 1.0
 """What a caller with too many sequences is told to wait: nobody knows when one of them ends."""

@@ -19,15 +19,16 @@ from coordinator.api.grpc.service import GenerationService
 from coordinator.app import Coordinator
 from coordinator.telemetry.tracing import Tracer
 from coordinator.text.vocabulary import Vocabulary
-from paceline.core import descriptors, limits
+from paceline.core import limits
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError
-from paceline.core.secret import read_secret
-from paceline.rpc import event_loop
-from paceline.rpc.credentials import check_files
-from paceline.rpc.parent import leave_with_parent
-from paceline.rpc.ports import client_port
-from paceline.rpc.server import FAREWELL_SECONDS, Server, tune_interpreter
+from paceline.core.security.secret import read_secret
+from paceline.core.system import descriptors
+from paceline.rpc.security.credentials import check_files
+from paceline.rpc.server import event_loop
+from paceline.rpc.server.parent_watch import leave_with_parent
+from paceline.rpc.server.ports import client_port
+from paceline.rpc.server.server import FAREWELL_SECONDS, Server, tune_interpreter
 from paceline.telemetry.logs import configure_logging
 from paceline.telemetry.tracing import make_spans
 from paceline.v1 import generation_pb2_grpc

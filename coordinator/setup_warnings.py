@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.checks import DraftTokens
+from paceline.core.validation import DraftTokens
 from paceline.v1 import common_pb2
 
 

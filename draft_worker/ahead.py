@@ -27,7 +27,7 @@ from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.messages import Continuations, DraftProposal
 from paceline.core.types import Outcome, Proposal
 from paceline.engine.branches import BranchInput
-from paceline.engine.holdings import Held
+from paceline.engine.scheduling.sequences import Held
 from paceline.kv import Branch, Branching
 
 OF_USE = 2

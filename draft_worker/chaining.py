@@ -12,7 +12,7 @@ from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import ChainInput, ChainSkills, SparseDraws
+from paceline.engine.multi_step import ChainInput, ChainSkills, SparseDraws
 from paceline.kv import BlockTable, Branch
 
 

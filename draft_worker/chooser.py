@@ -14,9 +14,9 @@ from draft_worker.fanout import MAX_RANK
 from draft_worker.propose import Drawn, propose
 from draft_worker.structure import restrictions_of, steps_under
 from paceline.core.config import DraftConfig
-from paceline.engine.chains import Chain
-from paceline.engine.passes import broken_rows
-from paceline.engine.structured import restricted
+from paceline.engine.multi_step import Chain
+from paceline.engine.scheduling.mask import restricted
+from paceline.engine.scheduling.passes import broken_rows
 
 _FLOAT: Final = Struct("<f")
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from paceline.telemetry.span_interface import Attributes
+
 from draft_worker.chaining import can_chain, chain_of
 from draft_worker.chooser import Chooser, drawn_by
 from draft_worker.drafting import Drafting, Round
@@ -41,14 +43,13 @@ from paceline.core.messages import (
     SequenceFailed,
 )
 from paceline.core.types import Proposal
-from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, run_pass, together_or_alone
-from paceline.engine.session import Disposition, question_of
-from paceline.engine.structured import grammar_for
+from paceline.engine.scheduling.mask import grammar_for
+from paceline.engine.scheduling.passes import Job, run_pass, together_or_alone
+from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
-from paceline.rpc.status import code_name
-from paceline.telemetry.span_interface import Attributes
+from paceline.rpc.codec.status import code_name
 from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from draft_worker.propose import Drawn, NoiseTape, Step
 from paceline.core.messages import DraftRound
 from paceline.core.types import SequenceParams
-from paceline.engine.passes import Job
+from paceline.engine.scheduling.passes import Job
 from paceline.grammar import GrammarState
 
 

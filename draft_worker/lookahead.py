@@ -18,9 +18,9 @@ from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode, Outcome
-from paceline.engine.chains import Stop
-from paceline.engine.holdings import Held
-from paceline.engine.passes import own_error
+from paceline.engine.multi_step import Stop
+from paceline.engine.scheduling.passes import own_error
+from paceline.engine.scheduling.sequences import Held
 from paceline.kv import BlockTable
 from paceline.telemetry.worker import Passes
 

@@ -10,10 +10,10 @@ import grpc
 from draft_worker.chaining import warm_up
 from draft_worker.drafter import Drafter
 from paceline.core.config import DraftConfig
-from paceline.engine.build import Built
-from paceline.engine.structured import grammars_of
-from paceline.rpc import frames
-from paceline.rpc.worker import Dialect, serve_stream
+from paceline.engine.loading.build import Built
+from paceline.engine.scheduling.mask import grammars_of
+from paceline.rpc.streams import frames
+from paceline.rpc.streams.worker_stream import Dialect, serve_stream
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from paceline.worker_process import Role, WorkerShell

@@ -13,9 +13,9 @@ from paceline.core.limits import MAX_BAD_WORD_TOKENS
 from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
 from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
-from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams
-from paceline.decoding.row_params_memo import RowParamsMemo
+from paceline.decoding.rows.row_context import RowContext, ledger_counts
+from paceline.decoding.rows.row_params import RowParams
+from paceline.decoding.rows.row_params_cache import RowParamsMemo
 from paceline.decoding.support import draw_sparse
 from paceline.decoding.transforms import scores_of
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from draft_worker.runner import Runner
 from paceline.core.clock import Clock
 from paceline.core.messages import DraftProposal
-from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, run_pass
+from paceline.engine.scheduling.passes import Job, run_pass
+from paceline.engine.scheduling.sequences import Held, Holdings
 from paceline.telemetry.worker import Passes
 
 ROWS = 64

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine import passes
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.scheduling import passes
 from paceline.kv import Branch
 
 

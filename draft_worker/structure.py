@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from draft_worker.drafting import Drafting
 from draft_worker.propose import Step
 from paceline.core.errors import PacelineError
-from paceline.engine.structured import Restriction, restriction
+from paceline.engine.scheduling.mask import Restriction, restriction
 
 log = logging.getLogger(__name__)
 

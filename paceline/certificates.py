@@ -1,7 +1,7 @@
 """A certificate authority and one certificate for each role, as files. Needs `cryptography`.
 
 Nothing is overwritten. Keys are for their owner only. A certificate has its role as a DNS name beside the
-hosts it is for (`paceline/rpc/auth.py`).
+hosts it is for (`paceline/rpc/security/auth.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
 from cryptography.x509.oid import NameOID
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.rpc.auth import PeerRole
+from paceline.rpc.security.auth import PeerRole
 
 ROLES = tuple(role.value for role in PeerRole)
 CA_NAME = "Paceline authority"

@@ -23,26 +23,26 @@ from paceline.core import limits
 from paceline.core.clock import monotonic
 from paceline.core.config import WorkerConfig
 from paceline.core.errors import InternalError
-from paceline.core.leaving import leave
-from paceline.core.secret import read_secret
-from paceline.engine.build import Built, build
-from paceline.engine.holdings import Holdings
-from paceline.engine.loading import take_over_library_logs
-from paceline.engine.loop import Engine, EngineThread
-from paceline.engine.structured import tokenizer_of
+from paceline.core.security.secret import read_secret
+from paceline.core.system.exit import leave
+from paceline.engine.loading.build import Built, build
+from paceline.engine.loading.model import take_over_library_logs
+from paceline.engine.scheduling.engine_thread import Engine, EngineThread
+from paceline.engine.scheduling.mask import tokenizer_of
+from paceline.engine.scheduling.sequences import Holdings
 from paceline.grammar import Grammars
 from paceline.grammar.checks import StructureChecks
 from paceline.grammar.process import CompileProcess
 from paceline.kv import BlockPool
-from paceline.rpc import event_loop
-from paceline.rpc.certificate_expiry import CertificateExpiry
 from paceline.rpc.codec import PROTOCOL_VERSION
-from paceline.rpc.credentials import check_files, is_loopback
-from paceline.rpc.local import LocalServer
-from paceline.rpc.parent import leave_with_parent
-from paceline.rpc.server import Server, host_in_address, tune_interpreter
-from paceline.rpc.structures import StructureGuard
-from paceline.rpc.worker import Dialect, ask, watch_progress
+from paceline.rpc.security.certificate_expiry import CertificateExpiry
+from paceline.rpc.security.credentials import check_files, is_loopback
+from paceline.rpc.server import event_loop
+from paceline.rpc.server.parent_watch import leave_with_parent
+from paceline.rpc.server.server import Server, host_in_address, tune_interpreter
+from paceline.rpc.streams.structures import StructureGuard
+from paceline.rpc.streams.unix_stream import LocalServer
+from paceline.rpc.streams.worker_stream import Dialect, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.span_interface import Spans
 from paceline.telemetry.tracing import make_spans

@@ -21,17 +21,17 @@ from paceline.core.types import (
     TokenLogprobs,
 )
 from paceline.decoding import acceptance, sparse_acceptance
-from paceline.decoding.choosing import choose_rows
 from paceline.decoding.coupled import coupled_choice
+from paceline.decoding.gumbel_argmax import choose_rows
 from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
-from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import RowParams
-from paceline.decoding.row_params_memo import RowParamsMemo
+from paceline.decoding.rows.row_context import RowContext, ledger_counts
+from paceline.decoding.rows.row_params import RowParams
+from paceline.decoding.rows.row_params_cache import RowParamsMemo
 from paceline.decoding.sampling import dense_from_sparse, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
 from paceline.decoding.transforms import scores_of
-from paceline.engine.passes import broken_rows, usable_rows
+from paceline.engine.scheduling.passes import broken_rows, usable_rows
 
 _row_params = RowParamsMemo()
 _FEW: Final = 1 << 15

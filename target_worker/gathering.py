@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.core.lines import Line, Moments
+from paceline.core.linear_fit import Line, Moments
 
 WORTH = 1.1
 """Times as long as together must a round take apart: times vary, and one that is late delays all others."""

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 
 from paceline.core.config import TargetConfig
-from paceline.engine.build import Built
-from paceline.engine.structured import grammars_of
-from paceline.rpc import frames
-from paceline.rpc.worker import Dialect, serve_stream
+from paceline.engine.loading.build import Built
+from paceline.engine.scheduling.mask import grammars_of
+from paceline.rpc.streams import frames
+from paceline.rpc.streams.worker_stream import Dialect, serve_stream
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import target_pb2, target_pb2_grpc
 from paceline.worker_process import Role, WorkerShell

@@ -21,8 +21,8 @@ from paceline.core.clock import Clock
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import Verdict
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import Stop
-from paceline.engine.holdings import Held, Holdings
+from paceline.engine.multi_step import Stop
+from paceline.engine.scheduling.sequences import Held, Holdings
 from paceline.telemetry.worker import Passes
 from target_worker.decide import Case, judge
 from target_worker.rounds import NOTHING, FirstRow, ends

@@ -11,8 +11,8 @@ from paceline.core.errors import InternalError
 from paceline.core.messages import PromptLogprobs
 from paceline.core.types import Outcome, TokenLogprobs
 from paceline.decoding.logprobs import reported_logprobs
-from paceline.engine.passes import Job, PassResult, Scored, broken_rows
-from paceline.engine.structured import restricted
+from paceline.engine.scheduling.mask import restricted
+from paceline.engine.scheduling.passes import Job, PassResult, Scored, broken_rows
 from target_worker.decide import Case, judge, logprobs_of
 from target_worker.rounds import Round
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Outcome, Proposal, SequenceParams, Verdict
-from paceline.engine.passes import Job, broken_rows
-from paceline.engine.session import Session
-from paceline.engine.structured import Restriction
+from paceline.engine.scheduling.mask import Restriction
+from paceline.engine.scheduling.passes import Job, broken_rows
+from paceline.engine.scheduling.session import Session
 
 NOTHING = Proposal()
 """The proposal of a plain round."""

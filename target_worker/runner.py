@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine import passes
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import Stop
+from paceline.engine.multi_step import Stop
+from paceline.engine.scheduling import passes
 
 
 class Runner(passes.Runner, Protocol):

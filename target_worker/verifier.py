@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paceline.telemetry.span_interface import Attributes
+
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import TargetConfig
@@ -31,14 +33,13 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
-from paceline.engine.holdings import Held, Holdings
-from paceline.engine.passes import Job, PassResult, own_error, run_pass, together_or_alone
-from paceline.engine.session import Disposition, question_of
-from paceline.engine.structured import grammar_for, restriction
+from paceline.engine.scheduling.mask import grammar_for, restriction
+from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
+from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
-from paceline.rpc.status import code_name
-from paceline.telemetry.span_interface import Attributes
+from paceline.rpc.codec.status import code_name
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case
 from target_worker.gathering import Gathering

@@ -48,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session", autouse=True)
 def _without_limits_of_this_container() -> Iterator[None]:
     """Tests that say how many cores a machine has mean all of their time."""
-    from paceline.core import control_groups
+    from paceline.core.system import control_groups
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(control_groups, "_OWN_GROUPS", Path("/no/such/file"))

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.small_files import read_text
+from paceline.core.system.small_files import read_text
 
 _SPECIAL_TOKENS = (
     "bos_token",

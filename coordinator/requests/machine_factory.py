@@ -15,9 +15,9 @@ from coordinator.sequence.messages import Deadlines, Phase
 from coordinator.speculation.controller import Controller, Kind, kind_of
 from coordinator.speculation.policy import FixedLength, GoodputPolicy, Policy, TablePolicy
 from coordinator.text.vocabulary import Vocabulary
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import SequenceParams, SpeculationParams
+from paceline.core.validation import AUTO, DraftTokens
 from paceline.rpc.codec import GenerateCall
 from paceline.v1 import common_pb2
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.requests.observer import RequestRecord
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.rpc.status import code_name
+from paceline.rpc.codec.status import code_name
 from paceline.telemetry import logs
 
 if TYPE_CHECKING:

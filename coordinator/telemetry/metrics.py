@@ -12,7 +12,7 @@ from coordinator.requests.observer import RequestRecord
 from coordinator.sequence.round_record import RoundRecord
 from paceline.core import limits
 from paceline.core.errors import CancelledError, StaleEpochError
-from paceline.rpc.status import code_name
+from paceline.rpc.codec.status import code_name
 from paceline.telemetry import histogram
 from paceline.telemetry.histogram import Histogram
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coordinator.requests.observer import RequestRecord
 from coordinator.sequence.round_record import RoundRecord
 from paceline.core.errors import StaleEpochError
-from paceline.rpc.status import code_name
+from paceline.rpc.codec.status import code_name
 
 if TYPE_CHECKING:
     from coordinator.scheduling.running_sequence import Running

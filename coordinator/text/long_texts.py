@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from coordinator.text.vocabulary import LONG_TEXT, Vocabulary
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
-from paceline.rpc.generation_codec import ContextLengthError
+from paceline.rpc.codec.generation import ContextLengthError
 
 LARGE_BYTES: Final = 64 * 1024
 """A text of more is in work alone."""

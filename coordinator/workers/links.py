@@ -19,14 +19,14 @@ from google.protobuf.message import DecodeError
 
 from coordinator.workers.stream_protocol import Dialect
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
-from paceline.core.secret import WorkerSecret
-from paceline.core.tls import Tls
-from paceline.rpc import local
-from paceline.rpc.auth import PeerRole
-from paceline.rpc.credentials import open_aio_channel
-from paceline.rpc.framing import framed
-from paceline.rpc.server import CHANNEL_OPTIONS
-from paceline.rpc.status import from_rpc_error
+from paceline.core.security.secret import WorkerSecret
+from paceline.core.security.tls import Tls
+from paceline.rpc.codec.status import from_rpc_error
+from paceline.rpc.security.auth import PeerRole
+from paceline.rpc.security.credentials import open_aio_channel
+from paceline.rpc.server.server import CHANNEL_OPTIONS
+from paceline.rpc.streams import unix_stream
+from paceline.rpc.streams.frame_split import framed
 from paceline.v1 import common_pb2
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Link:
 
         gRPC takes a frame only from a task that can wait; there it leaves in its turn.
         """
-        if self._outbox and isinstance(self._stream, local.LocalStream):
+        if self._outbox and isinstance(self._stream, unix_stream.LocalStream):
             commands, self._outbox = self._outbox, []
             self._pending.clear()
             for frame in framed(commands, self.dialect.request):
@@ -255,14 +255,14 @@ class Link:
             if beside is not None:
                 beside.close()
 
-    async def _connect_locally(self, info: common_pb2.WorkerInfo) -> local.LocalStream | None:
+    async def _connect_locally(self, info: common_pb2.WorkerInfo) -> unix_stream.LocalStream | None:
         if not self._local_sockets or not info.local_socket:
             return None
 
         def received(frame: bytes) -> None:
             self._observer.events(self, self.dialect.read(frame))
 
-        return await local.connect(info.local_socket, info.instance_id, received, INFO_SECONDS)
+        return await unix_stream.connect(info.local_socket, info.instance_id, received, INFO_SECONDS)
 
     async def _write(self, stream: Any) -> None:
         while True:

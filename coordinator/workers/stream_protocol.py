@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 Metadata = tuple[tuple[str, str], ...]

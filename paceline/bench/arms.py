@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.bench.config import BenchConfig
-from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens
 
 
 @dataclass(frozen=True, slots=True)

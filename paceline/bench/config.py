@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.workload import LENGTH_SPREAD
 from paceline.core import limits
-from paceline.core.checks import device
 from paceline.core.config import DTYPES
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams
+from paceline.core.validation import device
 from paceline.supervisor import StackConfig
 
 

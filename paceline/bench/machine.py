@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.client import WorkerInfo
-from paceline.core.cores import core_quota, usable_cores
+from paceline.core.system.cores import core_quota, usable_cores
 
 _PACKAGES = ("paceline", "torch", "transformers", "grpcio")
 

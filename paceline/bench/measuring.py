@@ -12,7 +12,7 @@ from paceline.bench.config import BenchConfig
 from paceline.bench.transformers_peer import Generate
 from paceline.bench.workload import LoadResult, Prompt, Workload, run_load, workloads
 from paceline.client import AsyncClient, SpeculationParams
-from paceline.core.checks import AUTO
+from paceline.core.validation import AUTO
 
 _WARM_UP_TOKENS = 16
 _LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones

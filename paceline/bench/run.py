@@ -89,7 +89,7 @@ def _check_lengths(config: BenchConfig, prompts: Sequence[Prompt], max_model_len
 def _peers(config: BenchConfig, info: Mapping[str, WorkerInfo]) -> dict[str, Generate]:
     if not config.measures_peers:
         return {}
-    from paceline.engine.scaled import checkpoint_of  # with torch, which peers need anyway
+    from paceline.engine.loading.scaled import checkpoint_of  # with torch, which peers need anyway
 
     with owned_folder(Path(tempfile.gettempdir())) as folder:
         checkpoints = (

@@ -32,7 +32,7 @@ def load(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    from paceline.engine.checkpoint import check_weights
+    from paceline.engine.loading.checkpoint import check_weights
 
     torch.set_num_threads(config.threads)
     # transformers annotates these in ways that no caller can satisfy.

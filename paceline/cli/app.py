@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli import benching, certifying, chatting, generation, keys, loadtesting, planning, serving
 from paceline.cli.command import Commands, told_as
+from paceline.cli.commands import bench, certificates, chat, generate, keys, loadtest, plan, serve
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
@@ -29,7 +29,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (serving, generation, chatting, keys, certifying, planning, benching, loadtesting):
+for module in (serve, generate, chat, keys, certificates, plan, bench, loadtest):
     module.register(app)
 
 

@@ -9,7 +9,7 @@ from paceline.cli.options import option
 from paceline.client import AsyncClient
 from paceline.client.reaching import DEFAULT_PORT
 from paceline.client.resuming import DEFAULT_RESUME_SECONDS
-from paceline.core.tls import Tls
+from paceline.core.security.tls import Tls
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 Address = Annotated[str, option("address", "host:port of the coordinator; a host alone means port 50151.")]

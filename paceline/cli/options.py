@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
-from paceline.core.checks import AUTO, DraftTokens
+from paceline.core.validation import AUTO, DraftTokens
 from paceline.supervisor.arguments import flag, negative_flag, variable
 
 _HELP = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.small_files import read_text
+from paceline.core.system.small_files import read_text
 from paceline.core.types import SamplingParams, StructuredOutputs
 
 

@@ -38,7 +38,7 @@ from paceline.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from paceline.core.tls import Tls
+from paceline.core.security.tls import Tls
 from paceline.core.types import (
     AcceptanceMode,
     SamplingParams,

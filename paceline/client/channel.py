@@ -18,9 +18,9 @@ from paceline.core.errors import (
     PacelineError,
     UnavailableError,
 )
-from paceline.core.tls import Tls
-from paceline.rpc.credentials import check_files
-from paceline.rpc.status import DETAILS_KEY, from_rpc_error
+from paceline.core.security.tls import Tls
+from paceline.rpc.codec.status import DETAILS_KEY, from_rpc_error
+from paceline.rpc.security.credentials import check_files
 
 _Message = TypeVar("_Message")
 

@@ -13,7 +13,7 @@ from paceline.client import requests
 from paceline.client.results import GenerationResult
 from paceline.core.clock import monotonic
 from paceline.core.types import SamplingParams
-from paceline.rpc.chat_codec import ChatCall, chat_to_proto
+from paceline.rpc.codec.chat import ChatCall, chat_to_proto
 from paceline.v1 import generation_pb2
 
 StreamT = TypeVar("StreamT")

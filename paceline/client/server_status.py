@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paceline.client.results import to_plain
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode
+from paceline.core.validation import AUTO, DraftTokens
 from paceline.rpc import codec
 from paceline.v1 import common_pb2, generation_pb2
 

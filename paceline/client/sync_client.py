@@ -29,8 +29,8 @@ from paceline.client.results import GenerationChunk, GenerationResult
 from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import CancelledError, PacelineError, UnavailableError
-from paceline.core.tls import Tls
-from paceline.rpc.credentials import open_channel
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.credentials import open_channel
 from paceline.v1 import generation_pb2
 from paceline.v1.generation_pb2_grpc import GenerationServiceStub
 

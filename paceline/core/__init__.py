@@ -1,0 +1,1 @@
+"""What every process shares: types, messages, errors, limits, configuration. Standard library only."""

@@ -7,7 +7,10 @@ import socket
 from dataclasses import dataclass
 
 from paceline.core import limits
-from paceline.core.checks import (
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.security.tls import Tls
+from paceline.core.types import AcceptanceMode
+from paceline.core.validation import (
     AUTO,
     DraftTokens,
     device,
@@ -15,9 +18,6 @@ from paceline.core.checks import (
     draft_tokens,
     host_and_port,
 )
-from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.core.types import AcceptanceMode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOG_FORMATS = ("text", "json")

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from typing import Any, Self
 
 from paceline.core import limits
-from paceline.core.checks import from_mapping, integer, items, number, require
 from paceline.core.structured import StructuredOutputs, structured_outputs
+from paceline.core.validation import from_mapping, integer, items, number, require
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from paceline.core import limits
-from paceline.core.checks import items, require
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.validation import items, require
 
 FIELD: Final = "structured_outputs"
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")

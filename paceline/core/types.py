@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from paceline.core.checks import DraftTokens, draft_tokens, from_mapping, require
 from paceline.core.sampling import SamplingParams
 from paceline.core.structured import StructuredOutputs
+from paceline.core.validation import DraftTokens, draft_tokens, from_mapping, require
 
 __all__ = [
     "AcceptanceMode",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.decoding.compiled import RESIDUAL_FLOOR
+from paceline.decoding.cpu.distributions import RESIDUAL_FLOOR
 from paceline.decoding.sampling import draw
 
 

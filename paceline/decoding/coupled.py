@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.decoding.choosing import best_rows
+from paceline.decoding.gumbel_argmax import best_rows
 from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
 
 Noise = Sequence[CoupledNoise | None]

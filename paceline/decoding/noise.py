@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.decoding.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_uniforms
+from paceline.decoding.cpu.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_uniforms
 
 _LOW: Final = 0xFFFFFFFF
 _SCALE: Final = 2.0**-52

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SparseDistribution
-from paceline.decoding.compiled import fault_of
+from paceline.decoding.cpu.distributions import fault_of
 
 _FIELD = "proposal.distributions"
 _FAULTS = (

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import Proposal, SparseDistribution
-from paceline.decoding import compiled
+from paceline.decoding.cpu import distributions
 from paceline.decoding.sampling import sparse_arrays
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ _ONE: Final = np.array(1, dtype="<f4").tobytes()
 
 @dataclass(frozen=True, slots=True)
 class SparseChains:
-    """S chains and what their tokens were drawn from, one after the other, as compiled.py names them."""
+    """S chains and what their tokens were drawn from, one after the other, as distributions.py names them."""
 
     draft: Indices
     first: Indices
@@ -64,7 +64,7 @@ def accept_rejection(
     Returns:
         How many tokens of each chain are accepted, and which comes next: two [S].
     """
-    accepted, scale = _judged(compiled.judge_one_by_one, chains, p, accept_u)
+    accepted, scale = _judged(distributions.judge_one_by_one, chains, p, accept_u)
     return accepted, next_tokens(chains, p, accepted, scale, next_u)
 
 
@@ -72,7 +72,7 @@ def accept_block(
     chains: SparseChains, p: Floats, accept_u: Floats, next_u: Floats
 ) -> tuple[Indices, Indices]:
     """Judge each chain as a whole, as `acceptance.accept_block`; arguments as for `accept_rejection`."""
-    accepted, scale = _judged(compiled.judge_as_a_whole, chains, p, accept_u)
+    accepted, scale = _judged(distributions.judge_as_a_whole, chains, p, accept_u)
     return accepted, next_tokens(chains, p, accepted, scale, next_u)
 
 
@@ -91,5 +91,5 @@ def next_tokens(chains: SparseChains, p: Floats, accepted: Indices, scale: Float
     """The correction of each chain, or its bonus: [S]."""
     tokens, c = np.empty(len(accepted), dtype=np.int64), chains
     u = np.ascontiguousarray(next_u)
-    compiled.draw_next(c.first, p, c.ids, c.values, c.ends, accepted, scale, u, tokens)
+    distributions.draw_next(c.first, p, c.ids, c.values, c.ends, accepted, scale, u, tokens)
     return tokens

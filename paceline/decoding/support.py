@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.core.types import SparseDistribution
-from paceline.decoding.compiled import draw_rows
+from paceline.decoding.cpu.distributions import draw_rows
 from paceline.decoding.sampling import draw, to_sparse, truncate_support, wire_form
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.decoding.row_context import RowContext, ledger_counts
-from paceline.decoding.row_params import Allowed, MinP, Penalties, RowParams, TopFilters
+from paceline.decoding.rows.row_context import RowContext, ledger_counts
+from paceline.decoding.rows.row_params import Allowed, MinP, Penalties, RowParams, TopFilters
 
 __all__ = [
     "RowContext",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.decoding.acceptance import Decision
-from paceline.decoding.compiled import RESIDUAL_FLOOR
+from paceline.decoding.cpu.distributions import RESIDUAL_FLOOR
 from paceline.decoding.sampling import draw
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.core.control_groups import groups_around, lines
+from paceline.core.system.control_groups import groups_around, lines
 
 _MEMINFO = Path("/proc/meminfo")
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.engine import branches
-from paceline.engine.attention import IMPLEMENTATION, running
+from paceline.engine.backends.attention import IMPLEMENTATION, running
+from paceline.engine.backends.captured import PATIENCE, ROWS, CapturedPasses, Recorder
+from paceline.engine.backends.compiled import CompiledForward, Layout
+from paceline.engine.backends.fused_eager import LeanForward
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.captured import PATIENCE, ROWS, CapturedPasses, Recorder
-from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
-from paceline.engine.compiled import CompiledForward, Layout
-from paceline.engine.lean import LeanForward
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
 from paceline.kv import BlockTable, Branch
 
 MAX_FEED = 16

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from paceline.client.requests import MAX_TIMEOUT
-from paceline.core.checks import require
 from paceline.core.types import AcceptanceMode, SamplingParams
+from paceline.core.validation import require
 
 DEFAULT_REQUESTS: Final = 100
 DEFAULT_CONCURRENCY: Final = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, repeat
 
 from paceline.core import limits
-from paceline.core.checks import require
 from paceline.core.types import SamplingParams
+from paceline.core.validation import require
 from paceline.loadtest.config import LoadConfig
 from paceline.loadtest.prompts import PromptLine, Prompts
 

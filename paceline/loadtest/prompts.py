@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from paceline.client.requests import token_ids_of
 from paceline.core import limits
-from paceline.core.checks import integer, require
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.validation import integer, require
 from paceline.rpc.codec import check_text
 
 _FIELD: Final = "prompts"

@@ -1,0 +1,1 @@
+"""gRPC and what travels over it: codec, server, security, streams."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.core.checks import host_and_port
+from paceline.core.validation import host_and_port
 
 
 def split_address(address: str) -> tuple[str, int]:

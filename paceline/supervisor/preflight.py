@@ -13,14 +13,14 @@ from pathlib import Path
 
 from paceline.assets.checkpoints import check_model, check_tokenizer
 from paceline.core.config import CoordinatorConfig, WorkerConfig
-from paceline.core.cores import check_threads
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.gpus import check_gpu
-from paceline.core.keyfile import read_keys
-from paceline.core.listening import check_ports
-from paceline.core.secret import read_secret
-from paceline.core.small_files import read_text
-from paceline.rpc.credentials import check_files
+from paceline.core.security.keyfile import read_keys
+from paceline.core.security.secret import read_secret
+from paceline.core.system.cores import check_threads
+from paceline.core.system.gpus import check_gpu
+from paceline.core.system.listening import check_ports
+from paceline.core.system.small_files import read_text
+from paceline.rpc.security.credentials import check_files
 from paceline.supervisor.arguments import flag
 from paceline.supervisor.stack_config import StackConfig
 

@@ -17,9 +17,9 @@ from paceline.core.clock import monotonic
 from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError, TokenizerMismatchError
 from paceline.core.fingerprint import vocabulary_fingerprint
-from paceline.core.secret import VARIABLE as SECRET_VARIABLE
-from paceline.core.secret import new_secret
-from paceline.core.tls import Tls
+from paceline.core.security.secret import VARIABLE as SECRET_VARIABLE
+from paceline.core.security.secret import new_secret
+from paceline.core.security.tls import Tls
 from paceline.supervisor.announcement import split_address
 from paceline.supervisor.arguments import Config, arguments, variable
 from paceline.supervisor.children import (

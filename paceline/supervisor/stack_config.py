@@ -15,8 +15,8 @@ from paceline.core.config import (
     DraftConfig,
     TargetConfig,
 )
-from paceline.core.cores import core_quota, usable_cores, within_quota
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.system.cores import core_quota, usable_cores, within_quota
 from paceline.supervisor.stack_options import StackOptions
 
 _ConfigT = TypeVar("_ConfigT", DraftConfig, TargetConfig, CoordinatorConfig)

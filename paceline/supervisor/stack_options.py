@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core import limits
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode
+from paceline.core.validation import AUTO, DraftTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Stubs generated from proto/paceline/v1."""

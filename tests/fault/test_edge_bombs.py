@@ -16,8 +16,8 @@ from harness.waiting import HANG
 
 from paceline.client import AsyncClient
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.keyfile import write_keys
-from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.core.security.keyfile import write_keys
+from paceline.core.security.keys import ApiKey, KeyRing, digest
 from tests.fault.bombs.lists import LISTS
 from tests.fault.bombs.texts import text_of
 from tests.unit.rpc.raw_http2 import Connection, connect

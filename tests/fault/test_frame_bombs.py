@@ -16,7 +16,7 @@ from harness.wire import Line, Seq, next_round
 
 from paceline.core.messages import DraftProposal, DraftRound, RoundVerdict, VerifyRound
 from paceline.core.types import Proposal
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from tests.fault.bombs.frames import FRAMES
 
 METHODS = {"target": "/paceline.v1.TargetService/Verify", "draft": "/paceline.v1.DraftService/Draft"}

@@ -18,9 +18,9 @@ from harness.wire import Line, next_round, params
 from paceline.client import Client
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, PacelineError
-from paceline.core.keyfile import write_keys
-from paceline.core.keys import ApiKey, KeyRing, digest
 from paceline.core.messages import OpenSequence, SequenceFailed
+from paceline.core.security.keyfile import write_keys
+from paceline.core.security.keys import ApiKey, KeyRing, digest
 from tests.fault.bombs.structures import BOMBS, bomb
 
 PROMPT = [5, 6, 7]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engine import attention
-from paceline.engine.attention import attend
+from paceline.engine.backends import attention
+from paceline.engine.backends.attention import attend
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.device import keep_attention_from_cudnn

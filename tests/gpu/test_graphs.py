@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from paceline.decoding.noise import CoupledNoise, gumbel
-from paceline.engine.attention import inspect_attention
+from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.captured import PATIENCE, ROWS, CudaGraphs
+from paceline.engine.backends.fused_eager import LeanForward
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.build import _recorders
 from paceline.engine.cache import PagedCache
-from paceline.engine.captured import PATIENCE, ROWS, CudaGraphs
-from paceline.engine.chains import ChainInput
 from paceline.engine.device import keep_attention_from_cudnn, make_current
-from paceline.engine.lean import LeanForward
-from paceline.engine.loading import load_model, make_runner
+from paceline.engine.loading.build import _recorders
+from paceline.engine.loading.model import load_model, make_runner
+from paceline.engine.multi_step import ChainInput
 from paceline.engine.runner import ModelRunner
 from paceline.kv import Branching
 

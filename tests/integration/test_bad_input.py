@@ -25,7 +25,7 @@ from paceline.client.channel import CHANNEL_OPTIONS
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from paceline.core.errors import TokenizerMismatchError as Mismatch
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.codec.status import from_rpc_error
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_pb2 as pb
 

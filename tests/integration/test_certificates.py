@@ -22,10 +22,10 @@ from coordinator.workers.links import Link, LinkObserver
 from coordinator.workers.stream_protocol import TARGET
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.rpc.auth import PeerRole
-from paceline.rpc.credentials import check_files, open_aio_channel
-from paceline.rpc.server import CHANNEL_OPTIONS, Server
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.auth import PeerRole
+from paceline.rpc.security.credentials import check_files, open_aio_channel
+from paceline.rpc.server.server import CHANNEL_OPTIONS, Server
 from paceline.v1 import common_pb2, target_pb2, target_pb2_grpc
 from target_worker.main import TargetService
 
@@ -311,7 +311,7 @@ async def test_a_server_with_bad_files_does_not_start(certificates: Certificates
 
 def test_retry_info_is_where_googles_error_model_has_it() -> None:
     from paceline.core.errors import ResourceExhaustedError
-    from paceline.rpc.status import to_status
+    from paceline.rpc.codec.status import to_status
 
     status = status_pb2.Status.FromString(to_status(ResourceExhaustedError("m", 1.5)).SerializeToString())
     retry = error_details_pb2.RetryInfo()

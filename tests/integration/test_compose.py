@@ -17,7 +17,7 @@ import yaml
 from paceline.cli import main
 from paceline.client import Client, SamplingParams, WorkerState
 from paceline.core.config import CoordinatorConfig
-from paceline.rpc.server import FAREWELL_SECONDS
+from paceline.rpc.server.server import FAREWELL_SECONDS
 from paceline.supervisor import ChildSpec, Supervisor, discard
 
 ROOT = Path(__file__).parents[2]

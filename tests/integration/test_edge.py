@@ -33,8 +33,8 @@ from paceline.core.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
 )
-from paceline.core.keyfile import write_keys
-from paceline.core.keys import KeyRing, digest
+from paceline.core.security.keyfile import write_keys
+from paceline.core.security.keys import KeyRing, digest
 from paceline.telemetry import logs
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 

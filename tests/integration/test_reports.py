@@ -14,7 +14,7 @@ from harness.waiting import HANG
 
 from paceline.client import Client, GenerationResult, Logprob
 from paceline.core import limits
-from paceline.engine.planner import SCORED_ROWS
+from paceline.engine.scheduling.planner import SCORED_ROWS
 
 TOLERANCE = 1e-4
 KS = (0, 3)

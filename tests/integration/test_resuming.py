@@ -28,7 +28,7 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.limits import MAX_UNREAD_TOKENS
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.codec.status import from_rpc_error
 from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
 

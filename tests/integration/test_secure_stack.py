@@ -35,8 +35,8 @@ from paceline.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from paceline.core.tls import Tls
-from paceline.rpc.credentials import open_channel
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.credentials import open_channel
 from paceline.supervisor import Stack, serve_stack
 from paceline.v1 import target_pb2, target_pb2_grpc
 
@@ -93,8 +93,8 @@ class Secure:
 
 @pytest.fixture(scope="module")
 def secure(pair_paths: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
-    from paceline.core.keyfile import write_keys
-    from paceline.core.keys import ApiKey, KeyRing, digest
+    from paceline.core.security.keyfile import write_keys
+    from paceline.core.security.keys import ApiKey, KeyRing, digest
 
     folder = tmp_path_factory.mktemp("secure")
     certificates = Certificates.made(folder / "certificates")

@@ -15,14 +15,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.waiting import HANG
 
-from paceline.rpc import server as module
-from paceline.rpc.server import Server
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.codec.status import from_rpc_error
+from paceline.rpc.server import server as module
+from paceline.rpc.server.server import Server
 
 METHOD = "/test.Test/Stream"
 CHILD = """
 import asyncio, sys
-from paceline.rpc.server import Server
+from paceline.rpc.server.server import Server
 
 async def drained():
     pass

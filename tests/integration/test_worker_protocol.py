@@ -30,7 +30,7 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import Proposal, SparseDistribution
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from paceline.v1 import target_pb2
 
 ROLES = ("target", "draft")

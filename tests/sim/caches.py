@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.engine.holdings import Holdings
+from paceline.engine.scheduling.sequences import Holdings
 from paceline.kv import BlockTable
 from paceline.kv.prefix import first_key, next_key
 from tests.sim.toys import ToyRunner

@@ -9,10 +9,10 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="paceline.engine.passes")
+    caplog.set_level(logging.CRITICAL, logger="paceline.engine.scheduling.passes")
 
 
 @pytest.fixture(autouse=True)
 def prompts_are_scored_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a fault never strikes between two parts of one prompt's log-probabilities."""
-    monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", 3)
+    monkeypatch.setattr("paceline.engine.scheduling.planner.SCORED_ROWS", 3)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.core.checks import AUTO
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
+from paceline.core.validation import AUTO
 from paceline.rpc.codec import check_choices_remain
 from tests.sim.reference import Expected, letter, plain_decoding
 from tests.sim.toys import ToyModel

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.checks import AUTO
 from paceline.core.errors import InternalError, ResourceExhaustedError, UnavailableError
 from paceline.core.types import AcceptanceMode, FinishReason, SamplingParams
+from paceline.core.validation import AUTO
 from tests.sim.reference import plain_decoding
 from tests.sim.scenarios import DRAFT, EOS, TARGET, VOCAB, check_equal, random_world
 from tests.sim.toys import ToyModel

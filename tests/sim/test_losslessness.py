@@ -19,8 +19,8 @@ from harness import chi_square
 
 from coordinator.round.steps import Steps
 from coordinator.sequence.stats import SpeculationStats
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SparseDistribution
+from paceline.core.validation import AUTO, DraftTokens
 from paceline.decoding import sparse_acceptance
 from tests.sim.reference import invert
 from tests.sim.toys import ToyModel

@@ -33,12 +33,12 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import Outcome, Proposal, TokenOrigin, Verdict
-from paceline.decoding.bad_words import WordTable
-from paceline.engine import room
-from paceline.engine.holdings import Held, Holdings
-from paceline.engine.loop import EngineThread
-from paceline.engine.passes import Job
-from paceline.engine.session import Disposition, Session
+from paceline.decoding.rows.bad_words import WordTable
+from paceline.engine.scheduling import preemption
+from paceline.engine.scheduling.engine_thread import EngineThread
+from paceline.engine.scheduling.passes import Job
+from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.session import Disposition, Session
 from paceline.kv import prefix
 from target_worker import rounds
 from target_worker.verifier import Verifier
@@ -252,7 +252,7 @@ def test_a_preempted_sequence_that_is_failed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are given away, and it goes on as if they were there."""
-    real = room._youngest
+    real = preemption._youngest
 
     def youngest(holders: list[Held[Any]], age: int) -> Held[Any] | None:
         held = real(holders, age)
@@ -261,7 +261,7 @@ def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.M
             monkeypatch.setattr(Held, "cut_to", lambda self, length: self.table.truncate_to(length))
         return held
 
-    monkeypatch.setattr(room, "_youngest", youngest)
+    monkeypatch.setattr(preemption, "_youngest", youngest)
     assert "does not hold its own token" in simulation_catches(make_world=crowded_world)
 
 

@@ -17,7 +17,7 @@ from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -62,7 +62,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 class ToyRunner:
-    """`paceline.engine.passes.Runner` over a ToyModel."""
+    """`paceline.engine.scheduling.passes.Runner` over a ToyModel."""
 
     def __init__(self, model: ToyModel, num_blocks: int = 64, block_size: int = 4) -> None:
         self.model = model

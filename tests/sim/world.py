@@ -30,15 +30,15 @@ from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength, GoodputPolicy
 from draft_worker.drafter import Drafter
 from paceline.core import limits
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import DraftRound, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, TokenLogprobs
-from paceline.engine.chains import ChainSkills
-from paceline.engine.loop import EngineThread
-from paceline.rpc import frames
+from paceline.core.validation import AUTO, DraftTokens
+from paceline.engine.multi_step import ChainSkills
+from paceline.engine.scheduling.engine_thread import EngineThread
+from paceline.rpc.streams import frames
 from target_worker.verifier import Verifier
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import LetterDetokenizer

@@ -15,10 +15,10 @@ import grpc
 from coordinator.auth import Gate, bearer, principal
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import PacelineError
-from paceline.core.keyfile import read_keys
-from paceline.rpc.auth import is_open
-from paceline.rpc.credentials import is_loopback
-from paceline.rpc.shield import refusal
+from paceline.core.security.keyfile import read_keys
+from paceline.rpc.security.auth import is_open
+from paceline.rpc.security.credentials import is_loopback
+from paceline.rpc.server.error_guard import refusal
 
 log = logging.getLogger(__name__)
 

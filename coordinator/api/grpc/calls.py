@@ -17,7 +17,7 @@ from coordinator.telemetry import call_log
 from coordinator.telemetry.metrics import Recorder
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
-from paceline.rpc.shield import refusal
+from paceline.rpc.server.error_guard import refusal
 from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."

@@ -24,14 +24,14 @@ from coordinator.sequence.ledger import Commit
 from coordinator.telemetry import call_log
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import Link, LinkState
-from paceline.core.checks import AUTO
 from paceline.core.clock import monotonic
 from paceline.core.errors import PacelineError, UnavailableError
 from paceline.core.types import TokenLogprobs
+from paceline.core.validation import AUTO
 from paceline.rpc import codec
-from paceline.rpc.chat_codec import chat_from_proto
-from paceline.rpc.server import Server
-from paceline.rpc.status import abort
+from paceline.rpc.codec.chat import chat_from_proto
+from paceline.rpc.codec.status import abort
+from paceline.rpc.server.server import Server
 from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
 

@@ -7,7 +7,7 @@ from typing import Final
 from paceline.core.limits import MAX_MESSAGE_BYTES
 from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from tests.fault.bombs.lists import field, varint
 
 ROOM: Final = MAX_MESSAGE_BYTES - 2**16

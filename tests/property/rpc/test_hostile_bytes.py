@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import InvalidArgumentError, PacelineError
-from paceline.rpc import codec, frames
-from paceline.rpc.status import from_status, to_status
+from paceline.rpc import codec
+from paceline.rpc.codec.status import from_status, to_status
+from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 few = settings(max_examples=60, deadline=None)

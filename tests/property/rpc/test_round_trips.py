@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.core.messages import SequenceFailed
 from paceline.core.types import AcceptanceMode, FinishReason, TokenOrigin
-from paceline.rpc import codec, frames
-from paceline.rpc.status import from_status, to_status
+from paceline.rpc import codec
+from paceline.rpc.codec.status import from_status, to_status
+from paceline.rpc.streams import frames
 
 few = settings(max_examples=60, deadline=None)
 M = TypeVar("M", bound=Message)

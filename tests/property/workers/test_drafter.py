@@ -20,7 +20,7 @@ from paceline.core.errors import (
 )
 from paceline.core.messages import CloseSequence, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.chains import ChainSkills
+from paceline.engine.multi_step import ChainSkills
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config

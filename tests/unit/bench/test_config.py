@@ -12,8 +12,9 @@ from paceline.bench.arms import AGAIN, PLAIN, automatic, paceline_arms, rotated,
 from paceline.bench.config import BenchConfig
 from paceline.bench.prompts import PROMPTS
 from paceline.bench.services import blocks_needed
-from paceline.cli import benching, main
-from paceline.cli.benching import configured
+from paceline.cli import main
+from paceline.cli.commands import bench
+from paceline.cli.commands.bench import configured
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 
 
@@ -60,9 +61,9 @@ def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPat
         asked.append(config)
         raise UnavailableError("nothing runs here")
 
-    monkeypatch.setattr(benching, "run_bench", run_bench)
+    monkeypatch.setattr(bench, "run_bench", run_bench)
     # This machine may have no GPU: that they are looked for is what counts here.
-    monkeypatch.setattr(benching, "check_gpu", lambda *asked_for: looked_for.append(asked_for))
+    monkeypatch.setattr(bench, "check_gpu", lambda *asked_for: looked_for.append(asked_for))
     for options in ([], ["--device", "cuda:0", "--draft-device", "cuda:1"]):
         with pytest.raises(SystemExit):
             main(["bench", "--quick", *options])
@@ -75,7 +76,7 @@ def test_the_command_measures_what_its_options_say(monkeypatch: pytest.MonkeyPat
 def test_the_command_refuses_a_gpu_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.core.gpus._torch_build", lambda: "2.13.0+cpu")
+    monkeypatch.setattr("paceline.core.system.gpus._torch_build", lambda: "2.13.0+cpu")
     with pytest.raises(SystemExit) as end:
         main(["bench", "--quick", "--draft-device", "cuda:1"])
     assert end.value.code == 2

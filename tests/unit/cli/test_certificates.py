@@ -10,8 +10,8 @@ import pytest
 from paceline.certificates import make_certificates
 from paceline.cli import app as cli
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.rpc.credentials import check_files
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.credentials import check_files
 
 
 def run(*words: str) -> int | str | None:

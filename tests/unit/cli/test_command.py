@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.cli import app as cli
-from paceline.cli import serving
+from paceline.cli.commands import serve
 from paceline.cli.environment import unknown_variables
 from paceline.cli.groups import GROUPED_COMMANDS, GROUPS, group_of
 from paceline.supervisor import ChildFailedError, StackConfig, StackOptions
@@ -65,7 +65,7 @@ def test_a_child_s_option_is_that_of_the_stack(
     def fail(*_: object, **__: object) -> None:
         raise ChildFailedError("draft", said, 2)
 
-    monkeypatch.setattr(serving, "serve_stack", fail)
+    monkeypatch.setattr(serve, "serve_stack", fail)
     err = run(["serve", "--port", "0", "--http-port", "0", "--num-blocks", "9"], capsys)
     assert err.endswith(line)
 
@@ -161,7 +161,7 @@ def test_a_group_names_no_field_twice() -> None:
 def test_the_argument_is_the_target_and_its_draft_fits(
     options: dict[str, Any], model: str | None, pair: tuple[str, str]
 ) -> None:
-    chosen = serving._with_models(StackOptions(**options), model)
+    chosen = serve._with_models(StackOptions(**options), model)
     assert (chosen.target_model, chosen.draft_model) == pair
 
 
@@ -178,7 +178,7 @@ def test_serve_takes_a_target_as_vllm_does(
         seen.append(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(serving, "serve_stack", serve_stack)
+    monkeypatch.setattr(serve, "serve_stack", serve_stack)
     with pytest.raises(SystemExit):
         cli.main(["serve", "meta-llama/Llama-3.2-1B", "--max-num-seqs", "3", "--max-model-len", "99"])
     capsys.readouterr()

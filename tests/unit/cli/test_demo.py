@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
-from paceline.cli import main, planning
+from paceline.cli import main
+from paceline.cli.commands import plan
 from paceline.client import GenerationChunk, GenerationResult, RoundTimings, SpeculativeDecoding, Usage
 from paceline.core.types import AcceptanceMode, TokenOrigin
 from paceline.demo import (
@@ -226,8 +227,8 @@ def test_it_runs_on_the_cpu_unless_told_otherwise(
 ) -> None:
     """Once on a GPU where there was one: of a small one's memory each worker took what was free for both."""
     asked: list[DemoConfig] = []
-    monkeypatch.setattr(planning, "run_demo", lambda config, console: asked.append(config))
-    monkeypatch.setattr(planning, "check_gpu", lambda *_: None)  # there may be none here
+    monkeypatch.setattr(plan, "run_demo", lambda config, console: asked.append(config))
+    monkeypatch.setattr(plan, "check_gpu", lambda *_: None)  # there may be none here
     with pytest.raises(SystemExit) as end:
         main(["demo", *options])
     assert not end.value.code

@@ -128,14 +128,14 @@ def test_each_error_has_its_line_and_code(
     def fail(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr("paceline.cli.planning.make_plan", lambda *_args, **_options: fail())
+    monkeypatch.setattr("paceline.cli.commands.plan.make_plan", lambda *_args, **_options: fail())
     assert run(["plan"], capsys) == (code, "", line)
 
 
 def test_a_defect_keeps_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.planning.make_plan", None)
+    monkeypatch.setattr("paceline.cli.commands.plan.make_plan", None)
     with pytest.raises(TypeError):
         cli.main(["plan"])
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import keys as keys_module
 from paceline.cli import main
+from paceline.cli.commands import keys as keys_module
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.keyfile import read_keys
+from paceline.core.security.keyfile import read_keys
 
 HANG = 30.0
 
@@ -120,7 +120,7 @@ def test_a_full_disk_is_named_and_the_file_stays_whole(
     keys_module.add("bob", file)
     before = file.read_bytes()
     capsys.readouterr()
-    monkeypatch.setattr("paceline.core.keyfile.os.fsync", full)
+    monkeypatch.setattr("paceline.core.security.keyfile.os.fsync", full)
     for words in (["add", "alice"], ["remove", "bob"]):
         with pytest.raises(SystemExit) as end:
             main(["keys", *words, "--api-keys", str(file)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
-from paceline.cli.serving import _announce, _checked
+from paceline.cli.commands.serve import _announce, _checked
 from paceline.supervisor import StackOptions
 
 HANG = 30.0
@@ -42,8 +42,8 @@ else:
 
 SERVING = """
 import signal
-from paceline.rpc import event_loop
-from paceline.rpc.server import Server
+from paceline.rpc.server import event_loop
+from paceline.rpc.server.server import Server
 
 async def drained():
     pass
@@ -62,7 +62,8 @@ print("stopped in order", flush=True)
 
 SUPERVISING = """
 import contextlib, logging, sys
-from paceline.cli import main, serving
+from paceline.cli.commands import serve as serving
+from paceline.cli import main
 
 @contextlib.contextmanager
 def serve_stack(config, sink):
@@ -92,7 +93,7 @@ def test_what_is_of_both_is_for_each_that_leaves_it_open() -> None:
 
 def test_a_process_that_nobody_reads_leaves_at_once() -> None:
     """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
-    leaving = "import sys; from paceline.cli.serving import _leave; sys.stdin.read(); print('more'); _leave()"
+    leaving = "import sys; from paceline.cli.commands.serve import _leave; sys.stdin.read(); print('more'); _leave()"
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen([sys.executable, "-P", "-c", leaving], env=buffered, **PIPES) as process:
         process.stdout.close()
@@ -172,9 +173,9 @@ def test_a_worker_says_first_that_it_loads_libraries(
     said: list[str] = []
     run = SimpleNamespace(run=lambda _config: said.append(capsys.readouterr().err))
     monkeypatch.setitem(sys.modules, f"{role}_worker.main", run)
-    monkeypatch.setattr("paceline.cli.serving._leave", lambda: None)
-    monkeypatch.setattr("paceline.cli.serving.configure_logging", lambda *_, **__: None)
-    monkeypatch.setattr("paceline.cli.serving.step", lambda text: print(text, file=sys.stderr))
+    monkeypatch.setattr("paceline.cli.commands.serve._leave", lambda: None)
+    monkeypatch.setattr("paceline.cli.commands.serve.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("paceline.cli.commands.serve.step", lambda text: print(text, file=sys.stderr))
     words = [f"{role}-worker", "--model", f"embedded:{role}", "--port", "0"]
     with pytest.raises(SystemExit):
         main([*words, *more])

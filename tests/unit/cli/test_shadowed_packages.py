@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import UnavailableError
-from paceline.core.ours import check_ours
+from paceline.core.system.own_packages import check_ours
 
 COMMANDS = {
     "coordinator": ["coordinator", "--target", "a:1", "--tokenizer", "embedded:target"],
@@ -57,7 +57,7 @@ def test_package_that_is_not_there_is_named() -> None:
 def test_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "coordinator").mkdir()
     (tmp_path / "coordinator/__init__.py").touch()
-    script = "from paceline.core.ours import check_ours; check_ours('coordinator')"
+    script = "from paceline.core.system.own_packages import check_ours; check_ours('coordinator')"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     ended = subprocess.run(
         [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=False

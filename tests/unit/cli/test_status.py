@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from paceline.cli.generation import _summary, status_table
+from paceline.cli.commands.generate import _summary, status_table
 from paceline.client import CacheInfo, CoordinatorStatus, ServerStatus, WorkerInfo, WorkerState, WorkerStatus
 from paceline.core.types import AcceptanceMode
 

@@ -15,7 +15,7 @@ import pytest
 from grpc_status import rpc_status
 
 from paceline import AsyncClient, Client
-from paceline.rpc.status import to_status
+from paceline.rpc.codec.status import to_status
 from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 LOG = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from paceline import AsyncClient
 from paceline.client.resuming import Backoff
 from paceline.core.errors import CancelledError, DeadlineExceededError, InternalError, UnavailableError
-from paceline.rpc.status import to_status
+from paceline.rpc.codec.status import to_status
 
 WAIT = 30
 DEADLINES = (0.3, 3.0, float(WAIT))

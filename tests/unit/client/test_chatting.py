@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 from paceline import SamplingParams
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.rpc.codec import UNLIMITED_MAX_TOKENS
-from paceline.rpc.status import to_status
+from paceline.rpc.codec.status import to_status
 
 MESSAGES = [
     {"role": "system", "content": "be kind"},

@@ -30,7 +30,7 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.rpc import codec
-from paceline.rpc.status import to_status
+from paceline.rpc.codec.status import to_status
 from paceline.v1 import common_pb2, generation_pb2
 
 WAIT = 30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.auth import ANYBODY, Gate, Group, NeverFitsError, Principal, TokenBucket, bearer
 from paceline.core.clock import ManualClock
 from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
-from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.core.security.keys import ApiKey, KeyRing, digest
 
 
 def key(name: str, **limits: int) -> ApiKey:

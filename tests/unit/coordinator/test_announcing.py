@@ -19,7 +19,7 @@ from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import LinkState
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InternalError
-from paceline.rpc.server import Server
+from paceline.rpc.server.server import Server
 
 HANG = 30.0
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -16,9 +16,9 @@ from coordinator.workers.stream_protocol import TARGET
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence
-from paceline.core.tls import Tls
-from paceline.rpc import frames
-from paceline.rpc.local import LocalStream
+from paceline.core.security.tls import Tls
+from paceline.rpc.streams import frames
+from paceline.rpc.streams.unix_stream import LocalStream
 from paceline.v1 import common_pb2, target_pb2
 
 ONE, TWO = CloseSequence("one", 3), CloseSequence("two", 4)

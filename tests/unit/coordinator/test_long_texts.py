@@ -15,7 +15,7 @@ from coordinator.text.long_texts import COUNTED_BYTES, LARGE_BYTES, PART_CHARACT
 from coordinator.text.vocabulary import LONG_TEXT
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
-from paceline.rpc.generation_codec import ContextLengthError
+from paceline.rpc.codec.generation import ContextLengthError
 
 HANG = 30.0
 LONGEST = "é" * 4

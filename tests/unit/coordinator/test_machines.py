@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from coordinator.requests.machine_factory import Machines
-from paceline.core.checks import AUTO, DraftTokens
 from paceline.core.config import CoordinatorConfig
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams, SpeculationParams
+from paceline.core.validation import AUTO, DraftTokens
 
 
 def looks_up(

@@ -6,9 +6,9 @@ from coordinator.app import Coordinator
 from coordinator.requests.generation import workers_salt
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
-from paceline.core.secret import WorkerSecret, new_secret
+from paceline.core.security.secret import WorkerSecret, new_secret
 from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.generation_codec import GenerateCall
+from paceline.rpc.codec.generation import GenerateCall
 
 KEY = b"k" * 32
 

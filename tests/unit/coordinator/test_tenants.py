@@ -23,7 +23,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
 from paceline.core.types import SamplingParams, SpeculationParams
-from paceline.rpc.generation_codec import GenerateCall
+from paceline.rpc.codec.generation import GenerateCall
 
 CALL = GenerateCall("id", (1, 2), SamplingParams(), SpeculationParams(), "")
 

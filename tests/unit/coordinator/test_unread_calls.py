@@ -18,7 +18,7 @@ from paceline.client.requests import generate_request
 from paceline.core.clock import ManualClock
 from paceline.core.errors import CancelledError, InternalError, PacelineError, UnavailableError
 from paceline.core.types import TokenOrigin
-from paceline.rpc.status import abort, from_rpc_error
+from paceline.rpc.codec.status import abort, from_rpc_error
 from paceline.v1 import generation_pb2_grpc
 from paceline.v1.generation_pb2 import GenerateResponse, GenerateStarted
 

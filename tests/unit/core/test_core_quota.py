@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import control_groups
-from paceline.core.cores import core_quota, within_quota
+from paceline.core.system import control_groups
+from paceline.core.system.cores import core_quota, within_quota
 
 Files = dict[str, str]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import gpus
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.system import gpus
 
 
 @pytest.fixture(autouse=True)

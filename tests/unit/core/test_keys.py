@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.keyfile import read_keys, write_keys
-from paceline.core.keys import ApiKey, KeyRing, digest, parse, render
+from paceline.core.security.keyfile import read_keys, write_keys
+from paceline.core.security.keys import ApiKey, KeyRing, digest, parse, render
 
 ALICE = ApiKey(name="alice", sha256=digest("pl-alice"), requests_per_minute=60, max_sequences=4)
 BOB = ApiKey(name="bob.2", sha256=digest("pl-bob"))

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.listening import check_ports
+from paceline.core.system.listening import check_ports
 
 
 def test_a_port_that_listens_is_in_use() -> None:

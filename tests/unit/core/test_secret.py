@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import secret as module
 from paceline.core.errors import InvalidArgumentError, UnauthenticatedError
-from paceline.core.secret import METADATA_KEY, VARIABLE, WorkerSecret, new_secret, read_secret
+from paceline.core.security import secret as module
+from paceline.core.security.secret import METADATA_KEY, VARIABLE, WorkerSecret, new_secret, read_secret
 
 TEXT = "0123456789abcdef"
 

@@ -10,14 +10,14 @@ import pytest
 
 from coordinator.api import chat_template
 from paceline.cli.structuring import Structure
-from paceline.core import small_files
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.keyfile import read_keys
-from paceline.core.secret import read_secret
-from paceline.core.small_files import read_bytes, read_text
-from paceline.core.tls import Tls
+from paceline.core.security.keyfile import read_keys
+from paceline.core.security.secret import read_secret
+from paceline.core.security.tls import Tls
+from paceline.core.system import small_files
+from paceline.core.system.small_files import read_bytes, read_text
 from paceline.core.types import SamplingParams
-from paceline.rpc.credentials import check_files
+from paceline.rpc.security.credentials import check_files
 
 
 def test_text_has_plain_line_ends(tmp_path: Path) -> None:

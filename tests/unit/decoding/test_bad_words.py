@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import count
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from paceline.decoding.bad_words import Words, WordTable
-from paceline.decoding.row_params_memo import MOST_BYTES
+from paceline.decoding.rows.bad_words import Words, WordTable
+from paceline.decoding.rows.row_params_cache import MOST_BYTES
 
 MOST_WORDS = 2 * MAX_BAD_WORDS
 """With and without a space before it."""

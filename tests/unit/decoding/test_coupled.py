@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.decoding import choosing, coupled
+from paceline.decoding import coupled, gumbel_argmax
 from paceline.decoding.coupled import Noise, add_coupled_noise, coupled_choice, ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, gumbel, uniforms
 from paceline.decoding.theory import coupled_acceptance
@@ -121,11 +121,11 @@ def test_a_device_ranks_the_same_tokens_the_lowest_id_first_among_equals() -> No
 
 def test_bounds_are_above_all_noise_of_their_words() -> None:
     """The largest uniform of each first bits, and of all; and they are not much above it."""
-    count = len(choosing._CEILINGS)
+    count = len(gumbel_argmax._CEILINGS)
     largest = [((index + 1) * 2**52 // count - 0.5) * 2.0**-52 for index in range(count)]
     noise = np.array([-math.log(-math.log(u)) for u in largest])
-    assert bool((noise < choosing._CEILINGS).all())
-    assert bool((choosing._CEILINGS[:-1] - noise[:-1] < 1e-6).all())
+    assert bool((noise < gumbel_argmax._CEILINGS).all())
+    assert bool((gumbel_argmax._CEILINGS[:-1] - noise[:-1] < 1e-6).all())
     assert largest[-1] == 1 - 2.0**-53
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.decoding import noise
+from paceline.decoding.cpu.philox import mapped
 from paceline.decoding.noise import Purpose, gumbel, philox4x64, philox_torch, uniforms
-from paceline.decoding.philox import mapped
 
 CPU = torch.device("cpu")
 LARGEST = 2**64 - 1

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from numba.core.caching import CacheImpl, IndexDataCacheFile
 
-from paceline.decoding import on_disk
-from paceline.decoding.on_disk import kept_on_disk, warn_of_what_is_not_kept
-from paceline.engine.compiled import first_call
+from paceline.decoding.cpu import kernel_cache
+from paceline.decoding.cpu.kernel_cache import kept_on_disk, warn_of_what_is_not_kept
+from paceline.engine.backends.compiled import compile_lock
 
 MODULE = """
-from paceline.decoding.on_disk import kept_on_disk
+from paceline.decoding.cpu.kernel_cache import kept_on_disk
 
 @kept_on_disk(nogil=True)
 def doubled(x):
@@ -38,7 +38,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[A
     for name, text in {"__init__": "", "functions": MODULE}.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(on_disk, "_told", set())
+    monkeypatch.setattr(kernel_cache, "_told", set())
 
     def loaded() -> list[Any]:
         for name in ("kept_by_a_test", "kept_by_a_test.functions"):
@@ -100,7 +100,7 @@ def test_a_file_that_was_cut_short_is_written_anew(
 
 
 def test_a_numba_that_keeps_its_files_elsewhere_is_left_as_it_is() -> None:
-    on_disk._spare_callers(object())
+    kernel_cache._spare_callers(object())
 
 
 def test_a_function_that_cannot_be_kept_is_compiled_anew(
@@ -108,7 +108,7 @@ def test_a_function_that_cannot_be_kept_is_compiled_anew(
 ) -> None:
     """Once: in a read-only container without a home folder no worker could be imported."""
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
-    monkeypatch.setattr(on_disk, "_not_kept", [])
+    monkeypatch.setattr(kernel_cache, "_not_kept", [])
 
     def doubled(x: int) -> int:
         return 2 * x
@@ -118,7 +118,7 @@ def test_a_function_that_cannot_be_kept_is_compiled_anew(
 
     functions = [kept_on_disk(nogil=True)(function) for function in (doubled, tripled)]
     assert [function(7) for function in functions] == [14, 21]
-    assert first_call.call(functions[0], 1.5) == 3, "without a folder there is no lock to take"
+    assert compile_lock.call(functions[0], 1.5) == 3, "without a folder there is no lock to take"
     with caplog.at_level(logging.WARNING):
         warn_of_what_is_not_kept()
     (record,) = caplog.records
@@ -129,7 +129,7 @@ def test_a_function_that_cannot_be_kept_is_compiled_anew(
 def test_nothing_is_said_where_there_is_a_folder(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_disk, "_not_kept", [])
+    monkeypatch.setattr(kernel_cache, "_not_kept", [])
     with caplog.at_level(logging.WARNING):
         warn_of_what_is_not_kept()
     assert not caplog.records
@@ -143,6 +143,6 @@ def test_compiling_is_told_of_once_and_only_if_it_is_done(
     (message,) = caplog.messages
     assert message.startswith("compiling for this processor, once")
     caplog.clear()
-    on_disk._told.clear()
+    kernel_cache._told.clear()
     assert [function(2) for function in load()] == [4, 6]
     assert caplog.messages == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from llvmlite.binding import FeatureMap
 
-from paceline.decoding import on_disk
-from paceline.decoding.on_disk import sources_of
+from paceline.decoding.cpu import kernel_cache
+from paceline.decoding.cpu.kernel_cache import sources_of
 
 CALLED = """
 from numba import njit
@@ -23,7 +23,7 @@ def called(x):
 """
 
 CALLER = """
-from paceline.decoding.on_disk import kept_on_disk
+from paceline.decoding.cpu.kernel_cache import kept_on_disk
 from thing.called import called
 
 @kept_on_disk(nogil=True)
@@ -78,8 +78,8 @@ def digest_beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Of a module, on a processor that has wide vectors, or has not."""
 
     def digest(*, wide: bool) -> str:
-        monkeypatch.setattr(on_disk, "get_host_cpu_features", lambda: FeatureMap({"avx512f": wide}))
-        return str(on_disk._digest_of.__wrapped__("paceline.engine.compiled.chain"))
+        monkeypatch.setattr(kernel_cache, "get_host_cpu_features", lambda: FeatureMap({"avx512f": wide}))
+        return str(kernel_cache._digest_of.__wrapped__("paceline.engine.backends.compiled.chain"))
 
     return digest
 
@@ -88,10 +88,10 @@ def test_code_for_a_processor_that_was_named_is_kept_by_the_one_that_is_there(
     digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba keeps it by the name alone; weights lie in memory as suits the processor."""
-    monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 1)
+    monkeypatch.setattr(kernel_cache.config, "ENABLE_AVX", 1)
     as_it_is = digest_beside(wide=True)
     assert digest_beside(wide=False) == as_it_is, "numba itself tells them apart"
-    monkeypatch.setattr(on_disk.config, "CPU_NAME", "haswell")
+    monkeypatch.setattr(kernel_cache.config, "CPU_NAME", "haswell")
     assert len({as_it_is, digest_beside(wide=True), digest_beside(wide=False)}) == 3
 
 
@@ -99,13 +99,15 @@ def test_code_for_a_processor_without_its_wide_vectors_is_kept_by_the_one_that_i
     digest_beside: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba then leaves them out of what it keeps code by; weights lie in memory as with them."""
-    monkeypatch.setattr(on_disk.config, "ENABLE_AVX", 0)
+    monkeypatch.setattr(kernel_cache.config, "ENABLE_AVX", 0)
     assert digest_beside(wide=True) != digest_beside(wide=False)
 
 
 def test_a_chain_is_compiled_of_all_that_it_calls() -> None:
-    names = {f"{path.parent.name}/{path.stem}" for path in sources_of("paceline.engine.compiled.chain")}
-    calls = {f"compiled/{name}" for name in ("chain", "kernels", "products", "tiles")}
-    draws = {f"decoding/{name}" for name in ("choosing", "compiled", "philox", "noise", "on_disk")}
-    assert names >= calls | draws
+    sources = sources_of("paceline.engine.backends.compiled.chain")
+    names = {f"{path.parent.name}/{path.stem}" for path in sources}
+    calls = {f"compiled/{name}" for name in ("chain", "kernels", "gemm", "tiles")}
+    draws = {"decoding/gumbel_argmax", "decoding/noise"}
+    kernels = {f"cpu/{name}" for name in ("distributions", "philox", "kernel_cache")}
+    assert names >= calls | draws | kernels
     assert "compiled/forward" not in names, "nothing that only calls it"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.core.types import SamplingParams
-from paceline.decoding.row_params import RowParams
-from paceline.decoding.row_params_memo import RowParamsMemo
+from paceline.decoding.rows.row_params import RowParams
+from paceline.decoding.rows.row_params_cache import RowParamsMemo
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.engine import attention
-from paceline.engine.attention import attend
+from paceline.engine.backends import attention
+from paceline.engine.backends.attention import attend
 from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.kv import BlockTable

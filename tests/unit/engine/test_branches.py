@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from paceline.core.errors import ResourceExhaustedError
-from paceline.engine.attention import inspect_attention
+from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.loading import make_runner
+from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
 from tests.unit.engine.test_runner import (

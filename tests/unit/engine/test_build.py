@@ -13,8 +13,8 @@ from transformers import AutoConfig, LlamaConfig
 from paceline import assets
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.build import _bytes_read, build, choose_device
-from paceline.engine.loading import random_model
+from paceline.engine.loading.build import _bytes_read, build, choose_device
+from paceline.engine.loading.model import random_model
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_the_device_is_the_current_one_before_anything_is_put_there(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda enabled: None)
-    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    monkeypatch.setattr("paceline.engine.loading.build.load_model", load_model)
     with pytest.raises(InvalidArgumentError, match="is not loaded"):
         build(TargetConfig(model="embedded:target", device=name))
     assert calls == made_current
@@ -118,7 +118,7 @@ def test_attention_on_cuda_is_kept_from_cudnn(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
-    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    monkeypatch.setattr("paceline.engine.loading.build.load_model", load_model)
     with pytest.raises(InvalidArgumentError, match="is not loaded"):
         build(TargetConfig(model="embedded:target", device=name))
     assert calls == told
@@ -131,7 +131,7 @@ def test_a_device_without_room_is_told_with_what_helps(step: str, monkeypatch: p
     def no_room(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(f"paceline.engine.build.{step}", no_room)
+    monkeypatch.setattr(f"paceline.engine.loading.build.{step}", no_room)
     with pytest.raises(InvalidArgumentError) as refused:
         build(TargetConfig(model="embedded:draft", device="cpu", threads=1))
     assert refused.value.field == "num_blocks"

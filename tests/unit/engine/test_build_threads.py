@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.config import TargetConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.build import build
+from paceline.engine.loading.build import build
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_torch_chooses_no_more_threads_than_there_is_time_for(
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 32)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("paceline.core.cores.core_quota", lambda: quota)
-    monkeypatch.setattr("paceline.engine.build.load_model", load_model)
+    monkeypatch.setattr("paceline.core.system.cores.core_quota", lambda: quota)
+    monkeypatch.setattr("paceline.engine.loading.build.load_model", load_model)
     with pytest.raises(InvalidArgumentError, match="is not loaded"):
         build(TargetConfig(model="embedded:target", device="cpu", **settings))
     assert chosen == ([] if threads is None else [threads])

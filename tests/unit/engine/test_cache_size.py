@@ -9,10 +9,10 @@ from transformers import AutoConfig
 from paceline import assets
 from paceline.core.config import TargetConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine import build as build_module
-from paceline.engine.attention import inspect_attention
+from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.cache_size import check_fits, memory_for_cache, numbers_per_position
-from paceline.engine.loading import load_model
+from paceline.engine.loading import build as build_module
+from paceline.engine.loading.model import load_model
 
 CUDA = torch.device("cuda:0")
 CPU = torch.device("cpu")

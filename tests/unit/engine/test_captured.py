@@ -23,24 +23,24 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from paceline.core.errors import ResourceExhaustedError
 from paceline.decoding.noise import CoupledNoise, gumbel
-from paceline.engine import loading
-from paceline.engine.attention import inspect_attention
-from paceline.engine.batch import AttentionGroup, SequenceInput
-from paceline.engine.branches import BranchInput
-from paceline.engine.cache import PagedCache
-from paceline.engine.captured.buckets import (
+from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.captured.buckets import (
     MAX_BATCH_ROWS,
     MAX_KEYS,
     MAX_ROWS,
     MAX_SEQUENCES,
     bucket_of,
 )
-from paceline.engine.captured.passes import PATIENCE, PATIENCE_FULL, CapturedPasses
-from paceline.engine.captured.recording import Step
-from paceline.engine.captured.slate import Slate
-from paceline.engine.chains import Chain, ChainInput, ChainSkills
-from paceline.engine.lean import LeanForward
-from paceline.engine.loading import make_runner
+from paceline.engine.backends.captured.passes import PATIENCE, PATIENCE_FULL, CapturedPasses
+from paceline.engine.backends.captured.recording import Step
+from paceline.engine.backends.captured.static_inputs import Slate
+from paceline.engine.backends.fused_eager import LeanForward
+from paceline.engine.batch import AttentionGroup, SequenceInput
+from paceline.engine.branches import BranchInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.loading import model as loading
+from paceline.engine.loading.model import make_runner
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branching
 from tests.unit.engine.test_branches import Tree
@@ -367,7 +367,7 @@ def test_recordings_that_were_not_used_for_long_are_given_up(
     models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: of three shapes in turn, with room for two, each was recorded again whenever it was used."""
-    monkeypatch.setattr("paceline.engine.captured.passes.MAX_RECORDED", 2)
+    monkeypatch.setattr("paceline.engine.backends.captured.passes.MAX_RECORDED", 2)
     runner = recording(models("llama"), traced)
     assert runner.captured is not None
     table = runner.new_table()
@@ -420,7 +420,7 @@ def test_planted_bugs_are_seen(
 
         monkeypatch.setattr(AttentionGroup, "plan", plan)
     elif bug is not None:
-        monkeypatch.setattr("paceline.engine.captured.passes.Slate", bug)
+        monkeypatch.setattr("paceline.engine.backends.captured.passes.Slate", bug)
     tracer = Tracer()
     runner, texts = recording(models("llama"), tracer), [tokens_of(n, seed=n) for n in (9, 33, 70)]
     wrong = False

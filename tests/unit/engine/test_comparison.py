@@ -14,11 +14,12 @@ from transformers.models.zaya.modeling_zaya import ZayaForCausalLM
 
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine import comparison, loading
-from paceline.engine.attention import inspect_attention
+from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.loading import load_model, make_runner, random_model
+from paceline.engine.loading import model as loading
+from paceline.engine.loading import self_check
+from paceline.engine.loading.model import load_model, make_runner, random_model
 from paceline.engine.runner import ModelRunner
 from tests.unit.engine.test_runner import COMMON, CONFIGS
 
@@ -27,7 +28,7 @@ DEVICES = ["cpu", "cuda"]
 
 
 def compared_as_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED[device])
+    monkeypatch.setitem(self_check._COMPARED, "cpu", self_check._COMPARED[device])
 
 
 def small_model(dtype: torch.dtype = torch.float32, positions: int = 128) -> Any:
@@ -53,7 +54,7 @@ def test_what_is_compared_at_start_are_the_shapes_that_are_served(
 ) -> None:
     """Once: a prompt's chunk by itself was not, which a GPU has kernels of its own for, nor two sequences
     in a pass. Those have an attention call each where one is long."""
-    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED[device])
+    monkeypatch.setitem(self_check._COMPARED, "cpu", self_check._COMPARED[device])
     seen: list[tuple[int, int]] = []
     entries = AttentionGroup.entries
 
@@ -85,7 +86,7 @@ def test_the_comparison_sees_a_prompts_chunk_that_is_attended_wrongly(
 
     monkeypatch.setattr(AttentionGroup, "plan", wrong)
     make_runner(small_model(dtype), num_blocks=8)
-    monkeypatch.setitem(comparison._COMPARED, "cpu", comparison._COMPARED["cuda"])
+    monkeypatch.setitem(self_check._COMPARED, "cpu", self_check._COMPARED["cuda"])
     with pytest.raises(InvalidArgumentError, match="gives other logits"):
         make_runner(small_model(dtype), num_blocks=8)
 
@@ -323,9 +324,9 @@ def test_nan_has_no_other_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sets_of_tokens_differ() -> None:
     large, small = model_with_experts(), model_with_experts(vocab_size=9)
-    sets = [comparison.tokens_to_compare(large, each) for each in range(3)]
+    sets = [self_check.tokens_to_compare(large, each) for each in range(3)]
     assert len({token for tokens in sets for token in tokens}) == 24
-    assert len({tuple(comparison.tokens_to_compare(small, each)) for each in range(3)}) == 3
+    assert len({tuple(self_check.tokens_to_compare(small, each)) for each in range(3)}) == 3
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -359,6 +360,6 @@ def test_what_all_logits_of_a_row_share_hides_no_error() -> None:
     right = torch.randn(3, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours, shared = right.roll(1, 1), torch.tensor([[1e3], [-2e4], [0.0]], dtype=torch.float64)
     for dim in (None, 1):
-        plain = comparison._error(ours, right, dim)
-        torch.testing.assert_close(comparison._error(ours + shared, right + 3 * shared, dim), plain)
+        plain = self_check._error(ours, right, dim)
+        torch.testing.assert_close(self_check._error(ours + shared, right + 3 * shared, dim), plain)
         assert (plain > 1).all()

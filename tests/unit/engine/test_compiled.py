@@ -17,13 +17,13 @@ from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.decoding.sampling import check_sparse
 from paceline.decoding.support import draw_sparse
-from paceline.engine import loading
+from paceline.engine.backends.compiled import gemm, tiles, vectors, weights
+from paceline.engine.backends.compiled.chain import decoder_chain
+from paceline.engine.backends.compiled.forward import compiled_forward
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import Chain, ChainInput, SparseDraws, Stop
-from paceline.engine.compiled import products, tiles, vectors, weights
-from paceline.engine.compiled.chain import decoder_chain
-from paceline.engine.compiled.forward import compiled_forward
-from paceline.engine.loading import inspect_attention, make_runner, random_model
+from paceline.engine.loading import model as loading
+from paceline.engine.loading.model import inspect_attention, make_runner, random_model
+from paceline.engine.multi_step import Chain, ChainInput, SparseDraws, Stop
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
 
@@ -328,7 +328,7 @@ def test_a_row_s_product_is_the_same_in_any_number_of_rows(tiles_of_outputs: int
     def product(first: int, rows: int) -> Any:
         out = before[first : first + rows].copy()
         inputs = x[first:].reshape(-1)
-        end = products.matrix_product(
+        end = gemm.matrix_product(
             inputs, n + apart, w, halves, 7, n, width, out.reshape(-1), width + apart, rows
         )
         assert end == len(w)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
-from paceline.engine.compiled import first_call
+from paceline.engine.backends.compiled import compile_lock
 
 PROGRAM = """
 import sys
-from paceline.engine.compiled import first_call
+from paceline.engine.backends.compiled import compile_lock
 sys.path.insert(0, sys.argv[1])
 from slow_to_compile import function
 print("ready", flush=True)
 sys.stdin.readline()
-first_call.call(function, 1.0)
+compile_lock.call(function, 1.0)
 print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.values()))
 """
 
@@ -80,7 +80,7 @@ def _is_locked(folder: Path) -> bool:
 
 def test_a_first_call_holds_the_lock_and_gives_it_back(tmp_path: Path) -> None:
     compiled = Compiled(tmp_path)
-    first_call.call(compiled, 1, 2)
+    compile_lock.call(compiled, 1, 2)
     assert compiled.locked == [True]
     assert not _is_locked(tmp_path)
 
@@ -88,7 +88,7 @@ def test_a_first_call_holds_the_lock_and_gives_it_back(tmp_path: Path) -> None:
 def test_later_calls_take_no_lock(tmp_path: Path) -> None:
     compiled = Compiled(tmp_path, signatures=("of an earlier call",))
     with FileLock(tmp_path / "compiling.lock"):
-        first_call.call(compiled, 1, 2)
+        compile_lock.call(compiled, 1, 2)
     assert compiled.locked == [True], "it did not wait for who holds it"
 
 
@@ -99,7 +99,7 @@ def test_what_fails_to_compile_gives_the_lock_back(tmp_path: Path) -> None:
     compiled: Any = broken
     compiled.signatures, compiled.stats = (), SimpleNamespace(cache_path=str(tmp_path))
     with pytest.raises(TypeError, match="no such type"):
-        first_call.call(compiled)
+        compile_lock.call(compiled)
     with FileLock(tmp_path / "compiling.lock", timeout=0):
         pass
 
@@ -116,5 +116,5 @@ def test_without_a_folder_for_locks_it_is_called_all_the_same(tmp_path: Path, fo
 
     anything: Any = compiled
     anything.signatures, anything.stats = (), SimpleNamespace(cache_path=at and str(at))
-    first_call.call(anything, 1, 2)
+    compile_lock.call(anything, 1, 2)
     assert calls == [(1, 2)]

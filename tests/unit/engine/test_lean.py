@@ -17,10 +17,11 @@ from transformers import (
     StableLmConfig,
 )
 
-from paceline.engine import lean, linear, loading
+from paceline.engine.backends import fused_eager, linear
+from paceline.engine.backends.fused_eager import covers
 from paceline.engine.batch import SequenceInput
-from paceline.engine.lean import covers
-from paceline.engine.loading import make_runner, random_model
+from paceline.engine.loading import model as loading
+from paceline.engine.loading.model import make_runner, random_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -77,7 +78,7 @@ def with_random_norms_and_biases(config: PreTrainedConfig) -> Any:
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With oneDNN's packed weights and, as on other devices, without."""
     if request.param == "plain":
-        for module in (lean, linear):
+        for module in (fused_eager, linear):
             monkeypatch.setattr(module, "can_pack", lambda _: False)
     return str(request.param)
 
@@ -109,7 +110,7 @@ def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
 
 def test_joined_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpacked, the modules' projections become views of the joined weights and still run."""
-    monkeypatch.setattr(lean, "can_pack", lambda _: False)
+    monkeypatch.setattr(fused_eager, "can_pack", lambda _: False)
     model = random_model(COVERED["llama, grouped"]())
     before = model.model.layers[0].self_attn.k_proj.weight.clone()
     make_runner(model, num_blocks=8, lean=True)
@@ -164,7 +165,7 @@ def test_a_wrong_short_pass_is_left_out_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Planted: the rotary tables lack the sign of half their entries. The modules serve, unharmed."""
-    original = lean._Halves.__init__
+    original = fused_eager._Halves.__init__
 
     def without_sign(self: Any, cos: torch.Tensor, sin: torch.Tensor) -> None:
         original(self, cos, sin)
@@ -172,7 +173,7 @@ def test_a_wrong_short_pass_is_left_out_at_start(
 
     config = COVERED["llama, grouped"]()
     expected = make_runner(random_model(config), num_blocks=8)
-    monkeypatch.setattr(lean._Halves, "__init__", without_sign)
+    monkeypatch.setattr(fused_eager._Halves, "__init__", without_sign)
     runner = make_runner(random_model(config), num_blocks=8, lean=True)
     assert runner._lean is None
     assert "goes through its modules" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.engine.linear import Linear, NormedLinear, can_pack
+from paceline.engine.backends.linear import Linear, NormedLinear, can_pack
 
 
 def layers(widths: list[int], *, bias: bool) -> list[nn.Linear]:

@@ -28,9 +28,9 @@ from transformers import (
 
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
-from paceline.engine.attention import IMPLEMENTATION
+from paceline.engine.backends.attention import IMPLEMENTATION
 from paceline.engine.batch import SequenceInput
-from paceline.engine.loading import (
+from paceline.engine.loading.model import (
     _refuse_changing_positions,
     load_model,
     make_runner,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import control_groups
 from paceline.core.errors import InvalidArgumentError
+from paceline.core.system import control_groups
 from paceline.engine import memory
 from paceline.engine.cache import default_memory_bytes
 from paceline.engine.memory import available_bytes

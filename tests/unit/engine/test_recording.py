@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.engine import loading
-from paceline.engine.attention import inspect_attention
+from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.captured import PATIENCE, CudaGraphs, room_for_logits
+from paceline.engine.backends.captured.recording import Step
 from paceline.engine.batch import SequenceInput
-from paceline.engine.build import _recorders
 from paceline.engine.cache import PagedCache
-from paceline.engine.captured import PATIENCE, CudaGraphs, room_for_logits
-from paceline.engine.captured.recording import Step
-from paceline.engine.loading import make_runner
+from paceline.engine.loading import model as loading
+from paceline.engine.loading.build import _recorders
+from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
 from tests.unit.engine.test_captured import Tracer
 from tests.unit.engine.test_runner import VOCAB, Models, Reference, assert_close, feed, models, reference

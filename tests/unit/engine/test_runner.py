@@ -25,10 +25,10 @@ from transformers import (
 )
 
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
-from paceline.engine import attention
+from paceline.engine.backends import attention
 from paceline.engine.batch import AttentionGroup, SequenceInput
 from paceline.engine.cache import LayerLayout
-from paceline.engine.loading import make_runner, prepare, random_model
+from paceline.engine.loading.model import make_runner, prepare, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
 

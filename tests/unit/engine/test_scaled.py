@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.batch import SequenceInput
-from paceline.engine.loading import make_runner, random_model
-from paceline.engine.scaled import UNIT, checkpoint_of, scaled, shape_of
+from paceline.engine.loading.model import make_runner, random_model
+from paceline.engine.loading.scaled import UNIT, checkpoint_of, scaled, shape_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,8 +15,8 @@ from coordinator.auth import NeverFitsError
 from paceline.core import errors, limits
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, check_against_model
-from paceline.rpc.generation_codec import ContextLengthError
-from paceline.rpc.status import from_status, to_status
+from paceline.rpc.codec.generation import ContextLengthError
+from paceline.rpc.codec.status import from_status, to_status
 
 MAX_MODEL_LEN = 2048
 """Of the scripted coordinator."""

@@ -14,7 +14,7 @@ from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.http.app import make_app
 from coordinator.auth import Gate
 from paceline.core.errors import UnavailableError
-from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.core.security.keys import ApiKey, KeyRing, digest
 
 HANG = 30.0
 REQUESTS = [

@@ -11,9 +11,9 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core.errors import InternalError
-from paceline.rpc import server as module
-from paceline.rpc.accepting import KNOWN_VERSIONS, UNKNOWN_METHOD, takes_calls
-from paceline.rpc.server import Server
+from paceline.rpc.server import server as module
+from paceline.rpc.server.safe_server import KNOWN_VERSIONS, UNKNOWN_METHOD, takes_calls
+from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import calling, read_until
 
 HANG = 20.0

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.core.config import CoordinatorConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError, PermissionDeniedError
-from paceline.core.tls import Tls
-from paceline.rpc.auth import PeerRole, check_call, is_open, roles_of
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.auth import PeerRole, check_call, is_open, roles_of
 from paceline.v1 import draft_pb2, generation_pb2, target_pb2
 
 METHODS = [

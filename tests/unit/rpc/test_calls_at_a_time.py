@@ -10,8 +10,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core import limits
-from paceline.rpc.ports import client_port
-from paceline.rpc.server import Server
+from paceline.rpc.server.ports import client_port
+from paceline.rpc.server.server import Server
 
 HANG = 30.0
 MOST = 2

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from paceline.core.tls import Tls
-from paceline.rpc import certificate_expiry
-from paceline.rpc.certificate_expiry import CertificateExpiry, stage
-from paceline.rpc.certificate_keys import ends
+from paceline.core.security.tls import Tls
+from paceline.rpc.security import certificate_expiry
+from paceline.rpc.security.certificate_expiry import CertificateExpiry, stage
+from paceline.rpc.security.certificate_keys import ends
 
 END = datetime(2031, 5, 7, 12, 30, 15, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -16,10 +16,10 @@ from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.rpc.certificate_keys import unusable_kind
-from paceline.rpc.credentials import check_files, open_aio_channel
-from paceline.rpc.server import Server
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.certificate_keys import unusable_kind
+from paceline.rpc.security.credentials import check_files, open_aio_channel
+from paceline.rpc.server.server import Server
 
 HANG = 20.0
 GOOD = {

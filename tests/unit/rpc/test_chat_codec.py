@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
-from paceline.rpc.chat_codec import ChatCall, chat_from_proto, chat_to_proto
+from paceline.rpc.codec.chat import ChatCall, chat_from_proto, chat_to_proto
 from paceline.v1 import generation_pb2 as pb
 
 MESSAGES = [{"role": "user", "content": "é", "name": "ann"}, {"role": "assistant", "content": ""}]

@@ -12,9 +12,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.rpc import credentials
-from paceline.rpc.credentials import _options, check_files, open_aio_channel, open_channel
+from paceline.core.security.tls import Tls
+from paceline.rpc.security import credentials
+from paceline.rpc.security.credentials import _options, check_files, open_aio_channel, open_channel
 
 SECONDS = 20.0
 

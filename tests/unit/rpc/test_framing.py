@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from paceline.core import limits
 from paceline.core.messages import CloseSequence
-from paceline.rpc import frames
-from paceline.rpc.framing import framed
+from paceline.rpc.streams import frames
+from paceline.rpc.streams.frame_split import framed
 
 LENGTHS = st.lists(st.integers(1, limits.MAX_SEQUENCE_ID_CHARACTERS), min_size=1, max_size=30)
 

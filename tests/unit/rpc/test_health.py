@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core.limits import MAX_HEALTH_SERVICE_CHARACTERS
-from paceline.rpc.server import Server
+from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import NO_WINDOW, calling, read_until
 
 HANG = 20.0

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.api.http.server.server import HttpServer
-from paceline.rpc.credentials import open_aio_channel
-from paceline.rpc.server import Server, host_in_address
+from paceline.rpc.security.credentials import open_aio_channel
+from paceline.rpc.server.server import Server, host_in_address
 from paceline.supervisor.announcement import split_address
 
 HANG = 30.0

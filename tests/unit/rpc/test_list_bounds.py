@@ -20,8 +20,9 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_LEDGER_TOKENS, MAX_RECEIVED_TOKENS, MAX_TOKENS
 from paceline.core.messages import CloseSequence, SequenceFailed
-from paceline.rpc import codec, frames
-from paceline.rpc.chat_codec import chat_from_proto
+from paceline.rpc import codec
+from paceline.rpc.codec.chat import chat_from_proto
+from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 MANY_NUMBERS, MANY_OTHERS = MAX_LEDGER_TOKENS + 2**19, 2**18

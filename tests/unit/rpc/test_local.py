@@ -18,9 +18,9 @@ from paceline.core import limits
 from paceline.core.clock import Clock, ManualClock, monotonic
 from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
-from paceline.rpc import frames, local
-from paceline.rpc.local import PAUSE_SECONDS, STUCK_SECONDS, LocalServer, LocalStream, connect
-from paceline.rpc.worker import Dialect
+from paceline.rpc.streams import frames, unix_stream
+from paceline.rpc.streams.unix_stream import PAUSE_SECONDS, STUCK_SECONDS, LocalServer, LocalStream, connect
+from paceline.rpc.streams.worker_stream import Dialect
 from paceline.v1 import target_pb2
 
 SECONDS = 20.0
@@ -127,7 +127,7 @@ async def test_nothing_overtakes_what_waits_to_be_sent() -> None:
 
 async def test_a_side_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is stopped still has its socket: what is sent to it is not kept for ever."""
-    monkeypatch.setattr("paceline.rpc.local.MAX_UNSENT_BYTES", 1_000_000)
+    monkeypatch.setattr("paceline.rpc.streams.unix_stream.MAX_UNSENT_BYTES", 1_000_000)
     clock = ManualClock()
     with Ends(clock=clock) as ends:
         for _ in range(20):
@@ -346,7 +346,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         made.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("paceline.rpc.local.asyncio.sleep", noted)
+    monkeypatch.setattr("paceline.rpc.streams.unix_stream.asyncio.sleep", noted)
     return made
 
 
@@ -392,7 +392,7 @@ async def test_a_connection_that_cannot_be_watched_is_closed_and_not_the_end(
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().__init__(connection, *others)
 
-    monkeypatch.setattr(local, "LocalStream", Unwatched)
+    monkeypatch.setattr(unix_stream, "LocalStream", Unwatched)
     with socket.socket(socket.AF_UNIX) as first:
         first.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -429,7 +429,7 @@ async def test_without_room_for_a_socket_it_is_done_without(
     def full(*args: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(f"paceline.rpc.local.{what}", full)
+    monkeypatch.setattr(f"paceline.rpc.streams.unix_stream.{what}", full)
     found = await connect(server.path, WORKER, lambda _: None, SECONDS)
     monkeypatch.undo()
     assert found is None

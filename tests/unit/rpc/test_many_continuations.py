@@ -8,7 +8,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.limits import MAX_CONTINUATIONS
 from paceline.core.messages import Continuations, SequenceFailed, VerifyAhead
 from paceline.core.types import Proposal
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 
 PROPOSAL = Proposal((5, 6))
 

@@ -18,7 +18,7 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 
 FIELD = 100
 OPEN = OpenSequence("s", 1, (1, 2), SequenceParams(SamplingParams(seed=1), AcceptanceMode.BLOCK, 2))

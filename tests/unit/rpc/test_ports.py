@@ -13,9 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.client import channel as sdk
-from paceline.core import descriptors, limits
-from paceline.rpc.ports import PortBounds, client_port
-from paceline.rpc.server import Server
+from paceline.core import limits
+from paceline.core.system import descriptors
+from paceline.rpc.server.ports import PortBounds, client_port
+from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
 
 HANG = 30.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.rpc import worker
-from paceline.rpc.worker import MAX_IDLE_SECONDS, watch_progress
+from paceline.rpc.streams import worker_stream
+from paceline.rpc.streams.worker_stream import MAX_IDLE_SECONDS, watch_progress
 
 STUCK = MAX_IDLE_SECONDS + 1
 SECONDS = 30.0
@@ -32,7 +32,7 @@ class FakeEngine:
 
 async def test_a_stuck_engine_is_not_ready_until_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change is told once."""
-    monkeypatch.setattr(worker, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(worker_stream, "WATCH_SECONDS", 0)
     told: list[bool] = []
 
     async def set_serving(serving: bool) -> None:

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.core import limits
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
-from paceline.rpc import reading as module
-from paceline.rpc.reading import MAX_OPEN_REQUEST_BYTES, Reading
-from paceline.rpc.server import Server
+from paceline.rpc.server import reading as module
+from paceline.rpc.server.reading import MAX_OPEN_REQUEST_BYTES, Reading
+from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
 from tests.unit.rpc.test_ports import HANG, serving
 

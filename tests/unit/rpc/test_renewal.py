@@ -16,9 +16,9 @@ from coordinator.api.http.server.encoding import JsonResponse
 from coordinator.api.http.server.server import HttpServer
 from paceline.certificates import make_certificates
 from paceline.core.errors import InvalidArgumentError
-from paceline.core.tls import Tls
-from paceline.rpc.renewal import Renewed
-from paceline.rpc.server import Server
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.renewal import Renewed
+from paceline.rpc.server.server import Server
 
 HANG = 60.0
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"

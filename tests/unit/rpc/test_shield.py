@@ -11,7 +11,7 @@ import pytest
 from grpc._cython import cygrpc
 
 from paceline.core.errors import CancelledError
-from paceline.rpc.shield import ShieldInterceptor
+from paceline.rpc.server.error_guard import ShieldInterceptor
 
 
 class Context:
@@ -34,7 +34,7 @@ class Context:
 def test_a_caller_who_has_gone_is_not_told_twice(streams: bool, caplog: pytest.LogCaptureFixture) -> None:
     """A request is cancelled by another call and by its own client, both at once."""
     assert issubclass(cygrpc.ExecuteBatchError, grpc.aio.InternalError)
-    from paceline.rpc.status import abort
+    from paceline.rpc.codec.status import abort
 
     async def single(request: Any, context: Any) -> None:
         await abort(context, CancelledError("the client cancelled the request"))

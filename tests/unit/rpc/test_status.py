@@ -13,7 +13,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[i
 from grpc_status import rpc_status
 
 from paceline.core import errors
-from paceline.rpc.status import DETAILS_KEY, abort, from_rpc_error, from_status, to_status
+from paceline.rpc.codec.status import DETAILS_KEY, abort, from_rpc_error, from_status, to_status
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 EXAMPLES: list[tuple[errors.PacelineError, int]] = [

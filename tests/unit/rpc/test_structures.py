@@ -15,8 +15,8 @@ from paceline.core.messages import CloseSequence, OpenSequence, SequenceFailed, 
 from paceline.core.structured import StructuredOutputs
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.grammar import Grammars, compiler
-from paceline.rpc import structures as structures_module
-from paceline.rpc.structures import StructureGuard
+from paceline.rpc.streams import structures as structures_module
+from paceline.rpc.streams.structures import StructureGuard
 from tests.unit.grammar.tiny import grammars
 
 PLAIN = SamplingParams(seed=1)

@@ -19,10 +19,10 @@ from paceline.core.config import TargetConfig
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.holdings import Holdings
+from paceline.engine.scheduling.sequences import Holdings
 from paceline.kv import BlockPool, BlockTable
 from paceline.kv.prefix import PrefixIndex
-from paceline.rpc.server import FAREWELL_SECONDS
+from paceline.rpc.server.server import FAREWELL_SECONDS
 from paceline.supervisor.children import STOP_TIMEOUT
 from paceline.worker_process import Role, WorkerShell
 

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.workers.links import Link, LinkObserver, LinkState
 from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
-from paceline.core.secret import WorkerSecret, new_secret
-from paceline.rpc.server import Server
+from paceline.core.security.secret import WorkerSecret, new_secret
+from paceline.rpc.server.server import Server
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 HANG = 60.0

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine import checkpoint, loading
+from paceline.engine.loading import checkpoint, model
 
 DRAFT = Path(__file__).parents[3] / "paceline/assets/draft"
 INDEX = "model.safetensors.index.json"
@@ -43,7 +43,7 @@ def change_config(folder: Path, **values: Any) -> None:
 
 def refused(folder: Path | str) -> str:
     with pytest.raises(InvalidArgumentError) as failure:
-        loading.load_model(folder)
+        model.load_model(folder)
     assert failure.value.field == "model"
     return failure.value.description
 
@@ -54,7 +54,7 @@ def pickled(file: Path) -> None:
 
 
 def test_shards_beside_the_index_load(tmp_path: Path) -> None:
-    assert loading.load_model(sharded(tmp_path)).vocab_size > 0
+    assert model.load_model(sharded(tmp_path)).vocab_size > 0
 
 
 def test_pickle_outside_the_folder_is_refused(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_index_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
 def test_index_of_pickles_beside_safetensors_is_not_read(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     name_shard(folder, "pytorch_model.bin", "pytorch_model.bin.index.json")
-    assert loading.load_model(folder).vocab_size > 0
+    assert model.load_model(folder).vocab_size > 0
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "../part.safetensors", "weights.bin", 7])
@@ -138,7 +138,7 @@ def test_links_into_the_store_of_a_hub_cache_load(tmp_path: Path) -> None:
     for number, file in enumerate(plain.iterdir()):
         shutil.copy(file, blobs / f"{number:064x}")
         (snapshot / file.name).symlink_to(Path("../../blobs") / f"{number:064x}")
-    assert loading.load_model(snapshot).vocab_size > 0
+    assert model.load_model(snapshot).vocab_size > 0
 
 
 @pytest.mark.parametrize("shard", ["part.safetensors", "model.safetensors"])
@@ -177,7 +177,7 @@ def test_model_that_is_a_single_file_is_refused(tmp_path: Path, name: str) -> No
 def test_kernel_that_the_config_names_is_not_asked_for(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     change_config(folder, attn_implementation="somebody/kernel")
-    assert loading.load_model(folder).model.config._attn_implementation == "paceline"
+    assert model.load_model(folder).model.config._attn_implementation == "paceline"
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
@@ -194,5 +194,5 @@ def test_code_that_a_model_brings_is_not_run(tmp_path: Path, file: str) -> None:
     config |= {"auto_map": classes, "model_type": "theirs", "tokenizer_class": "Theirs"}
     (folder / file).write_text(json.dumps(config))
     with contextlib.suppress(InvalidArgumentError):
-        loading.load_model(folder)
+        model.load_model(folder)
     assert not ran.exists()

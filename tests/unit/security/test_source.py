@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.core.config import CoordinatorConfig, DraftConfig, WorkerConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine import build, loading
+from paceline.engine.loading import build
+from paceline.engine.loading import model as loading
 from paceline.supervisor import StackConfig
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.secret import VARIABLE, WorkerSecret
+from paceline.core.security.secret import VARIABLE, WorkerSecret
 from paceline.supervisor import ChildSpec, ChildStatus, StackConfig, serve_stack
 from paceline.supervisor import stack as stack_module
 from paceline.supervisor.folders import make_private

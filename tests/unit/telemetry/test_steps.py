@@ -24,7 +24,7 @@ def test_a_step_is_found_in_the_line_that_it_makes(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "line",
     [
-        "[target] 2026-01-01 00:00:00,000 target INFO paceline.engine.build: ready",
+        "[target] 2026-01-01 00:00:00,000 target INFO paceline.engine.loading.build: ready",
         "[draft] Loading weights: 100%",
         "paceline.steps: no",
         "",

@@ -74,7 +74,7 @@ def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.M
         worker.open(name, PROMPT)
         worker.ask(best[:2], name)
     monkeypatch.setattr(results, "judge", dead)
-    monkeypatch.setattr("paceline.engine.passes.ensure_alive", dead)
+    monkeypatch.setattr("paceline.engine.scheduling.passes.ensure_alive", dead)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         worker.run()
 

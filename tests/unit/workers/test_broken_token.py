@@ -15,9 +15,9 @@ from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
-from paceline.engine.holdings import Held
-from paceline.engine.loading import make_runner, random_model
+from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.runner import ModelRunner
+from paceline.engine.scheduling.sequences import Held
 from target_worker.verifier import Verifier
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice, target_config
 

@@ -19,7 +19,7 @@ from paceline.core.errors import InternalError, InvalidArgumentError, ResourceEx
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
-from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 

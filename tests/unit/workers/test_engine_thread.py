@@ -14,10 +14,10 @@ import torch
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
 from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
-from paceline.engine import loop
-from paceline.engine.chains import Stop
-from paceline.engine.loop import EngineThread
-from paceline.rpc.worker import MAX_IDLE_SECONDS
+from paceline.engine.multi_step import Stop
+from paceline.engine.scheduling import engine_thread
+from paceline.engine.scheduling.engine_thread import EngineThread
+from paceline.rpc.streams.worker_stream import MAX_IDLE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def test_leases_are_looked_at_however_busy_the_worker_is() -> None:
     """Once: only after a whole second without any command, so never under steady traffic."""
     case = Case()
     for _ in range(10):
-        case.it.ask(lambda: case.clock.advance(loop.IDLE_SECONDS / 2))
+        case.it.ask(lambda: case.clock.advance(engine_thread.IDLE_SECONDS / 2))
         case.submit(Stream(), Work("a"))
     case.finish()
     assert case.engine.expirations == 5

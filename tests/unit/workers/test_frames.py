@@ -29,7 +29,7 @@ from paceline.core.types import (
     Timings,
     Verdict,
 )
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from paceline.v1 import draft_pb2, target_pb2
 
 PARAMS = SequenceParams(SamplingParams(seed=2**64 - 1, temperature=0.5), AcceptanceMode.BLOCK, 2)

@@ -8,7 +8,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.holdings import Holdings
+from paceline.engine.scheduling.sequences import Holdings
 from paceline.kv import BlockPool, BlockTable
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)

@@ -22,7 +22,7 @@ from paceline.core.messages import (
     OpenSequence,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.engine.chains import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
 from tests.sim.toys import ToyModel, ToyRunner, draft_config
 
 VOCAB = 6

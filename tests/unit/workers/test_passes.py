@@ -13,11 +13,11 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine import passes
 from paceline.engine.batch import SequenceInput
-from paceline.engine.holdings import RETRY_SECONDS, Held, Holdings
-from paceline.engine.passes import Job, PassResult, broken_rows, run_pass
-from paceline.engine.session import Session
+from paceline.engine.scheduling import passes
+from paceline.engine.scheduling.passes import Job, PassResult, broken_rows, run_pass
+from paceline.engine.scheduling.sequences import RETRY_SECONDS, Held, Holdings
+from paceline.engine.scheduling.session import Session
 from tests.sim.toys import ToyModel, ToyRunner
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 1)
@@ -162,7 +162,7 @@ def test_a_device_that_can_compute_no_more_ends_more_than_a_sequence(monkeypatch
 
     runner = ToyRunner(MODEL)
     runner.crash_on = crash_on(7, RuntimeError("broken kernel"))  # type: ignore[assignment]
-    monkeypatch.setattr("paceline.engine.passes.ensure_alive", dead)
+    monkeypatch.setattr("paceline.engine.scheduling.passes.ensure_alive", dead)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         run([job(runner, "a", [1, 2], 2), job(runner, "b", [7, 7], 2)], runner, 40, ManualClock())
 

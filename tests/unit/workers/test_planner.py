@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.planner import PREFILL_SHARE, SCORED_ROWS, Chunk, Feed, plan_pass
+from paceline.engine.scheduling.planner import PREFILL_SHARE, SCORED_ROWS, Chunk, Feed, plan_pass
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 

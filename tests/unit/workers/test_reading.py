@@ -20,7 +20,7 @@ from paceline.core.messages import (
     SequenceFailed,
 )
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.chains import ChainSkills
+from paceline.engine.multi_step import ChainSkills
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
 VOCAB = 6

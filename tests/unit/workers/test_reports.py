@@ -24,7 +24,7 @@ class Worker:
     """A verifier with a small budget, and short words for what is asked of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int = 60) -> None:
-        monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", ROWS)
+        monkeypatch.setattr("paceline.engine.scheduling.planner.SCORED_ROWS", ROWS)
         self.runner = ToyRunner(MODEL, num_blocks, 4)
         self.it = Verifier(self.runner, target_config(), vocabulary_size=VOCAB, max_model_len=80)
 

@@ -14,7 +14,7 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
-from paceline.engine.session import Disposition, Session, question_of
+from paceline.engine.scheduling.session import Disposition, Session, question_of
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
 

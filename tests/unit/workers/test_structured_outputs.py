@@ -28,11 +28,11 @@ from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, Sequen
 from paceline.decoding.acceptance import accept_block, accept_rejection
 from paceline.decoding.coupled import Noise, ranked
 from paceline.decoding.noise import gumbel
-from paceline.decoding.row_context import RowContext
-from paceline.decoding.row_params import RowParams
+from paceline.decoding.rows.row_context import RowContext
+from paceline.decoding.rows.row_params import RowParams
 from paceline.decoding.sampling import point_mass, truncate_support
 from paceline.decoding.transforms import scores_of
-from paceline.engine.structured import Restriction, restricted, restriction
+from paceline.engine.scheduling.mask import Restriction, restricted, restriction
 from paceline.grammar import GrammarState, Mask
 from target_worker.verifier import Verifier
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, target_config

@@ -300,7 +300,7 @@ def test_a_round_that_comes_while_a_device_computes_waits_for_the_rest_of_its_pr
     since: float, rows: int, scored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: a pass passed for over when it was launched, and whoever waited for it was told of no prompts."""
-    monkeypatch.setattr("paceline.engine.planner.SCORED_ROWS", 8)
+    monkeypatch.setattr("paceline.engine.scheduling.planner.SCORED_ROWS", 8)
     worker = Worker()
     prompt = PROMPT * (6 if scored else 3)
     sampling = replace(GREEDY, prompt_logprobs=0) if scored else GREEDY

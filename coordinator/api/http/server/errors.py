@@ -34,7 +34,7 @@ from coordinator.api.http.server import encoding
 from coordinator.auth import NeverFitsError
 from coordinator.telemetry import call_log
 from paceline.core import errors
-from paceline.rpc.generation_codec import ContextLengthError
+from paceline.rpc.codec.generation import ContextLengthError
 
 log = logging.getLogger(__name__)
 

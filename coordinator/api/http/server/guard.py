@@ -9,7 +9,7 @@ from coordinator.api.http.server.errors import from_error
 from coordinator.auth import Gate, bearer, principal
 from coordinator.telemetry import call_log
 from paceline.core.errors import PacelineError
-from paceline.rpc.auth import check_call, is_open
+from paceline.rpc.security.auth import check_call, is_open
 
 NAMES = "certificate_names"
 """In a request's state: the DNS names of the client's certificate, where the port demands one."""

@@ -22,10 +22,10 @@ from coordinator.api.http.server.request_parser import RequestParser
 from coordinator.api.http.server.stalled_client import Taking
 from paceline.core import limits
 from paceline.core.errors import UnavailableError
-from paceline.core.tls import Tls
-from paceline.rpc.credentials import check_files
-from paceline.rpc.renewal import Renewed
-from paceline.rpc.server import host_in_address
+from paceline.core.security.tls import Tls
+from paceline.rpc.security.credentials import check_files
+from paceline.rpc.security.renewal import Renewed
+from paceline.rpc.server.server import host_in_address
 
 HEAD_SECONDS = 10.0
 """How long a client may take for the request line and headers."""

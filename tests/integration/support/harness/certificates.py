@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.certificates import make_certificates
-from paceline.core.tls import Tls
+from paceline.core.security.tls import Tls
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

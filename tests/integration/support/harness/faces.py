@@ -24,11 +24,11 @@ from harness.waiting import HANG
 from paceline.client import AsyncClient
 from paceline.core.clock import ManualClock
 from paceline.core.config import CoordinatorConfig
-from paceline.core.keys import ApiKey, KeyRing, digest
+from paceline.core.security.keys import ApiKey, KeyRing, digest
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.rpc.codec import GenerateCall, Resumption, generate_request_to_proto
-from paceline.rpc.ports import client_port
-from paceline.rpc.server import Server
+from paceline.rpc.server.ports import client_port
+from paceline.rpc.server.server import Server
 from paceline.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 TOKEN = "pl-0123456789-a-key-of-alice"

@@ -19,7 +19,7 @@ import grpc
 from harness.waiting import HANG
 from paceline.client.requests import generate_request
 from paceline.core.errors import PacelineError, UnavailableError
-from paceline.rpc.status import from_rpc_error
+from paceline.rpc.codec.status import from_rpc_error
 from paceline.v1 import generation_pb2 as pb
 from paceline.v1 import generation_pb2_grpc
 

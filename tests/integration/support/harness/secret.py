@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.secret import VARIABLE, WorkerSecret, new_secret
+from paceline.core.security.secret import VARIABLE, WorkerSecret, new_secret
 
 SECRET = WorkerSecret(new_secret())
 ENVIRONMENT = {VARIABLE: SECRET.text}

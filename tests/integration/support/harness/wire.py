@@ -24,7 +24,7 @@ from paceline.core.messages import (
     VerifyRound,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.rpc import frames
+from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 _names = itertools.count()

@@ -44,12 +44,12 @@ from coordinator.api.http.openai.schema.unsupported import GENERATION, Unsupport
 from coordinator.api.http.server.errors import HttpError
 from coordinator.app import Coordinator
 from paceline.core import limits
-from paceline.core.checks import AUTO
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import FIELD
 from paceline.core.types import AcceptanceMode, SamplingParams, SpeculationParams, StructuredOutputs
+from paceline.core.validation import AUTO
 from paceline.rpc.codec import GenerateCall, generate_request_from_proto, generate_request_to_proto
-from paceline.rpc.generation_codec import ContextLengthError
+from paceline.rpc.codec.generation import ContextLengthError
 from paceline.v1 import common_pb2
 
 MAX_METADATA_ENTRIES = 16

@@ -1,0 +1,1 @@
+"""The commands of `paceline`, one file a topic."""

@@ -1,0 +1,220 @@
+"""Commands that serve: the whole stack, or one process of it; and the health check of any."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from paceline.cli.connecting import Transport
+from paceline.cli.options import Defaults, option, options_from_fields
+from paceline.client.reaching import DEFAULT_PORT, Reach, checked_address
+from paceline.core.config import CoordinatorConfig, DraftConfig, TargetConfig, WorkerConfig, check_dtype
+from paceline.core.errors import InvalidArgumentError, UnavailableError
+from paceline.core.system.cores import check_threads
+from paceline.core.system.exit import leave
+from paceline.core.system.gpus import check_gpu
+from paceline.core.system.own_packages import check_ours
+from paceline.core.system.small_files import read_text
+from paceline.core.validation import device as check_device
+from paceline.rpc.codec.status import from_rpc_error
+from paceline.rpc.security.credentials import open_channel
+from paceline.supervisor import (
+    Stack,
+    StackConfig,
+    StackOptions,
+    log_to_stderr,
+    serve_stack,
+    sigterm_as_interrupt,
+)
+from paceline.supervisor.preflight import check_coordinator, check_worker
+from paceline.telemetry.logs import child_lines_to_stderr, configure_logging
+from paceline.telemetry.steps import LOADING_LIBRARIES, step
+
+DEFAULT_HTTP_PORT = 8000
+EMBEDDED_TARGET, EMBEDDED_DRAFT = "embedded:target", "embedded:draft"
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    app.command()(serve)
+    app.command()(coordinator)
+    app.command("draft-worker")(draft_worker)
+    app.command("target-worker")(target_worker)
+    app.command()(health)
+
+
+@options_from_fields
+def serve(
+    options: Annotated[
+        StackOptions,
+        Defaults(
+            {"port": DEFAULT_PORT, "http_port": DEFAULT_HTTP_PORT, "target_model": "", "draft_model": None}
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="The target model: the same as --target-model.", show_default=False),
+    ] = None,
+    device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
+    dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
+    threads: Annotated[
+        int, option("threads", "CPU threads of each worker, where not given singly; 0 shares the cores.")
+    ] = 0,
+) -> None:
+    """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
+    config = _checked(_with_models(options, model), device=device, dtype=dtype, threads=threads)
+    _check_template(config.chat_template)
+    configure_logging("supervisor", config.log_format)
+    step(
+        "Paceline %s starts with the target %s and %s",
+        version("paceline"),
+        config.target_model,
+        f"the draft {config.draft_model}" if config.draft_model else "no draft (--draft-model names one)",
+    )
+    sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
+    try:
+        with sigterm_as_interrupt(), serve_stack(config, sink=sink) as stack:
+            _announce(stack)
+            stack.wait()
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+
+
+def _with_models(options: StackOptions, model: str | None) -> StackOptions:
+    """The options with the target that is named without an option, and with a draft that can go with it.
+
+    The embedded draft shares no tokenizer with another target than the embedded one.
+    """
+    if model is not None and options.target_model not in ("", model):
+        raise InvalidArgumentError(
+            "target_model", f"is {options.target_model}, and MODEL is {model}: name one"
+        )
+    target = model or options.target_model or EMBEDDED_TARGET
+    draft = options.draft_model or (EMBEDDED_DRAFT if target == EMBEDDED_TARGET else "none")
+    return replace(options, target_model=target, draft_model=draft)
+
+
+def _check_template(file: str) -> None:
+    """Raises InvalidArgumentError naming `chat_template` for one that the coordinator could not use."""
+    if not file:
+        return
+    check_ours("coordinator")
+    from coordinator.api.chat_template import ChatTemplate
+
+    ChatTemplate(read_text("chat_template", file))
+
+
+def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
+    """What is asked for, with `of_both` for each worker that leaves it open: `auto`, or 0 threads.
+
+    Raises InvalidArgumentError naming the field; nothing is refused before all of it is known.
+    """
+    check_gpu("device", check_device("device", of_both["device"]))
+    check_dtype("dtype", of_both["dtype"])
+    check_threads("threads", of_both["threads"])
+    values = {f.name: getattr(options, f.name) for f in fields(options)}
+    if options.draft_model == "none":
+        values["draft_model"] = None
+    roles = ("target", "draft") if values["draft_model"] else ("target",)
+    for role in roles:
+        for name, value in of_both.items():
+            if values[f"{role}_{name}"] in ("auto", 0):
+                values[f"{role}_{name}"] = value
+    return StackConfig(**values)
+
+
+def _announce(stack: Stack) -> None:
+    models = {"target": stack.config.target_model, "draft": stack.config.draft_model}
+    lines = [
+        f"{role} worker: {models[role]} at {stack.address_of(role)}" for role in stack.config.worker_roles
+    ]
+    coordinator = stack.supervisor.status("coordinator")
+    if coordinator.http_address:
+        scheme = "http" if stack.coordinator_tls is None else "https"
+        lines.append(f"OpenAI-compatible HTTP at {scheme}://{coordinator.http_address}/v1")
+    lines.append(f"Paceline listens on {coordinator.address}")
+    # In one piece: logs of the children come between two writes where both go to one terminal.
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+@options_from_fields
+def coordinator(config: CoordinatorConfig) -> None:
+    """Run a coordinator alone; its workers run elsewhere."""
+    check_coordinator(config)
+    _check_template(config.chat_template)
+    check_ours("coordinator")
+    from coordinator.main import run
+
+    run(config)
+
+
+@options_from_fields
+def draft_worker(config: DraftConfig) -> None:
+    """Run a draft worker alone."""
+    check_worker(config)
+    check_ours("draft_worker")
+    _tell_of_libraries("draft", config)
+    from draft_worker.main import run
+
+    run(config)
+    _leave()
+
+
+@options_from_fields
+def target_worker(config: TargetConfig) -> None:
+    """Run a target worker alone."""
+    check_worker(config)
+    check_ours("target_worker")
+    _tell_of_libraries("target", config)
+    from target_worker.main import run
+
+    run(config)
+    _leave()
+
+
+def _tell_of_libraries(role: str, config: WorkerConfig) -> None:
+    """What a worker does first, for it imports torch."""
+    configure_logging(role, config.log_format, named_by_parent=config.exit_with_parent)
+    step(LOADING_LIBRARIES)
+
+
+def _leave() -> NoReturn:
+    """End a process whose work is done and whose streams have ended.
+
+    The interpreter would take more than a second to free, module by module, what the system frees at once;
+    whoever waits for the end, or restarts a worker, would wait with it.
+    """
+    leave(0)
+
+
+@options_from_fields
+def health(
+    transport: Transport,
+    address: Annotated[str, typer.Argument(help="host:port of any process")],
+    service: Annotated[str, option("service", "A gRPC service's full name; empty asks for the whole.")] = "",
+    timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 5.0,
+) -> None:
+    """Ask a process whether it is serving (grpc.health.v1); exit code 0 if so, else 1."""
+    import grpc
+    from grpc_health.v1 import health_pb2
+
+    reach = Reach(checked_address(address), secure=transport.settings is not None)
+    with open_channel(reach.address, (), transport.settings) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            response = check(health_pb2.HealthCheckRequest(service=service), timeout=timeout)
+        except grpc.RpcError as error:
+            raise reach.told(from_rpc_error(error)) from None
+    state = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    if response.status != health_pb2.HealthCheckResponse.SERVING:
+        raise UnavailableError(f"{address}: {state}")
+    print(state)

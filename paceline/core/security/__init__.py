@@ -1,0 +1,1 @@
+"""API keys, the secret of a service, TLS settings."""

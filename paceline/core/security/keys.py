@@ -1,0 +1,112 @@
+"""API keys: what is kept of one, and who it stands for. Pure; see `coordinator/auth.py` for what is done
+with them.
+
+A key is 256 random bits, so a plain SHA-256 of it is as good as a slow hash: there is nothing to guess. The
+file of keys is JSON: `{"keys": [{"name", "sha256", "requests_per_minute", "max_sequences"}, …]}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+from paceline.core import limits
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.validation import from_mapping, integer, require
+
+PREFIX: Final = "pl-"
+"""What every key begins with, so that one that leaked into a text is found by a search."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def digest(token: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """One key's holder and limits; the key itself is known to its holder only."""
+
+    name: str
+    """Of the holder: letters, digits, `.`, `_` and `-`. It names the tenant in logs and caches."""
+    sha256: str
+    """Of the key, in hexadecimal."""
+    requests_per_minute: int | None = None
+    """Calls of either face, on average; as many may come at once. None sets no limit. Cancelling and resuming
+    count for nothing."""
+    max_sequences: int | None = None
+    """Sequences that run or wait at a time, each of a request's `n` and prompts. None sets no limit."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError naming the field."""
+        most = limits.MAX_KEY_NAME_CHARACTERS
+        require(isinstance(self.name, str) and bool(_NAME.fullmatch(self.name)), "name", "must be a word")
+        require(len(self.name) <= most, "name", f"at most {most} characters")
+        known = isinstance(self.sha256, str) and bool(_SHA256.fullmatch(self.sha256))
+        require(known, "sha256", "must be 64 hexadecimal digits")
+        for name, bound in (
+            ("requests_per_minute", limits.MAX_REQUESTS_PER_MINUTE),
+            ("max_sequences", limits.MAX_RUNNING_SEQUENCES + limits.MAX_WAITING_SEQUENCES),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                require(1 <= integer(name, value) <= bound, name, f"must be between 1 and {bound}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Raises InvalidArgumentError naming the field; an unknown one is refused."""
+        for name in ("name", "sha256"):
+            require(name in values, name, "is required")
+        result: Self = from_mapping(cls, values)
+        return result
+
+
+class KeyRing:
+    """All keys of a server."""
+
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+        """Raises InvalidArgumentError for too many keys, and for two of the same name or hash."""
+        self.keys: Final = tuple(keys)
+        require(len(self.keys) <= limits.MAX_API_KEYS, "keys", f"at most {limits.MAX_API_KEYS}")
+        for what in ("name", "sha256"):
+            values = [getattr(key, what) for key in self.keys]
+            require(len(set(values)) == len(values), "keys", f"two have the same {what}")
+
+    def find(self, token: str) -> ApiKey | None:
+        """Whose key this is. Takes as long for every token: each hash is compared to its end."""
+        wanted, found = digest(token), None
+        for key in self.keys:
+            if hmac.compare_digest(key.sha256, wanted):
+                found = key
+        return found
+
+
+def parse(text: str) -> KeyRing:
+    """A file's content. Raises InvalidArgumentError; its text holds nothing of the file's."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        raise InvalidArgumentError("api_keys", "is not JSON") from None
+    if not (isinstance(content, dict) and set(content) == {"keys"} and isinstance(content["keys"], list)):
+        raise InvalidArgumentError("api_keys", 'must be an object {"keys": […]}')
+    keys = []
+    for position, entry in enumerate(content["keys"]):
+        require(isinstance(entry, dict), "api_keys", f"entry {position} must be an object")
+        try:
+            keys.append(ApiKey.from_mapping(entry))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError("api_keys", f"entry {position}: {error.message}") from None
+    return KeyRing(keys)
+
+
+def render(ring: KeyRing) -> str:
+    """The file's content; unset limits are left out."""
+    entries = [{name: value for name, value in asdict(key).items() if value is not None} for key in ring.keys]
+    return json.dumps({"keys": entries}, indent=2) + "\n"

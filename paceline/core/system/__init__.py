@@ -1,0 +1,1 @@
+"""What the operating system has and allows: cores, GPUs, descriptors, ports, files."""

@@ -1,0 +1,120 @@
+"""The tokens of the highest score + coupled noise, compiled for a CPU: noise is made only if it matters.
+
+A token's noise is the logarithm of a logarithm, taken of a random word. The words cost little, the logarithms
+most of what a choice costs. A word's first bits bound its noise from above, and of two thousand tokens about
+ten could be the best by their bounds. Only theirs is worked out. What comes out is what the tensors of
+`coupled.add_coupled_noise` give, up to the last bit of a logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from paceline.decoding.cpu.distributions import STRICT
+from paceline.decoding.cpu.kernel_cache import kept_on_disk
+from paceline.decoding.cpu.philox import mapped, words_of
+from paceline.decoding.noise import Purpose
+
+_COUPLED: Final = np.uint64(Purpose.COUPLED)
+_FIRST_BITS: Final = 8
+_REST: Final = np.uint64(64 - _FIRST_BITS)
+_HIGHEST: Final = 37.0
+"""-log(-log(u)) of the largest u there is, 1 - 2^-53, is 36.74."""
+
+
+def _ceilings() -> npt.NDArray[np.float64]:
+    """The highest noise of the words that begin with the same bits, by these bits, and a little more."""
+    ends = np.arange(1, 1 << _FIRST_BITS) / (1 << _FIRST_BITS)
+    return np.append(-np.log(-np.log(ends)) + 1e-9, _HIGHEST)
+
+
+_CEILINGS: Final = _ceilings()
+
+
+@njit(**STRICT)
+def _enter(values, tokens, value, token):
+    """Put a token among the best, whose last one it beats; those of equal values stay before it."""
+    at = len(values) - 1
+    while at > 0 and values[at - 1] < value:
+        values[at], tokens[at] = values[at - 1], tokens[at - 1]
+        at -= 1
+    values[at], tokens[at] = value, token
+
+
+@njit(**STRICT)
+def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens):
+    """Fill `tokens` with those of the highest row / temperature + noise, the lowest id first among equals.
+
+    Args:
+        row: float32 [V or more]: logits, -inf for what may not be chosen.
+        vocabulary: V.
+        temperature: float64, above 0.
+        noisy: whether there is noise: that of this seed (uint64) for the token at this position (uint64).
+        values, tokens: float64 and int64 [count]: filled, best first; -inf and -1 where there are fewer.
+    """
+    values[:] = -np.inf
+    tokens[:] = -1
+    last = len(values) - 1
+    if not noisy:
+        for v in range(vocabulary):
+            value = np.float64(row[v]) / temperature
+            if value > values[last]:
+                _enter(values, tokens, value, v)
+        return
+    for block in range((vocabulary + 3) // 4):
+        v = 4 * block
+        for word in words_of(np.uint64(block), position, seed, _COUPLED):
+            if v < vocabulary:
+                value = np.float64(row[v]) / temperature
+                if value + _CEILINGS[word >> _REST] > values[last]:
+                    value -= math.log(-math.log(mapped(word)))
+                    if value > values[last]:
+                        _enter(values, tokens, value, v)
+            v += 1
+
+
+@njit(**STRICT)
+def _is_distribution(bits):
+    """Whether float32 logits, as int32, are a distribution's: numbers, none infinite, but -inf for some."""
+    odd, impossible = 0, 0
+    for b in bits:
+        odd += (b & 0x7FFFFFFF) >= 0x7F800000  # NaN or infinite
+        impossible += b == -0x800000  # -inf
+    return odd == impossible < len(bits)
+
+
+@kept_on_disk(**STRICT)
+def choose_rows(logits, rows, temperatures, noisy, seeds, positions, tokens, usable):
+    """What requests choose that ask for a temperature at most: `best_of` logits / temperature for each row.
+
+    Args:
+        logits: float32 [R, V], the rows of each request together, which are those of positions in a row.
+        rows: int64 [S]: how many each has.
+        temperatures: float32 [S], above 0. Quotients are rounded to float32, as in tensors.
+        noisy, seeds, positions: bool and twice uint64 [S]: as for `best_of`, the positions of first rows.
+        tokens: int64 [R]: filled.
+        usable: bool [R]: filled: whether the row is a distribution's; where not, its token is none either.
+    """
+    scores, vocabulary = np.empty(logits.shape[1], dtype=np.float32), logits.shape[1]
+    value, token, r = np.empty(1), np.empty(1, dtype=np.int64), 0
+    for s in range(len(rows)):
+        for i in range(rows[s]):
+            usable[r] = _is_distribution(logits[r].view(np.int32))
+            scores[:] = logits[r] / temperatures[s]
+            best_of(scores, vocabulary, 1.0, noisy[s], seeds[s], positions[s] + np.uint64(i), value, token)
+            tokens[r] = token[0]
+            r += 1
+
+
+@kept_on_disk(**STRICT)
+def best_rows(scores, noisy, seeds, positions, values, tokens):
+    """`best_of` for each row of scores, float32 [R, V]: bool and twice uint64 [R], then [R, count] twice."""
+    for r in range(len(scores)):
+        best_of(
+            scores[r], scores.shape[1], 1.0, noisy[r], seeds[r], positions[r], values[r], tokens[r]
+        )  # fmt: skip

@@ -1,0 +1,162 @@
+"""What came before each row of a batch: the context of penalties, min_tokens and bad words.
+
+It grows along a proposal as it would in plain decoding: row i of a chain has seen the ledger and the first
+i draft tokens, the row of a tree's node the ledger and the path down to the node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.decoding.rows.row_params import RowParams
+
+
+def ledger_counts(
+    token_ids: Sequence[int], num_prompt_tokens: int, vocab_size: int, device: torch.device | None = None
+) -> Tensor:
+    """How often each token occurs in a sequence: everywhere, and among the generated tokens.
+
+    A caller may keep the result and add 1 to both rows for each token it commits.
+
+    Args:
+        token_ids: the ledger, prompt first.
+        num_prompt_tokens: how many of them are the prompt.
+        vocab_size: V.
+        device: of the result.
+
+    Returns:
+        int32 [2, V].
+    """
+    ids = np.asarray(token_ids, dtype=np.int64)
+    parts = (ids, ids[num_prompt_tokens:])
+    counts = np.stack([np.bincount(part, minlength=vocab_size) for part in parts]).astype(np.int32)
+    return torch.from_numpy(counts).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What came before each row: the ledger, and the draft tokens on the way to the row."""
+
+    num_generated: Tensor
+    """int64 [R]: generated tokens before the row's, drafts included."""
+    counts: Tensor | None
+    """int32 [P, 2, V] for the P rows with penalties: everywhere, and among the generated tokens."""
+    completes_bad_word: tuple[Tensor, Tensor] | None = None
+    """int64 rows and tokens: the pairs that would complete a bad word of more than one token."""
+
+    @classmethod
+    def build(
+        cls,
+        row_params: RowParams,
+        num_generated: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        counts: Sequence[Tensor | None] = (),
+        parents: Sequence[Sequence[int]] = (),
+        ledgers: Sequence[Sequence[int]] = (),
+    ) -> RowContext:
+        """The context of proposals: row i of a chain has seen the ledger and drafts[:i].
+
+        Args:
+            row_params: of the batch; sequence s has len(drafts[s]) + 1 rows.
+            num_generated: generated tokens in each sequence's ledger.
+            drafts: each sequence's draft tokens.
+            counts: `ledger_counts` of each sequence, all on one device, which may be another than the rows';
+                needed for those in `row_params.needs_counts`.
+            parents: for trees, each node's parent or -1; an empty entry (or none at all) is a chain.
+            ledgers: each sequence's tokens; needed for those in `row_params.bad_words`.
+        """
+        shapes = [
+            _tree(tuple(parents[i])) if parents and parents[i] else _chain(len(draft))
+            for i, draft in enumerate(drafts)
+        ]
+        if tuple(len(s.depth) for s in shapes) != row_params.num_rows:
+            raise ValueError("each sequence has one row more than draft tokens")
+        generated = np.concatenate([n + s.depth for n, s in zip(num_generated, shapes, strict=True)])
+        completes = _completes(row_params, drafts, shapes, ledgers)
+        penalties = row_params.penalties
+        if penalties is None:
+            return cls(torch.from_numpy(generated), None, completes)
+        device = penalties.rows.device
+        bases = [_present(counts[i]) for i in penalties.sequences]
+        sizes = [row_params.num_rows[i] for i in penalties.sequences]
+        repeats = torch.tensor(sizes, device=device)
+        # Told how many rows that makes, nobody has to wait for the device to find out.
+        grown = torch.stack(bases).to(device).repeat_interleave(repeats, dim=0, output_size=sum(sizes))
+        starts = np.cumsum([0, *sizes])
+        rows = np.concatenate(
+            [start + shapes[i].row for start, i in zip(starts[:-1], penalties.sequences, strict=True)]
+        )
+        tokens = np.concatenate(
+            [np.asarray(drafts[i], dtype=np.int64)[shapes[i].ancestor] for i in penalties.sequences]
+        )
+        where = (torch.from_numpy(rows).to(device)[:, None], torch.arange(2, device=device))
+        one = torch.ones((), dtype=grown.dtype, device=device)
+        grown.index_put_((*where, torch.from_numpy(tokens).to(device)[:, None]), one, accumulate=True)
+        return cls(torch.from_numpy(generated).to(device), grown, completes)
+
+
+def _completes(
+    row_params: RowParams,
+    drafts: Sequence[Sequence[int]],
+    shapes: Sequence[_Shape],
+    ledgers: Sequence[Sequence[int]],
+) -> tuple[Tensor, Tensor] | None:
+    words = row_params.bad_words
+    if words is None:
+        return None
+    if not ledgers:
+        raise ValueError("bad words need the ledgers")
+    starts = np.cumsum(row_params.num_rows) - row_params.num_rows
+    parts = [
+        (starts[i] + rows, tokens)
+        for i, table in zip(words.sequences, words.tables, strict=True)
+        for rows, tokens in [table.completed_by(ledgers[i], drafts[i], shapes[i].depth, shapes[i].paths)]
+    ]
+    rows, tokens = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
+    return rows, tokens
+
+
+def _present(counts: Tensor | None) -> Tensor:
+    if counts is None:
+        raise ValueError("a sequence with penalties needs its ledger counts")
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A proposal's rows: pairs (row, draft token on the way to it) in order, and each row's depth."""
+
+    row: npt.NDArray[np.int64]
+    ancestor: npt.NDArray[np.int64]
+    depth: npt.NDArray[np.int64]
+
+    @property
+    def paths(self) -> npt.NDArray[np.int64]:
+        """int64 [rows, largest depth]: the draft tokens on the way to each row, 0 beyond its depth."""
+        paths = np.zeros((len(self.depth), int(self.depth.max())), dtype=np.int64)
+        place = np.arange(len(self.row)) - np.repeat(np.cumsum(self.depth) - self.depth, self.depth)
+        paths[self.row, place] = self.ancestor
+        return paths
+
+
+@functools.lru_cache(maxsize=64)
+def _chain(length: int) -> _Shape:
+    row, ancestor = np.tril_indices(length + 1, -1, length)
+    return _Shape(row.astype(np.int64), ancestor.astype(np.int64), np.arange(length + 1))
+
+
+@functools.lru_cache(maxsize=256)
+def _tree(parents: tuple[int, ...]) -> _Shape:
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(parents):
+        paths.append([*paths[parent + 1], node])
+    depth = np.array([len(path) for path in paths], dtype=np.int64)
+    row = np.repeat(np.arange(len(paths)), depth)
+    return _Shape(row, np.array([n for path in paths for n in path], dtype=np.int64), depth)

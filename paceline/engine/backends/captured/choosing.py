@@ -1,0 +1,79 @@
+"""The whole loop of a draft as one step: K passes, each of which feeds what the one before it chose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.decoding.noise import gumbel_of
+from paceline.engine.backends.captured.recording import Step
+from paceline.engine.backends.captured.static_inputs import Slate
+from paceline.engine.batch import RaggedBatch
+from paceline.engine.multi_step import Chain
+
+MARGIN_UNIT = 2.0**-20
+MAX_MARGIN = 1e6
+"""Margins come to the host with the tokens, as whole numbers."""
+
+
+def choosing_step(forward: Callable[[RaggedBatch], Tensor], slate: Slate, vocab_size: int) -> Step:
+    """A step with the result int64 [sequences, steps, 1], and [sequences, steps, 3 + ranks] with ranks.
+
+    Of each step of a sequence the token, -1 where the logits are none, then its margin in `MARGIN_UNIT`, at
+    most `MAX_MARGIN`, and the best tokens.
+    """
+    bucket = slate.bucket
+
+    def step() -> Tensor:
+        ids, positions = slate.ids, slate.positions
+        warm = slate.temperatures > 0
+        divisors = torch.where(warm, slate.temperatures, 1.0)[:, None]
+        noise = _noise(slate, vocab_size).unbind(1) if bucket.noisy else ()
+        told = []
+        for i in range(bucket.steps):
+            logits = forward(slate.batch(ids, positions))[:, :vocab_size].double()
+            values = logits / divisors
+            if bucket.noisy:
+                values = values + torch.where(warm[:, None], noise[i], 0.0)
+            ids = values.argmax(-1)
+            # A sum is a number only if all of its parts are.
+            sound = torch.isfinite(logits.sum(-1))
+            token = torch.where(sound, ids, -1)[:, None]
+            told.append(torch.cat([token, *_ranked(values, bucket.ranks)], dim=-1))
+            positions = positions + 1
+        return torch.stack(told, dim=1)
+
+    return step
+
+
+def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:
+    """The margin and the best tokens, nothing without ranks."""
+    if not ranks:
+        return ()
+    best = values.topk(ranks + 1, dim=-1)
+    margin = (best.values[:, :1] - best.values[:, 1:2]).nan_to_num(0.0).clamp(0.0, MAX_MARGIN)
+    return (margin / MARGIN_UNIT).long(), best.indices
+
+
+def _noise(slate: Slate, vocab_size: int) -> Tensor:
+    """float64 [sequences, steps, vocabulary]: of the tokens that the steps decide."""
+    bucket, device = slate.bucket, slate.ids.device
+    decided = slate.positions[:, None] + torch.arange(1, bucket.steps + 1, device=device)
+    seeds = slate.seeds[:, None].expand_as(decided)
+    return gumbel_of(seeds.reshape(-1), decided.reshape(-1), vocab_size).view(
+        bucket.sequences, bucket.steps, vocab_size
+    )
+
+
+def chosen_of(told: Sequence[Sequence[Sequence[int]]], num_others: Sequence[int]) -> list[Chain]:
+    """Chains from what a step told of each sequence, padding left out."""
+    chains = []
+    for steps, count in zip(told, num_others, strict=False):
+        sound = list(itertools.takewhile(lambda entry: entry[0] >= 0, steps))
+        others = [tuple(t for t in best if t != token)[:count] for token, _, *best in sound] if count else ()
+        margins = [margin * MARGIN_UNIT for _, margin, *_ in sound] if count else ()
+        chains.append(Chain([entry[0] for entry in sound], others=others, margins=margins))
+    return chains

@@ -1,0 +1,152 @@
+"""The inputs of one bucket, at addresses that never change: what is written there is what a replay reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.engine.backends.captured.buckets import Bucket
+from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
+from paceline.engine.branches import BranchInput
+from paceline.engine.cache import PagedCache
+from paceline.engine.multi_step import ChainInput
+from paceline.kv import BlockTable, Branch
+
+_MASK: Final = 2**64 - 1
+
+
+class Slate:
+    """Everything a step reads, in one transfer to the cache's device, which is the current one.
+
+    Padding repeats: rows of a sequence its last one, sequences the last of them. A repeated row writes the
+    entry that its original writes, so padding changes nothing in the cache; its logits are not returned.
+    """
+
+    def __init__(self, bucket: Bucket, cache: PagedCache) -> None:
+        self.bucket = bucket
+        self._cache = cache
+        self._unit = 1 if bucket.scattered else cache.block_size
+        sequences, rows, width = bucket.sequences, bucket.rows, bucket.keys // self._unit
+        count = sequences * rows
+        sizes = [count, count, count, sequences, sequences, sequences * width]
+        device = cache.device
+        pinned = device.type == "cuda" and torch.cuda.is_available()
+        self._host = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=pinned)
+        ids, positions, wanted, seeds, temperatures, addresses = np.split(
+            self._host.numpy(), np.cumsum(sizes)[:-1]
+        )
+        self._ids, self._positions = ids.reshape(sequences, rows), positions.reshape(sequences, rows)
+        self._wanted, self._seeds, self._temperatures = wanted, seeds, temperatures.view(np.float64)
+        self._addresses = addresses.reshape(sequences, width)
+        self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        parts = torch.split(self._device, sizes)
+        self.ids, self.positions, self.wanted, self.seeds, temperature, address = parts
+        """int64 [sequences * rows] the first three; `wanted` names the rows whose logits are to be told, in
+        order, and then any. [sequences] the fourth: the bits of the seeds."""
+        self.temperatures = temperature.view(torch.float64)
+        self._address = address.view(sequences, width)
+        self._within = torch.arange(self._unit, device=device)
+        self._keys = torch.arange(bucket.keys, device=device)
+        self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def write_sequences(self, inputs: Sequence[SequenceInput]) -> None:
+        """Take up sequences with their reservations."""
+        self._begin()
+        wanted: list[int] = []
+        for row, item in enumerate(inputs):
+            count, start = len(item.token_ids), item.table.length
+            self._rows(row, item.token_ids, start)
+            self._blocks(row, item.table, start + count)
+            first = row * self.bucket.rows + count
+            wanted.extend(range(first - item.num_logits, first))
+        self._wanted[: len(wanted)] = wanted
+        self._wanted[len(wanted) :] = 0
+        self._send(len(inputs))
+
+    def write_branches(self, inputs: Sequence[BranchInput]) -> None:
+        """Take up branches with their reservations, each as a sequence of its own that has one new row."""
+        self.write_chains([ChainInput(item.branch, [item.token_id], 1) for item in inputs])
+
+    def write_chains(self, inputs: Sequence[ChainInput]) -> None:
+        """Take up chains, all of as many steps as the bucket has, and all on branches or none."""
+        self._begin()
+        for row, item in enumerate(inputs):
+            self._rows(row, item.token_ids, item.end.length)
+            if isinstance(item.end, Branch):
+                self._address_row(row, item.end.slots(item.room))
+            else:
+                self._blocks(row, item.end, item.end.length + item.room)
+            seed = 0 if item.noise is None else item.noise.seed & _MASK
+            self._seeds[row] = np.uint64(seed).astype(np.int64)
+            self._temperatures[row] = item.temperature
+        self._wanted[:] = np.arange(self._wanted.size)
+        self._send(len(inputs))
+
+    def batch(self, ids: Tensor, positions: Tensor) -> RaggedBatch:
+        """The pass over these rows, int64 [sequences * rows]; made anew in each step that is recorded.
+
+        A row's entry goes where its position is: key p of a sequence is what stands at position p.
+        """
+        sequences, rows, keys = self.bucket.sequences, self.bucket.rows, self.bucket.keys
+        places = positions.view(sequences, rows)
+        slots = (self._address[:, :, None] * self._unit + self._within).view(sequences, keys)
+        # What nobody sees must be an entry of the same sequence all the same: the rest of its last block may
+        # hold no numbers, and 0 times none is none.
+        gather = torch.where(self._keys <= places.amax(1, keepdim=True), slots, slots[:, :1])
+        return RaggedBatch(
+            cache=self._cache,
+            input_ids=ids[None],
+            position_ids=positions[None],
+            slots=slots.gather(1, places).view(-1),
+            slot_range=None,
+            logits_to_keep=self.wanted,
+            num_logits=sequences * rows,
+            groups=[
+                AttentionGroup(
+                    num_sequences=sequences,
+                    num_rows=rows,
+                    num_keys=keys,
+                    first_position=0,
+                    span=None,
+                    rows=None,
+                    slot_range=None,
+                    gather=gather.reshape(-1),
+                    query_positions=places,
+                    device=self._cache.device,
+                    fixed=True,
+                )
+            ],
+            unpack=None,
+        )
+
+    def _rows(self, row: int, token_ids: Sequence[int], start: int) -> None:
+        count = len(token_ids)
+        self._ids[row, :count] = token_ids
+        self._ids[row, count:] = token_ids[-1]
+        self._positions[row] = np.minimum(np.arange(self.bucket.rows), count - 1) + start
+
+    def _blocks(self, row: int, table: BlockTable, length: int) -> None:
+        self._address_row(row, table.blocks[: -(-length // self._unit)])
+
+    def _address_row(self, row: int, addresses: Sequence[int]) -> None:
+        line: npt.NDArray[np.int64] = self._addresses[row]
+        line[: len(addresses)] = addresses
+        line[len(addresses) :] = addresses[0]
+
+    def _begin(self) -> None:
+        """Wait until the last transfer has read the host's side."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def _send(self, count: int) -> None:
+        """Fill up with the last sequence and send all of it."""
+        for part in (self._ids, self._positions, self._seeds, self._temperatures, self._addresses):
+            part[count:] = part[count - 1]
+        self._device.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()

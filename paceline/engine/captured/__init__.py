@@ -1,7 +1,0 @@
-"""Passes recorded once as CUDA graphs and replayed: a step then costs the host one launch."""
-
-from paceline.engine.captured.buckets import ROWS
-from paceline.engine.captured.passes import PATIENCE, CapturedPasses, room_for_logits
-from paceline.engine.captured.recording import CudaGraphs, Recorder
-
-__all__ = ["PATIENCE", "ROWS", "CapturedPasses", "CudaGraphs", "Recorder", "room_for_logits"]

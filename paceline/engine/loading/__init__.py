@@ -1,0 +1,1 @@
+"""From a checkpoint to a runner: files, weights, the check against transformers, cache size."""

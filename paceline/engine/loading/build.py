@@ -1,0 +1,162 @@
+"""From a worker's configuration to a runner that is ready: device, threads, weights, cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline import assets
+from paceline.core.config import DraftConfig, WorkerConfig
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.system.cores import within_quota
+from paceline.decoding.cpu.kernel_cache import warn_of_what_is_not_kept
+from paceline.engine.backends.captured import CudaGraphs, Recorder
+from paceline.engine.cache_size import check_before_weights
+from paceline.engine.device import keep_attention_from_cudnn, make_current
+from paceline.engine.loading.model import DTYPES, LoadedModel, load_model, make_runner
+from paceline.engine.runner import ModelRunner
+from paceline.telemetry.steps import step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A loaded model on its cache."""
+
+    loaded: LoadedModel
+    runner: ModelRunner
+    max_model_len: int
+    num_parameters: int
+    weight_bytes: int
+    """Bytes that a decode step reads."""
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises InvalidArgumentError for a device this torch lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidArgumentError("device", f"{name!r} is no device") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        cuda = torch.version.cuda
+        why = f"a driver too old for torch's CUDA {cuda} looks so too" if cuda else "this torch has no CUDA"
+        raise InvalidArgumentError("device", f"no CUDA device is available to this process; {why}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidArgumentError("device", f"{name}: there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def build(config: WorkerConfig) -> Built:
+    """Load the model and make its cache; the calling thread then works on their device.
+
+    Raises InvalidArgumentError naming the field.
+    """
+    if threads := config.threads or _threads_within_quota():
+        torch.set_num_threads(threads)
+    warn_of_what_is_not_kept()
+    # Nobody looks at a hub or at telemetry while a request waits.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
+    device = choose_device(config.device)
+    make_current(device)
+    keep_attention_from_cudnn(device)
+    try:
+        return _build_on(device, config)
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            "num_blocks",
+            f"{device} has no room for {config.model} and its cache; another process may have taken it. "
+            "Ask for a smaller cache (--num-blocks), or give it a device of its own (--device cuda:1)",
+        ) from error
+
+
+def _build_on(device: torch.device, config: WorkerConfig) -> Built:
+    name = assets.resolve(config.model)
+    if config.num_blocks is not None:
+        check_before_weights(
+            name,
+            device,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            dtype=DTYPES.get(config.dtype),
+            trust_remote_code=config.trust_remote_code,
+        )
+    step("loading %s; what is not on this machine yet is fetched first", config.model)
+    loaded = load_model(
+        name,
+        device=device,
+        dtype=None if config.dtype == "auto" else config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        scale=assets.scale_of(config.model),
+    )
+    num_parameters = sum(p.numel() for p in loaded.model.parameters())
+    # Before a pass that has weights of its own empties the model's.
+    weight_bytes = _bytes_read(loaded.model)
+    max_model_len = _length(config, loaded.max_model_len)
+    runner = make_runner(
+        loaded,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        memory_share=config.gpu_memory_utilization,
+        max_model_len=max_model_len,
+        lean=True,
+        deterministic=config.deterministic,
+        new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
+    )
+    # A sequence can never be longer than the whole cache.
+    if (room := runner.cache.pool.num_blocks * config.block_size) < max_model_len:
+        log.warning("sequences of %s are up to %d tokens long: its cache holds no more", config.model, room)
+        max_model_len = room
+    log.info(
+        "%s on %s: %d parameters, %d cache blocks of %d",
+        config.model,
+        device,
+        num_parameters,
+        runner.cache.pool.num_blocks,
+        config.block_size,
+    )
+    return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
+
+
+def _length(config: WorkerConfig, longest: int) -> int:
+    """The longest sequence. A draft may be shorter than its target, and `serve` asks both for the same."""
+    asked = config.max_model_len or longest
+    if asked <= longest:
+        return asked
+    if not isinstance(config, DraftConfig):
+        raise InvalidArgumentError(
+            "max_model_len", f"must be at most {longest}, the length of {config.model}, got {asked}"
+        )
+    log.warning("%s drafts for sequences of up to %d tokens only, not %d", config.model, longest, asked)
+    return longest
+
+
+def _recorders(device: torch.device) -> Callable[[], Recorder]:
+    """Makes recorders of one device, which share a stream."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return lambda: CudaGraphs(device, stream)
+
+
+def _threads_within_quota() -> int:
+    """As many as there is time for, where torch would take more of them; else 0, its own choice."""
+    chosen = torch.get_num_threads()
+    threads = within_quota(chosen)
+    return threads if threads < chosen else 0
+
+
+def _bytes_read(model: Any) -> int:
+    """Bytes of weights that a decode step reads: of all but an embedding that is not the head as well."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up = None if head is not None and head.weight is embedding.weight else embedding.weight
+    return sum(p.numel() * p.itemsize for p in model.parameters() if p is not looked_up)

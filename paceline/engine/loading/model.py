@@ -1,0 +1,346 @@
+"""Loading a model and its tokenizer so that the runner can drive them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import logging as hub_logging
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as library_logging
+from transformers.utils.hub import cached_file
+
+from paceline.assets.causes import cause_of
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.fingerprint import vocabulary_fingerprint
+from paceline.core.limits import MAX_RUNNING_SEQUENCES
+from paceline.engine.backends.attention import IMPLEMENTATION, inspect_attention
+from paceline.engine.backends.captured import Recorder, room_for_logits
+from paceline.engine.backends.compiled import CompiledForward, compiled_forward
+from paceline.engine.backends.fused_eager import LeanForward, covers
+from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block, num_blocks_for
+from paceline.engine.cache_size import check_fits, memory_for_cache
+from paceline.engine.loading.checkpoint import check_weights, refuse_single_file
+from paceline.engine.loading.scaled import scaled
+from paceline.engine.loading.self_check import error_on_paged_cache, logits_of_transformers, tokens_to_compare
+from paceline.engine.runner import ModelRunner, max_length_of, output_width
+from paceline.telemetry.steps import step
+
+log = logging.getLogger(__name__)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to serve, and what others must know to talk to it."""
+
+    model: Any
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+    """All below `vocab_size`; possibly none."""
+    vocab_size: int
+    """Token ids the tokenizer knows: [0, vocab_size). The model's output may be wider (padding)."""
+    max_model_len: int
+    fingerprint: str
+    """Of the tokenizer's vocabulary; see paceline.core.fingerprint."""
+
+
+def load_model(
+    path_or_id: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    scale: int = 1,
+) -> LoadedModel:
+    """Load a decoder by path or Hugging Face id.
+
+    `dtype` None keeps the checkpoint's own, except that a 16-bit checkpoint becomes float32 on a CPU:
+    few CPUs have fast 16-bit arithmetic, and a verification pass then differs from plain decoding in the
+    last bits of 8, not of 24. Ask for "bfloat16" by name to have half the memory. Weights are read from
+    safetensors only, and as they are: a quantised checkpoint is refused, and one that lacks some. Raises
+    InvalidArgumentError naming `model` or `dtype`, and what a device without room raises.
+    A Llama model is grown to about `scale` times its parameters, and computes the same (scaled.py).
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
+    name = str(path_or_id)
+    device = torch.device(device)
+    refuse_single_file(name)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # of whatever kind: transformers and its configs have many
+        raise _refusal(name, "has no configuration that can be loaded", error) from error
+    _refuse_unsupported(config)
+    _refuse_quantised(name, config)
+    # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
+    config._attn_implementation = None
+    check_weights(name, config)
+    try:  # before the weights, which take longer
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=_dtype_to_load(config, device) if dtype is None else DTYPES[dtype],
+            trust_remote_code=trust_remote_code,
+            # Weights in any other format are a pickle.
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise _refusal(name, "cannot be loaded as a decoder", error) from error
+    model, found = loaded
+    _refuse_incomplete(name, found)
+    if dtype is None and device.type == "cpu" and model.dtype.itemsize < 4:
+        # Its config did not say so.
+        model = model.float()
+    model = prepare(scaled(model.to(device), scale))
+    vocabulary = _vocabulary(name, tokenizer)
+    vocab_size = min(max(vocabulary.values()) + 1, output_width(model))
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        # What no text can contain ends none.
+        eos_token_ids=frozenset(i for i in eos_token_ids(model) if 0 <= i < vocab_size),
+        vocab_size=vocab_size,
+        max_model_len=max_length_of(model.config),
+        fingerprint=vocabulary_fingerprint(vocabulary),
+    )
+
+
+def prepare(model: Any) -> Any:
+    """Put `model` into evaluation mode and on Paceline's attention, or refuse it."""
+    _refuse_unsupported(model.config)
+    if getattr(model, "_is_stateful", False):
+        # That is not in the cache, and what it has of the rows before may be another sequence's.
+        raise InvalidArgumentError(
+            "model", f"{type(model).__name__} keeps other state than keys and values: that cannot be served"
+        )
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise InvalidArgumentError(
+            "model", f"{type(model).__name__} does not support transformers' attention interface"
+        )
+    return model
+
+
+def make_runner(
+    loaded: LoadedModel | Any,
+    *,
+    block_size: int | None = None,
+    num_blocks: int | None = None,
+    memory_bytes: int | None = None,
+    memory_share: float | None = None,
+    max_model_len: int | None = None,
+    lean: bool = False,
+    deterministic: bool = False,
+    new_recorder: Callable[[], Recorder] | None = None,
+) -> ModelRunner:
+    """A runner with a cache of `num_blocks`, or of what fits into `memory_bytes`, or into the `memory_share`
+    of a GPU, or into free memory.
+
+    `block_size` None is 16; the model's length makes the cache "slotted", one block a sequence. A cache
+    sized by memory never has more blocks than all sequences the server admits could fill. Before it is
+    handed out the runner is compared with transformers on a few tokens; a model that gives other logits
+    here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
+    `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
+    has one. Such a pass may take the weights over: the model then runs through the runner only.
+    A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
+    `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
+    `new_recorder` makes what records passes, if the logits of recorded ones are right here: one to see that,
+    another one to serve.
+    """
+    model = loaded.model if isinstance(loaded, LoadedModel) else loaded
+    layers = inspect_attention(model)
+    size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
+    longest = max_model_len or max_length_of(model.config)
+    _refuse_changing_positions(model.config, longest)
+    room = None
+    if new_recorder is not None:
+        # Before the cache takes its share of the memory that is left.
+        room = room_for_logits(output_width(model), model.dtype, model.device)
+    if num_blocks is None:
+        memory = memory_for_cache(model.device, memory_share) if memory_bytes is None else memory_bytes
+        num_blocks = min(
+            num_blocks_for(memory, layers, size, model.dtype),
+            MAX_RUNNING_SEQUENCES * -(-longest // size),
+        )
+    else:
+        check_fits(num_blocks, size, bytes_per_block(layers, size, model.dtype), model.device)
+    block_bytes = bytes_per_block(layers, size, model.dtype)
+    step("making a cache of %d blocks, %.1f GiB", num_blocks, num_blocks * block_bytes / (1 << 30))
+    cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
+    vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
+    short: LeanForward | CompiledForward | None = None
+    step("comparing the model with transformers on a few tokens")
+    expected = logits_of_transformers(model)
+    if lean and covers(model):
+        # What it is compared on may be longer than what it serves.
+        positions = max(longest, len(tokens_to_compare(model)))
+        short = compiled_forward(model, layers, positions, any_threads=deterministic)
+        short = short or LeanForward(model, positions)
+        error = error_on_paged_cache(model, layers, short, expected)
+        if error is None:
+            short.pack()
+        else:
+            log.warning("%s goes through its modules: its short pass %s", type(model).__name__, error)
+            short = None
+    error = error_on_paged_cache(model, layers, short, expected)
+    if error is not None:
+        raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
+    recorder = None
+    if new_recorder is not None:
+        step("recording passes of common shapes; that takes some seconds")
+        error = error_on_paged_cache(model, layers, short, expected, new_recorder(), room)
+        if error is None:
+            recorder = new_recorder()
+        else:
+            log.warning("passes of %s are not recorded: a recorded one %s", type(model).__name__, error)
+    runner = ModelRunner(
+        model,
+        cache,
+        model.device,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        short=short,
+        recorder=recorder,
+        room=room,
+    )
+    runner.record_passes_of_one()
+    if deterministic and not runner.row_invariant:
+        raise InvalidArgumentError(
+            "deterministic",
+            f"cannot be kept for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
+            f"{model.device.type}: float32 models of the Llama family on a CPU can",
+        )
+    return runner
+
+
+def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of `config`'s shape with random weights, on its own copy of the config; for tests."""
+    config = copy.deepcopy(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(config, dtype=dtype)
+    return prepare(model)
+
+
+def eos_token_ids(model: Any) -> frozenset[int]:
+    """The tokens that end a sequence: the generation config's, else the config's; possibly none."""
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _refuse_unsupported(config: Any) -> None:
+    if config.is_encoder_decoder:
+        raise InvalidArgumentError("model", f"{config.model_type} is an encoder-decoder, not a decoder")
+
+
+def _dtype_to_load(config: Any, device: torch.device) -> torch.dtype | str:
+    """Made in 16 bits and widened afterwards, a model keeps what it computed on the way in 16 bits."""
+    named = (getattr(each, "dtype", None) for each in (config, config.get_text_config(decoder=True)))
+    dtype = next((each for each in named if each is not None), None)
+    if device.type == "cpu" and isinstance(dtype, torch.dtype) and dtype.itemsize < 4:
+        return torch.float32
+    return "auto"
+
+
+def _refuse_incomplete(name: str, found: Mapping[str, Any]) -> None:
+    """transformers makes up the weights that its files lack. `found` is what it says of loading them."""
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+        raise InvalidArgumentError("model", f"the files of {name} lack {missing[0]}{others}")
+    if mismatched := sorted(str(key[0]) for key in found.get("mismatched_keys", ())):
+        raise InvalidArgumentError("model", f"{mismatched[0]} has another shape in the files of {name}")
+
+
+def _refusal(name: str, failed: str, error: Exception) -> InvalidArgumentError:
+    """Of an error that means little without it, its kind is told as well."""
+    if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, Exception):
+        # What it says itself begins with a heading.
+        return _refusal(name, failed, error.__cause__)
+    if not isinstance(error, OSError | ValueError | ImportError):
+        failed = f"{failed}: {type(error).__name__}"
+    return InvalidArgumentError("model", cause_of(name, failed, error))
+
+
+def _refuse_quantised(name: str, config: Any) -> None:
+    """Such weights need their method's library and devices, and a dtype of ours cannot be given to them."""
+    for each in (config, config.get_text_config(decoder=True)):
+        settings: Mapping[str, Any] | None = getattr(each, "quantization_config", None)
+        if settings is None:
+            continue
+        # As transformers has it: bitsandbytes is the one whose older files do not name it.
+        older = settings.get("load_in_4bit") or settings.get("load_in_8bit")
+        method = settings.get("quant_method") or ("bitsandbytes" if older else "an unnamed method")
+        raise InvalidArgumentError(
+            "model", f"{name} is quantised by {method}: only checkpoints that are not can be served"
+        )
+
+
+def _refuse_changing_positions(config: Any, longest: int) -> None:
+    """Beyond its original length longrope has other frequencies, for all that a pass holds: for sequences
+    that are not as long too, and not for keys that are in the cache.
+    """
+    config = config.get_text_config(decoder=True)
+    parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    # One for all layers, or one for every kind of layer.
+    either = [rope for each in parameters if isinstance(each, Mapping) for rope in (each, *each.values())]
+    for rope in either:
+        if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "longrope":
+            continue
+        name = "original_max_position_embeddings"
+        original = rope.get(name) or getattr(config, name, None) or max_length_of(config)
+        if longest > original:
+            raise InvalidArgumentError(
+                "max_model_len",
+                f"must be at most {original} for {config.model_type}, got {longest}: beyond that its "
+                f"positions (longrope) change for what the cache holds",
+            )
+
+
+def _vocabulary(name: str, tokenizer: Any) -> dict[str, int]:
+    """Token to id, from tokenizer.json where there is one, so that a process without torch gets the same."""
+    path = cached_file(
+        name, "tokenizer.json", _raise_exceptions_for_missing_entries=False, local_files_only=True
+    )
+    if path is not None:
+        from tokenizers import Tokenizer
+
+        vocabulary: dict[str, int] = Tokenizer.from_file(path).get_vocab(with_added_tokens=True)
+        return vocabulary
+    return dict(tokenizer.get_vocab())
+
+
+def take_over_library_logs(*, quiet: bool) -> None:
+    """Let log lines of transformers and the hub go where ours go; `quiet` leaves out progress bars too."""
+    library_logging.disable_default_handler()
+    # The hub's library has no such function, and both its handler and ours would write each line.
+    hub_logging.get_logger()
+    logging.getLogger("huggingface_hub").handlers.clear()
+    library_logging.enable_propagation()
+    if quiet:
+        library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

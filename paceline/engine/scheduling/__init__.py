@@ -1,0 +1,1 @@
+"""Which work the next pass does: sequences, sessions, planning, preemption, the engine thread."""

@@ -1,0 +1,191 @@
+"""The sequences one worker holds: sessions with their cache tables and leases. Bookkeeping only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from paceline.core.clock import Clock
+from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
+from paceline.core.messages import CloseSequence, OpenSequence
+from paceline.engine.scheduling.session import Session
+from paceline.grammar import GrammarState
+from paceline.kv.lease import Leases
+from paceline.kv.prefix import CachedPrefix, PrefixIndex
+from paceline.kv.table import BlockTable
+
+Answer = TypeVar("Answer")
+
+RETRY_SECONDS = 1.0
+"""Told with a refusal for want of room that others have, whosever they are: they will give it back."""
+
+
+@dataclass(slots=True)
+class Held(Generic[Answer]):
+    """One sequence on this worker."""
+
+    session: Session[Answer]
+    table: BlockTable
+    grammar: GrammarState | None = None
+    """Where the text stands in its `structured_outputs`; derived from the session's tokens when asked."""
+    prefix: CachedPrefix | None = None
+    """None where nothing is cached."""
+    age: int = 0
+    """Older sequences have smaller numbers; no two the same."""
+    sound: int = 0
+    """So many entries, from the first on, are numbers: the row after them was a distribution."""
+
+    def cut_to_ledger(self) -> None:
+        """Drop the cache entries that the ledger does not confirm."""
+        self.cut_to(self.session.agreed_length())
+
+    def cut_to(self, length: int) -> None:
+        """Drop the cache entries at `length` and beyond, and any reservation."""
+        self.table.truncate_to(length)
+        self.sound = min(self.sound, length)
+        del self.session.cached[length:]
+        if self.prefix is not None:
+            self.prefix.cut_to(length)
+
+    def fed(self, token_ids: list[int]) -> None:
+        """Record that the pass just run wrote entries for `token_ids`.
+
+        Blocks that are full of the ledger's tokens are final now; proposed tokens are not in the ledger.
+        """
+        session = self.session
+        session.cached.extend(token_ids)
+        assert self.table.length == len(session.cached)
+        if self.prefix is not None:
+            self.prefix.enter(session.tokens)
+
+    def found_sound(self) -> None:
+        """The row after the last entry was a distribution, and it is made of all of them."""
+        self.sound = self.table.length
+
+    def found_broken(self) -> None:
+        """A row was none: drop what was computed since the last one that was, and let nobody find that.
+
+        A pass may lose the entries of tokens before the one that a model breaks on: attention multiplies by
+        0 what a row must not see, and NaN stays NaN.
+        """
+        length = min(self.sound, self.session.agreed_length())
+        if self.prefix is not None:
+            self.prefix.withdraw(length)
+        self.cut_to(length)
+
+    def reuse(self, most: int) -> int:
+        """Go on with entries of the ledger's first `most` tokens that the prefix cache has; how many."""
+        if self.prefix is None:
+            return 0
+        tokens = self.session.tokens[:most]
+        found = self.prefix.extend(tokens)
+        self.session.cached.extend(tokens[self.table.length - found : self.table.length])
+        return found
+
+
+@dataclass(slots=True)
+class Holdings(Generic[Answer]):
+    """Sequences by id, each with a lease that its rounds renew."""
+
+    new_table: Callable[[], BlockTable]
+    max_sequences: int
+    clock: Clock
+    lease_seconds: float
+    prefix_cache: bool = False
+    """Keep what ended sequences computed, for others that begin in the same way."""
+    prefix_index: PrefixIndex | None = field(init=False, default=None)
+    num_preemptions: int = 0
+    """Times a sequence lost its blocks to an older one."""
+    _last_pass: tuple[float, float, int] = (0.0, 0.0, 0)
+    """When it began and ended, and its rows of prompts."""
+    _opened: int = 0
+    _held: dict[str, Held[Answer]] = field(default_factory=dict)
+    _leases: Leases[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(self.clock, self.lease_seconds)
+        if self.prefix_cache:
+            self.prefix_index = PrefixIndex(self.new_table().pool)
+
+    def passed(self, begun: float, ended: float, prefill_rows: int) -> None:
+        """A pass is over, or with the device, of whose rows so many had logits that nobody wanted."""
+        self._last_pass = begun, ended, prefill_rows
+
+    def looked_at(self, ended: float) -> None:
+        """The logits of the last pass have been looked at, so it is over: `passed` may have been told of one
+        that a device was still to compute.
+        """
+        begun, _, rows = self._last_pass
+        self._last_pass = begun, ended, rows
+
+    def prefill_rows_since(self, arrived: float) -> int:
+        """Such rows of the last pass, by how much of it was still to come then."""
+        begun, ended, rows = self._last_pass
+        waited = ended - max(arrived, begun)
+        return round(rows * waited / (ended - begun)) if waited > 0 else 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held[Answer]]:
+        return iter(self._held.values())
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._held
+
+    def find(self, sequence_id: str) -> Held[Answer] | None:
+        """The sequence if it is held; its lease is left alone."""
+        return self._held.get(sequence_id)
+
+    def open(self, command: OpenSequence, grammar: GrammarState | None = None) -> None:
+        """Take a sequence on; one of an older epoch is replaced, the same epoch again changes nothing.
+
+        One that replaces another is as old as that was. Raises StaleEpochError, ResourceExhaustedError.
+        """
+        old = self._held.get(command.sequence_id)
+        if old is not None:
+            if command.epoch < old.session.epoch:
+                raise StaleEpochError(f"epoch {command.epoch} is older than {old.session.epoch}")
+            if command.epoch == old.session.epoch:
+                return
+            self.drop(command.sequence_id)
+        if len(self._held) >= self.max_sequences:
+            message = f"this worker holds {self.max_sequences} sequences already"
+            raise ResourceExhaustedError(message, RETRY_SECONDS)
+        session: Session[Answer] = Session(
+            command.sequence_id, command.epoch, command.params, list(command.token_ids)
+        )
+        self._opened += 1
+        table, age = self.new_table(), self._opened if old is None else old.age
+        index, salt = self.prefix_index, command.params.cache_salt
+        prefix = None if index is None else CachedPrefix(index, table, salt)
+        self._held[command.sequence_id] = Held(session, table, grammar, prefix, age)
+        self._leases.renew(command.sequence_id)
+
+    def get(self, sequence_id: str) -> Held[Answer]:
+        """The sequence, its lease renewed. Raises NotFoundError."""
+        held = self._held.get(sequence_id)
+        if held is None:
+            raise NotFoundError("no such sequence: never opened, or its lease is over")
+        self._leases.renew(sequence_id)
+        return held
+
+    def close(self, command: CloseSequence) -> bool:
+        """Drop the sequence unless a newer epoch owns it. True when it was dropped."""
+        held = self._held.get(command.sequence_id)
+        if held is None or held.session.epoch > command.epoch:
+            return False
+        self.drop(command.sequence_id)
+        return True
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence, if held, and free its blocks."""
+        held = self._held.pop(sequence_id, None)
+        if held is not None:
+            held.table.free()
+            self._leases.end(sequence_id)
+
+    def expired(self) -> list[str]:
+        """Sequences whose lease is over; the caller drops them."""
+        return self._leases.expired()

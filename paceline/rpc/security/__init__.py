@@ -1,0 +1,1 @@
+"""Who may call, and the certificates and credentials that show it."""

@@ -1,0 +1,1 @@
+"""A gRPC server: start, health, bounds, errors, shutdown."""

@@ -1,0 +1,109 @@
+"""Requests of calls that send one message, read within bounds.
+
+gRPC itself waits for ever for a message of which a part has come, and keeps that part: as much as a message
+may have, for every call that it takes. Here only so many messages are unfinished at a time that their parts
+stay within `UNFINISHED_BYTES`, and each has a time. Where one more comes, the one that began first is given
+up: nearly every message comes with its call, and is whole before anybody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+
+from paceline.core import limits
+from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
+from paceline.rpc.security.auth import is_open
+
+UNFINISHED_BYTES: Final = 256 * 1024 * 1024
+"""What unfinished messages may take together."""
+LEAST_UNFINISHED: Final = 8
+"""Unfinished messages at a time, however large they may be."""
+OPEN_SECONDS: Final = 5.0
+"""How long the message of a call without a key may take."""
+SECONDS: Final = 60.0
+"""How long any other message may take."""
+LAST_SECONDS: Final = 0.1
+"""How long one that is given up may still take: it may be here, and its task not have had its turn."""
+LAST_TURNS: Final = 5
+"""Turns of the event loop that it has after a longer pause of that."""
+RETRY_SECONDS: Final = 1.0
+MAX_OPEN_REQUEST_BYTES: Final = 8 * limits.MAX_HEALTH_SERVICE_CHARACTERS
+"""Of a call without a key. gRPC's own bound is for all methods of a port."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Reading:
+    """The unfinished messages of some methods."""
+
+    def __init__(self, most: int, seconds: float, max_bytes: Callable[[], int]) -> None:
+        """At most `most` at a time, each for `seconds` and of so many bytes."""
+        self._most = most
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._unfinished: dict[asyncio.Future[None], None] = {}
+        """In the order in which they began. The future is set when the message is given up."""
+        self._reads: set[asyncio.Future[Any]] = set()
+
+    async def one(self, context: Context) -> bytes:
+        """The one message of a call. The call must be served as one that takes a stream.
+
+        Raises DeadlineExceededError for one that does not come in time, ResourceExhaustedError for one that
+        is given up, InvalidArgumentError for one that is too large and where the call ends without any.
+        """
+        if len(self._unfinished) >= self._most:
+            oldest = next(iter(self._unfinished))
+            del self._unfinished[oldest]
+            oldest.set_result(None)
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unfinished[given_up] = None
+        try:
+            data = await self._read(context, given_up)
+        finally:
+            self._unfinished.pop(given_up, None)
+        if data is grpc.aio.EOF:
+            raise InvalidArgumentError("request", "is required")
+        most = self._max_bytes()
+        if len(data) > most:
+            raise InvalidArgumentError("request", f"at most {most} bytes, got {len(data)}")
+        return bytes(data)
+
+    async def _read(self, context: Context, given_up: asyncio.Future[None]) -> Any:
+        # Never cancelled: gRPC keeps the memory of an operation that is. It ends with the call.
+        read = asyncio.ensure_future(context.read())
+        self._reads.add(read)
+        read.add_done_callback(self._forget)
+        await asyncio.wait((read, given_up), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+        if given_up.done() and not read.done():
+            await asyncio.wait((read,), timeout=LAST_SECONDS)
+            for _ in range(LAST_TURNS):
+                if not read.done():
+                    await asyncio.sleep(0)
+        if read.done():
+            return read.result()
+        if given_up.done():
+            raise ResourceExhaustedError("too many requests are on their way", RETRY_SECONDS)
+        raise DeadlineExceededError(f"the request did not arrive within {self._seconds:g} seconds")
+
+    def _forget(self, read: asyncio.Future[Any]) -> None:
+        self._reads.discard(read)
+        if not read.cancelled():
+            read.exception()  # of a call that is over: nobody asks for it
+
+
+class Readings:
+    """Those of one port: calls without a key are counted apart."""
+
+    def __init__(self, message_bytes: int, max_bytes: Callable[[], int] | None = None) -> None:
+        """`message_bytes` is gRPC's bound of the port; `max_bytes` that of requests, where it is less."""
+        most = max(LEAST_UNFINISHED, UNFINISHED_BYTES // message_bytes)
+        self._open = Reading(most, OPEN_SECONDS, lambda: MAX_OPEN_REQUEST_BYTES)
+        self._others = Reading(most, SECONDS, max_bytes or (lambda: message_bytes))
+
+    def of(self, method: str) -> Reading:
+        """That of a method, by its full name."""
+        return self._open if is_open(method) else self._others

@@ -1,0 +1,1 @@
+"""The streams of frames between coordinator and workers."""

@@ -1,0 +1,144 @@
+"""The shell around a worker's engine thread: one bidirectional stream a coordinator, many sequences.
+
+Commands go to the engine thread frame by frame; events come back in frames as large as whatever was
+ready, so the message count follows the worker's steps, not the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import Message
+
+from paceline.core.errors import InternalError, PacelineError, UnavailableError
+from paceline.rpc.codec.status import abort
+from paceline.rpc.streams.frame_split import framed
+
+log = logging.getLogger(__name__)
+
+MAX_IDLE_SECONDS = 30.0
+"""A worker whose engine thread has not come round for this long is not ready."""
+WATCH_SECONDS = 1.0
+
+
+class Engine(Protocol):
+    """What the shell needs of the engine thread."""
+
+    @property
+    def seconds_since_progress(self) -> float:
+        """How long ago the loop last went round."""
+
+    def submit(self, route: Callable[[Sequence[Any]], None], commands: Sequence[Any]) -> None:
+        """Queue commands of one stream."""
+
+    def leave(self, route: Callable[[Sequence[Any]], None]) -> None:
+        """The stream ended."""
+
+    def ask(self, question: Callable[[], None]) -> None:
+        """Run something on the engine thread between steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a worker's stream carries, whatever it goes through."""
+
+    request: type[Message]
+    parse: Callable[[Any], Sequence[Any]]
+    """A request's commands. Raises InvalidArgumentError for the frame as a whole."""
+    render: Callable[[Sequence[Any]], Any]
+    """Events as a response, which is a message."""
+
+
+async def serve_stream(
+    requests: AsyncIterator[Any],
+    context: grpc.aio.ServicerContext[Any, Any],
+    engine: Engine,
+    dialect: Dialect,
+    stopping: asyncio.Event,
+) -> AsyncIterator[Any]:
+    """Carry one coordinator's stream until either side ends it.
+
+    A worker that stops ends it at once: its sequences move, or wait, and are opened again from the ledger.
+    """
+    loop = asyncio.get_running_loop()
+    outbox: list[Any] = []
+    ready = asyncio.Event()
+    ended: list[PacelineError | None] = []
+
+    def take(events: Sequence[Any]) -> None:
+        outbox.extend(events)
+        ready.set()
+
+    def end(error: PacelineError | None) -> None:
+        ended.append(error)
+        ready.set()
+
+    def route(events: Sequence[Any]) -> None:
+        loop.call_soon_threadsafe(take, list(events))
+
+    async def read() -> None:
+        try:
+            async for frame in requests:
+                engine.submit(route, dialect.parse(frame))
+        except PacelineError as error:
+            end(error)
+        except Exception:
+            if not ended:  # else it is our own end that the reader sees
+                log.exception("a stream broke")
+                end(InternalError("the stream broke"))
+        else:
+            end(None)
+
+    async def leave() -> None:
+        await stopping.wait()
+        end(UnavailableError("the worker is stopping"))
+
+    tasks = [asyncio.create_task(read()), asyncio.create_task(leave())]
+    try:
+        while not ended:
+            await ready.wait()
+            ready.clear()
+            if outbox:
+                events = outbox.copy()
+                outbox.clear()
+                for frame in framed(events, dialect.render):
+                    yield frame
+        if ended[0] is not None:
+            await abort(context, ended[0])
+    finally:
+        for task in tasks:
+            task.cancel()
+        engine.leave(route)
+
+
+async def ask(engine: Engine, question: Callable[[], Any]) -> Any:
+    """The answer to `question`, put on the engine thread between two steps."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    def run() -> None:
+        loop.call_soon_threadsafe(settle, question())
+
+    engine.ask(run)
+    return await future
+
+
+async def watch_progress(engine: Engine, set_serving: Callable[[bool], Any]) -> None:
+    """Readiness means forward progress: a stuck engine thread turns it off, and back on when it moves."""
+    serving = True
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        moving = engine.seconds_since_progress < MAX_IDLE_SECONDS
+        if moving != serving:
+            log.warning("the engine thread %s", "moves again" if moving else "is stuck")
+            await set_serving(moving)
+            serving = moving
