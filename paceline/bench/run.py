@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline import assets
-from paceline.bench import bandwidth, prompts
+from paceline.bench import machine, prompts
 from paceline.bench.config import BenchConfig
 from paceline.bench.machine import Machine, Model
 from paceline.bench.measuring import Bench, Clients
@@ -52,7 +52,7 @@ async def _measure(
         progress("loading the peer")
         peers = _peers(config, info)
         progress("measuring the memory's bandwidth")
-        rate = bandwidth.read_bandwidth(info["target"].device, config.threads)
+        rate = machine.read_bandwidth(info["target"].device, config.threads)
         # The collector must not walk through what the peer loaded while a round waits for its client.
         gc.collect()
         gc.freeze()

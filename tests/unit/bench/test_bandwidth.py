@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.bench.bandwidth import read_bandwidth
+from paceline.bench.machine import read_bandwidth
 
 
 def test_bandwidth_is_measured_with_the_model_s_threads_and_leaves_ours() -> None:

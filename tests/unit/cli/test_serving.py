@@ -93,7 +93,8 @@ def test_what_is_of_both_is_for_each_that_leaves_it_open() -> None:
 
 def test_a_process_that_nobody_reads_leaves_at_once() -> None:
     """Once: what was left to write raised BrokenPipeError, and a worker ended as one that had failed."""
-    leaving = "import sys; from paceline.cli.commands.serve import _leave; sys.stdin.read(); print('more'); _leave()"
+    module = "paceline.cli.commands.serve"
+    leaving = f"import sys; from {module} import _leave; sys.stdin.read(); print('more'); _leave()"
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen([sys.executable, "-P", "-c", leaving], env=buffered, **PIPES) as process:
         process.stdout.close()
