@@ -38,7 +38,9 @@ class Counted:
         self.data = data
         self.it = Driver(k=k, **sampling)
         self.recorder = Recorder()
-        self.running: Any = SimpleNamespace(machine=self.it.machine, arrived_at=0.0, last_token_at=None)
+        self.running: Any = SimpleNamespace(
+            machine=self.it.machine, state=self.it.state, arrived_at=0.0, last_token_at=None
+        )
         self.rounds: list[tuple[int, Commit]] = []
         """Of each: draft tokens that were verified, and what was committed."""
         self.asked = 0

@@ -18,7 +18,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, SparseDistribution, Verdict
+from paceline.core.types import Outcome, Proposal, SparseDistribution, Verdict
 from tests.unit.coordinator.test_round import Driver, sent, verifying
 
 
@@ -38,15 +38,15 @@ def judged(it: Driver, *token_ids: int, went_on_with: int | None = None) -> list
 
 def test_the_target_is_told_what_to_judge_next() -> None:
     it = verifying(7, 8, 9)
-    (command,) = foresee(it, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))})
+    (command,) = foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4))})
     assert command == VerifyAhead(
-        "s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))}
+        "s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4))}
     )
 
 
 def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     actions = judged(it, 7, 5, went_on_with=3)
     assert isinstance(actions[0], Emit)
     (draft,) = sent(actions)
@@ -61,8 +61,8 @@ def test_a_target_that_goes_on_is_not_asked_and_the_draft_is_told() -> None:
 
 def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6))})
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     (draft,) = sent(judged(it, 7, 5, went_on_with=2))
     assert (draft.num_draft_tokens, draft.num_lookahead_tokens) == (2, 3)
     it.judge(6, 6, 2)
@@ -72,8 +72,8 @@ def test_a_target_may_have_begun_with_the_shorter_of_two_proposals() -> None:
 def test_a_target_that_is_told_late_begins_with_what_it_was_told_first() -> None:
     """Its verdict leaves before it reads either of the two."""
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6))})
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     verify, draft = sent(judged(it, 7, 5))
     assert verify.proposal == Proposal((6, 6))
     assert (draft.num_draft_tokens, draft.num_lookahead_tokens) == (2, 3)
@@ -83,8 +83,8 @@ def test_a_target_that_is_told_late_begins_with_what_it_was_told_first() -> None
 def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]) -> None:
     """The target may have begun with what it was told first: its verdict would not fit."""
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6))})
-    assert foresee(it, {(1, 5): Proposal(again)}) == []
+    foresee(it, {Outcome(1, 5): Proposal((6, 6))})
+    assert foresee(it, {Outcome(1, 5): Proposal(again)}) == []
     judged(it, 7, 5, went_on_with=2)
     it.judge(6, 6, 2)
     assert it.generated == [4, 7, 5, 6, 6, 2]
@@ -92,15 +92,15 @@ def test_a_draft_that_contradicts_itself_is_not_passed_on(again: tuple[int, ...]
 
 def test_a_target_cannot_go_on_with_what_it_was_not_given() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     actions = judged(it, 7, 8, 5, went_on_with=1)
     assert [type(a.error) for a in actions if isinstance(a, Fail)] == [InternalError]
 
 
 def test_what_a_target_began_is_closed_where_the_sequence_ends() -> None:
     it = verifying(7, 8, 9, max_tokens=5)
-    (command,) = foresee(it, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4))})
-    assert command.proposals == {(1, 5): Proposal((6,))}, "after the other one nothing may follow"
+    (command,) = foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4))})
+    assert command.proposals == {Outcome(1, 5): Proposal((6,))}, "after the other one nothing may follow"
     judged(it, 7, 5, went_on_with=1)
     assert it.phase is Phase.VERIFYING
     actions = judged(it, 6, 1)
@@ -110,11 +110,11 @@ def test_what_a_target_began_is_closed_where_the_sequence_ends() -> None:
 
 def test_a_slow_client_gets_the_round_that_was_begun_and_then_a_pause() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.CLIENT_BEHIND)
     judged(it, 7, 5, went_on_with=3)
     assert it.phase is Phase.VERIFYING
-    assert foresee(it, {(0, 1): Proposal((1,))}) == [], "no further round is begun ahead"
+    assert foresee(it, {Outcome(0, 1): Proposal((1,))}) == [], "no further round is begun ahead"
     judged(it, 1)
     assert it.phase is Phase.PAUSED
 
@@ -123,7 +123,7 @@ def test_a_round_begun_late_that_breaks_twice_is_done_without_its_proposal_once(
     """The target began it by itself, failed, and began it again as it was asked for it. Once: the second
     failure, or the verdict that came in its place, was taken for one of the round without the proposal."""
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     judged(it, 7, 5)
     broken = InternalError("nan after token 6")
     opening, again = sent(it.target_fails(broken))
@@ -136,7 +136,7 @@ def test_a_round_begun_late_that_breaks_twice_is_done_without_its_proposal_once(
 
 def test_so_it_is_where_the_target_was_told_late() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.CLIENT_BEHIND)
     verify, _ = sent(judged(it, 7, 5))
     assert verify.proposal == Proposal((6, 6, 6))
@@ -147,7 +147,7 @@ def test_so_it_is_where_the_target_was_told_late() -> None:
 def test_what_was_not_told_while_the_client_was_behind_begins_by_nobody() -> None:
     it = verifying(7, 8, 9)
     it(Signal.CLIENT_BEHIND)
-    assert foresee(it, {(1, 5): Proposal((6, 6, 6))}) == []
+    assert foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))}) == []
     it(Signal.CLIENT_CAUGHT_UP)
     (command,) = sent(judged(it, 7, 5))
     assert isinstance(command, DraftRound)
@@ -155,7 +155,7 @@ def test_what_was_not_told_while_the_client_was_behind_begins_by_nobody() -> Non
 
 def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     judged(it, 7, 5, went_on_with=3)
     it(Signal.DRAFT_LOST)
     it(Signal.TARGET_LOST)
@@ -166,7 +166,7 @@ def test_a_round_begun_ahead_survives_the_loss_of_both_workers() -> None:
 
 def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6)), (3, 5): Proposal((4, 4, 4))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6)), Outcome(3, 5): Proposal((4, 4, 4))})
     actions = it.judge(7, 5)
     assert isinstance(actions[0], Emit)
     verify, draft = sent(actions)
@@ -181,7 +181,7 @@ def test_a_hit_starts_the_next_verification_at_once_and_tells_the_draft() -> Non
 
 def test_the_drafts_own_answer_to_a_hit_changes_nothing() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it.judge(7, 5)
     assert it(DraftProposal("s", 1, 3, 6, Proposal((6, 6, 6)), 8)) == []
     assert it.generated == [4, 7, 5]
@@ -192,7 +192,7 @@ def test_the_drafts_own_answer_to_a_hit_changes_nothing() -> None:
 @pytest.mark.parametrize("changes", [{"epoch": 0}, {"epoch": 2}, {"round": 1}, {"round": 3}])
 def test_continuations_of_another_round_or_epoch_are_dropped(changes: dict[str, int]) -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))}, **changes)
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))}, **changes)
     it.judge(7, 5)
     assert it.phase is Phase.DRAFTING
     assert not it.state.present.record.hit
@@ -200,7 +200,7 @@ def test_continuations_of_another_round_or_epoch_are_dropped(changes: dict[str, 
 
 def test_another_outcome_is_an_ordinary_round() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     (command,) = sent(it.judge(7, 2))
     assert isinstance(command, DraftRound)
 
@@ -208,7 +208,7 @@ def test_another_outcome_is_an_ordinary_round() -> None:
 def test_continuations_that_come_after_the_verdict_are_dropped() -> None:
     it = verifying(7, 8, 9)
     it.judge(7, 5)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))}, round=2)
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))}, round=2)
     it.propose(1, 1, 1)
     (command,) = sent(it.judge(1, 5))
     assert isinstance(command, DraftRound), "nothing of the old round is left"
@@ -216,7 +216,7 @@ def test_continuations_that_come_after_the_verdict_are_dropped() -> None:
 
 def test_a_hit_is_cut_to_what_may_still_be_committed() -> None:
     it = verifying(7, 8, 9, max_tokens=6)
-    foresee(it, {(2, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(2, 5): Proposal((6, 6, 6))})
     verify, draft = sent(it.judge(7, 8, 5))
     assert verify.proposal == Proposal((6,)), "two tokens may follow, the last one is the target's"
     assert draft.num_draft_tokens == 1
@@ -233,7 +233,7 @@ def test_a_hit_is_cut_to_what_may_still_be_committed() -> None:
 )
 def test_nonsense_is_no_hit(proposal: Proposal) -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): proposal})
+    foresee(it, {Outcome(1, 5): proposal})
     command = sent(it.judge(7, 5))[0]
     assert isinstance(command, DraftRound) or command.proposal.token_ids == proposal.token_ids[:2]
     if isinstance(command, VerifyRound):
@@ -242,7 +242,7 @@ def test_nonsense_is_no_hit(proposal: Proposal) -> None:
 
 def test_what_the_target_was_told_is_judged_where_the_draft_is_lost() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it(Signal.DRAFT_LOST)
     (command,) = sent(it.judge(7, 5))
     assert isinstance(command, VerifyRound)
@@ -253,7 +253,7 @@ def test_what_the_target_was_told_is_judged_where_the_draft_is_lost() -> None:
 
 def test_a_draft_that_lost_the_sequence_behind_a_hit_is_opened_again_in_the_next_round() -> None:
     it = verifying(7, 8, 9)
-    foresee(it, {(1, 5): Proposal((6, 6, 6))})
+    foresee(it, {Outcome(1, 5): Proposal((6, 6, 6))})
     it.judge(7, 5)
     assert it(FromDraft(SequenceFailed("s", 1, 3, NotFoundError("gone")))) == []
     actions = it.judge(6, 1)

@@ -16,7 +16,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, Verdict
+from paceline.core.types import Outcome, Proposal, Verdict
 from tests.unit.coordinator.test_round import PROMPT, Driver
 from tests.unit.coordinator.test_round_policy import Scripted, copying
 
@@ -157,7 +157,7 @@ def test_a_round_begun_ahead_may_have_to_wait_for_blocks() -> None:
 def test_drafts_end_with_a_round_that_the_target_begins() -> None:
     it, _ = chosen(2, 0, 0)
     it.propose(7, 8)
-    foreseen = Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6))})
+    foreseen = Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6))})
     assert commands(it(foreseen)) == [told(2, it.length)]
     assert commands(it(foreseen)) == [], "once"
     assert commands(goes_on(it, 7, 8, 5)) == [told(3, it.length)]
@@ -190,9 +190,9 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
     # 1 2 3 is being judged: should all of it come true and 1 follow, 2 3 comes after that.
     assert ahead == copies_told(4, N + 3, (3, 1), 2, 3)
     assert it.state.committed is not None
-    assert it.state.committed.copied is False
+    assert it.state.committed.source == ""
     assert goes_on_with(it, 2, 1, 2, 3, 1) == [told(5, N + 7)]
-    assert it.state.committed.copied
+    assert it.state.committed.source
     assert it.generated == [1, 2, 3, 1, 2, 3, 1]
     assert [c for c in policy.told() if c[0] == "choose_guess"] == [
         ("choose_guess", 3, 5, 0),

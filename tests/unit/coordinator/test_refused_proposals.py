@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.proposers.remote_draft import MAX_PAUSE_ROUNDS
 from coordinator.sequence.messages import Phase, Signal
-from coordinator.sequence.worker_view import MAX_PAUSE_ROUNDS
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
 from paceline.core.messages import Continuations, OpenSequence, VerifyAhead, VerifyRound
-from paceline.core.types import Proposal
+from paceline.core.types import Outcome, Proposal
 from tests.unit.coordinator.test_round import Driver, drafting, sent
 from tests.unit.coordinator.test_round_policy import copying, repeating
 
@@ -86,11 +86,11 @@ def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
     """It would be refused as well, or be of another proposal."""
     it = drafting(k=4, **LONG)
     put(it, 6, 7)
-    foreseen = Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9))})
+    foreseen = Continuations("s", 1, 2, it.length, {Outcome(0, 5): Proposal((8, 9))})
     (told,) = sent(it(foreseen))
     assert isinstance(told, VerifyAhead)
     refuse(it)
-    assert it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9, 10))})) == []
+    assert it(Continuations("s", 1, 2, it.length, {Outcome(0, 5): Proposal((8, 9, 10))})) == []
     it.judge(5, epoch=epoch(it))
     assert (it.phase, it.state.present.proposal) == (Phase.VERIFYING, Proposal())
 
@@ -98,7 +98,7 @@ def test_what_a_refused_draft_foresaw_is_not_asked_for() -> None:
 def test_a_hit_that_is_refused_is_counted_as_no_hit() -> None:
     it = drafting(k=4, **LONG)
     put(it, 6, 7)
-    it(Continuations("s", 1, 2, it.length, {(0, 5): Proposal((8, 9))}))
+    it(Continuations("s", 1, 2, it.length, {Outcome(0, 5): Proposal((8, 9))}))
     it.judge(5)
     assert it.state.present.record.hit
     refuse(it)
@@ -118,7 +118,7 @@ def test_a_copy_that_is_refused_is_counted_as_no_copy() -> None:
     stats = it.state.stats
     assert (stats.num_rounds, stats.num_spec_steps, stats.num_prompt_lookups) == (3, 0, 0)
     assert it.state.committed is not None
-    assert not it.state.committed.copied
+    assert not it.state.committed.source
     last = [call for call in policy.told() if call[0] == "on_verdict"][-1]
     assert last[:3] == ("on_verdict", 0, 0)
     assert len(last) == 4, "a plain round has no match"

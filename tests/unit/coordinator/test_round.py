@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.proposers.remote_draft import MAX_PAUSE_ROUNDS
 from coordinator.round.machine import MAX_ATTEMPTS, RoundMachine
 from coordinator.round.state import MAX_LOSSES, RoundState
 from coordinator.sequence.ledger import Ledger
@@ -25,7 +26,6 @@ from coordinator.sequence.messages import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.sequence.worker_view import MAX_PAUSE_ROUNDS
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength
 from paceline.core.errors import (

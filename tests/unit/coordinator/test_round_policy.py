@@ -21,7 +21,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import Proposal, Timings, Verdict
+from paceline.core.types import Outcome, Proposal, Timings, Verdict
 from tests.unit.coordinator.test_round import Driver, sent
 
 
@@ -144,9 +144,9 @@ def test_what_was_foreseen_took_no_drafting_and_was_chosen_once() -> None:
     it, policy = begun(2, 3)
     it.propose(7, 8)
     policy.told()
-    it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))}))
+    it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))}))
     assert [call[0] for call in policy.told()] == ["choose"]
-    it(Continuations("s", 1, 2, it.length, {(2, 5): Proposal((6, 6, 6))}))
+    it(Continuations("s", 1, 2, it.length, {Outcome(2, 5): Proposal((6, 6, 6))}))
     verdict(it, 7, 5)
     assert [call for call in policy.told() if call[0] != "on_verdict"] == [
         ("on_proposal", 3, 0.0, 0),
@@ -157,15 +157,15 @@ def test_what_was_foreseen_took_no_drafting_and_was_chosen_once() -> None:
 def test_what_is_foreseen_is_cut_to_what_is_wanted() -> None:
     it, _ = begun(2, 1)
     it.propose(7, 8)
-    (ahead,) = sent(it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))})))
+    (ahead,) = sent(it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))})))
     assert isinstance(ahead, VerifyAhead)
-    assert ahead.proposals == {(1, 5): Proposal((6,))}
+    assert ahead.proposals == {Outcome(1, 5): Proposal((6,))}
 
 
 def test_where_plain_decoding_is_wanted_nothing_that_is_foreseen_is_judged() -> None:
     it, policy = begun(2, 0, 2)
     it.propose(7, 8)
-    assert sent(it(Continuations("s", 1, 2, it.length, {(1, 5): Proposal((6, 6, 6))}))) == []
+    assert sent(it(Continuations("s", 1, 2, it.length, {Outcome(1, 5): Proposal((6, 6, 6))}))) == []
     (command,) = sent(verdict(it, 7, 5))
     assert command.proposal == Proposal()
     assert policy.told()[-2:] == [
@@ -303,7 +303,7 @@ def test_what_was_foreseen_comes_first() -> None:
     it.propose(1, 2)
     it.take_sources()
     policy.copies[:] = [3]
-    it(Continuations("s", 1, it.state.round, it.length, {(2, 3): Proposal((7, 7))}))
+    it(Continuations("s", 1, it.state.round, it.length, {Outcome(2, 3): Proposal((7, 7))}))
     commands = sent(verdict(it, 1, 2, 3))
     assert commands[0].proposal == Proposal((7, 7))
     assert not it.state.present.record.source

@@ -64,7 +64,7 @@ class Traced:
         self.spans = FakeSpans()
         self.it = Driver(**sampling)
         self.it.state.params = replace(self.it.state.params, traceparent=str(REQUEST))
-        self.running: Any = SimpleNamespace(machine=self.it.machine, error=None)
+        self.running: Any = SimpleNamespace(machine=self.it.machine, state=self.it.state, error=None)
         self.tracer = Tracer(self.spans)
         self.take(self.it(Signal.TARGET_READY))
 
