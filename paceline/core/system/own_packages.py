@@ -15,7 +15,7 @@ from paceline.core.errors import UnavailableError
 
 def check_ours(name: str) -> None:
     """Raises UnavailableError naming the file that would be imported as the package instead of ours."""
-    expected = Path(__file__).parents[2] / name
+    expected = Path(__file__).parents[3] / name
     found = _place(name)
     if found is None:
         raise UnavailableError(f"the package {name} of Paceline is not installed: {expected} is not there")

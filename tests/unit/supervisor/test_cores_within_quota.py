@@ -14,7 +14,7 @@ CPU: dict[str, Any] = {"target_device": "cpu", "draft_device": "cpu"}
 
 def _machine(monkeypatch: pytest.MonkeyPatch, cores: int, quota: float) -> None:
     monkeypatch.setattr("paceline.supervisor.stack_config.usable_cores", lambda: tuple(range(cores)))
-    for module in ("core.cores", "supervisor.stack_config"):
+    for module in ("core.system.cores", "supervisor.stack_config"):
         monkeypatch.setattr(f"paceline.{module}.core_quota", lambda: quota)
 
 

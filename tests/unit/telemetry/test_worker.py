@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_is_no_traceback(
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     code = (
-        "import sys, coordinator.main, coordinator.http.app, target_worker.main, draft_worker.main;"
+        "import sys, coordinator.main, coordinator.api.http.app, target_worker.main, draft_worker.main;"
         "from paceline.telemetry.tracing import make_spans;"
         "made = make_spans('target', '');"
         "sys.exit(made is not None or any(name.startswith('opentelemetry') for name in sys.modules))"
