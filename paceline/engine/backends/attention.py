@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from paceline.core.errors import InternalError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from paceline.engine.batch import AttentionGroup, RaggedBatch
-    from paceline.engine.cache import LayerLayout, PagedCache
+from paceline.engine.batch import AttentionGroup, RaggedBatch
+from paceline.engine.cache import LayerLayout, PagedCache
 
 IMPLEMENTATION: Final = "paceline"
 BATCH_KEYWORD: Final = "paceline_batch"
