@@ -16,8 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from paceline.telemetry.span_interface import Attributes
-
 from draft_worker.chaining import can_chain, chain_of
 from draft_worker.chooser import Chooser, drawn_by
 from draft_worker.drafting import Drafting, Round
@@ -50,6 +48,7 @@ from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.codec.status import code_name
+from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.telemetry.span_interface import Attributes
-
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import TargetConfig
@@ -40,6 +38,7 @@ from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.codec.status import code_name
+from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
 from target_worker.decide import Case
 from target_worker.gathering import Gathering

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.telemetry.span_interface import Attributes, OpenSpan, Spans, Value
-
 from coordinator.requests.observer import RequestRecord
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.telemetry import call_log
 from paceline.rpc.codec.status import code_name
+from paceline.telemetry.span_interface import Attributes, OpenSpan, Spans, Value
 from paceline.telemetry.traceparent import parse, round_span_id
 
 if TYPE_CHECKING:
