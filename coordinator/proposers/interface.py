@@ -57,7 +57,9 @@ class ContextSource(Protocol):
 class WorkerSource(Protocol):
     """A source in another process: its proposal, or its failure, comes as an event of the round."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """In metrics, spans and settings."""
 
     def usable(self, round_number: int) -> bool:
         """False while its worker is gone, or left alone after failures."""

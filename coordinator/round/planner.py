@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.proposers.interface import ContextSource, Guess
-from coordinator.proposers.remote_draft import RemoteDraft
+from coordinator.proposers.interface import ContextSource, Guess, WorkerSource
 from coordinator.round.present_round import PresentRound
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.validation import shortened
@@ -23,7 +22,7 @@ class Planner:
     """Plans the rounds of one sequence."""
 
     ledger: Ledger
-    draft: RemoteDraft
+    draft: WorkerSource
     policy: Policy
     sources: Sequence[ContextSource]
     num_speculative_tokens: int

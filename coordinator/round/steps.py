@@ -70,6 +70,7 @@ class Steps:
         state.draft.retried = False
 
     def ask_draft(self, now: float) -> list[Action]:
+        """Wait for the draft's proposal, up to its deadline."""
         state = self.state
         draft, present = state.draft, state.present
         present.num_unread = draft.unread(state.ledger)
@@ -172,6 +173,7 @@ class Steps:
         return ToDraft(state.draft.follow(state.ledger, state.round, num_draft, ahead))
 
     def verify(self, proposal: Proposal, now: float) -> list[Action]:
+        """Send the round to the target; without one the sequence stalls, and keeps the proposal."""
         state = self.state
         state.present.proposal = proposal
         if not state.target.ready:
