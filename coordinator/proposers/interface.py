@@ -14,6 +14,9 @@ from coordinator.sequence.ledger import Ledger
 from paceline.core.messages import DraftCommand
 from paceline.core.types import Proposal, SequenceParams
 
+Evidence = tuple[str, int]
+"""What a guess rests on: its source and its grade."""
+
 
 @dataclass(frozen=True, slots=True)
 class Guess:
@@ -33,6 +36,11 @@ class Guess:
     def proposal(self) -> Proposal:
         """The guess as the target judges it; its tokens count as drawn from a point mass."""
         return Proposal(self.token_ids)
+
+    @property
+    def evidence(self) -> Evidence:
+        """By which guesses share an estimate of their acceptance."""
+        return self.source, self.grade
 
     def cut(self, length: int) -> Guess:
         """The first `length` tokens."""

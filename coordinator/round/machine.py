@@ -22,15 +22,7 @@ from dataclasses import dataclass, field
 from coordinator.round.present_round import NOTHING
 from coordinator.round.state import RoundState
 from coordinator.round.steps import Steps
-from coordinator.sequence.messages import (
-    Action,
-    Event,
-    FromDraft,
-    FromTarget,
-    Phase,
-    Signal,
-    TargetHangs,
-)
+from coordinator.sequence.messages import Action, Event, FromDraft, FromTarget, Phase, Signal, TargetHangs
 from paceline.core.errors import (
     FailedPreconditionError,
     InternalError,

@@ -24,31 +24,20 @@ class NextRound:
     """The target was told that an outcome without an offer is followed by a plain round."""
     guess: Guess | None = None
     """What was offered, if it is a context source's."""
-    _offers: dict[Outcome, Proposal] = field(default_factory=dict)
+    offers: dict[Outcome, Proposal] = field(default_factory=dict)
     """The longest proposal that was offered for each outcome."""
     _first_offers: dict[Outcome, int] = field(default_factory=dict)
     """Draft tokens of the proposal that was offered first for each outcome."""
 
-    @property
-    def offers(self) -> Mapping[Outcome, Proposal]:
-        """The longest proposal that was offered for each outcome."""
-        return self._offers
-
     def offer(self, proposals: Mapping[Outcome, Proposal]) -> None:
         """The target is told these."""
-        self._offers.update(proposals)
+        self.offers.update(proposals)
         for outcome, proposal in proposals.items():
             self._first_offers.setdefault(outcome, proposal.num_draft_tokens)
 
-    def withdraw(self) -> None:
-        """The target is to be asked for the next round."""
-        self.plain_otherwise, self.guess = False, None
-        # Not cleared: a command that is still to be sent may hold the offers.
-        self._offers, self._first_offers = {}, {}
-
     def offered(self, outcome: Outcome) -> Proposal:
         """The longest proposal for an outcome; an empty one where none was offered."""
-        return self._offers.get(outcome, NOTHING)
+        return self.offers.get(outcome, NOTHING)
 
     def follows(self, verdict: Verdict) -> Proposal | None:
         """The proposal that the target judges next without being asked; None where it waits.

@@ -11,25 +11,13 @@ from coordinator.round.next_round import NextRound
 from coordinator.round.planner import Planner
 from coordinator.round.present_round import PresentRound
 from coordinator.sequence.ledger import Ledger
-from coordinator.sequence.messages import (
-    Action,
-    Deadlines,
-    Fail,
-    Phase,
-    ToDraft,
-    ToTarget,
-    WaitForBlocks,
-)
+from coordinator.sequence.messages import Action, Deadlines, Fail, Phase, ToDraft, ToTarget, WaitForBlocks
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.sequence.stats import RoundTimes, SpeculationStats
 from coordinator.sequence.validation import verdict_fits
 from coordinator.sequence.worker_view import TargetView
 from coordinator.speculation.policy import Policy
-from paceline.core.errors import (
-    InternalError,
-    PacelineError,
-    ResourceExhaustedError,
-)
+from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
 from paceline.core.types import SequenceParams, Verdict
 
 MAX_LOSSES = 8
@@ -140,8 +128,7 @@ class RoundState:
         """
         if self.present.drafted:
             self.draft.pause(self.round)
-            self.next.num_wanted = None
-            self.next.withdraw()
+            self.next = NextRound()
         self.present.drop_proposal()
 
     def stall(self, now: float) -> None:

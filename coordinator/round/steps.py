@@ -17,22 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.round.next_round import NextRound
 from coordinator.round.present_round import NOTHING, PresentRound
 from coordinator.round.state import RoundState
-from coordinator.sequence.messages import (
-    Action,
-    Emit,
-    Phase,
-    ToDraft,
-    ToTarget,
-)
+from coordinator.sequence.messages import Action, Emit, Phase, ToDraft, ToTarget
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.sequence.validation import is_sensible, with_origins
 from coordinator.speculation.policy import Verification
-from paceline.core.errors import (
-    InternalError,
-    UnavailableError,
-)
+from paceline.core.errors import InternalError, UnavailableError
 from paceline.core.messages import Continuations, DraftProposal, PromptLogprobs, RoundVerdict
 from paceline.core.types import Outcome, Proposal
 
@@ -50,10 +42,7 @@ class Steps:
             state.phase, state.deadline = Phase.PAUSED, None
             state.policy.on_suspend()
             return []
-        self._count_round(now)
-        present, planned = state.present, state.next.num_wanted
-        state.next.num_wanted = None
-        present.num_wanted = state.planner.wanted_now(present.number, planned)
+        present = self._next_round(now)
         # The first round has no proposal, wherever it would come from.
         guess = state.planner.guess(present.num_wanted) if present.number > 1 else None
         if guess is not None:
@@ -61,13 +50,17 @@ class Steps:
             return self.verify(present.proposal, now)
         return self.ask_draft(now) if present.num_wanted else self.verify(NOTHING, now)
 
-    def _count_round(self, now: float) -> None:
+    def _next_round(self, now: float) -> PresentRound:
+        """Count the round, and settle how many draft tokens it would ask for."""
         state = self.state
         number = state.present.number + 1
-        state.present = PresentRound(number, record=RoundRecord(number, now))
-        state.next.withdraw()
         state.target.attempts = 0
         state.draft.retried = False
+        planned = state.next.num_wanted
+        state.next = NextRound()
+        wanted = state.planner.wanted_now(number, planned)
+        state.present = PresentRound(number, wanted, record=RoundRecord(number, now))
+        return state.present
 
     def ask_draft(self, now: float) -> list[Action]:
         """Wait for the draft's proposal, up to its deadline."""
@@ -138,10 +131,7 @@ class Steps:
         """
         state = self.state
         guess, since = state.next.guess, state.present.record.left_target
-        planned, state.next.num_wanted = state.next.num_wanted, None
-        self._count_round(now)
-        present = state.present
-        state.planner.wanted_now(present.number, planned)
+        present = self._next_round(now)
         present.record.target_since = since
         present.num_wanted, present.proposal = proposal.num_draft_tokens, proposal
         if proposal.num_draft_tokens and guess is not None:

@@ -1,7 +1,7 @@
 """The asyncio shell around the round machines: it carries actions out and brings events back.
 
 Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for a place in
-admission.py, who for blocks in blocks.py; what a sequence does about it is decided in round.py.
+admission.py, who for blocks in block_waiters.py; what a sequence does about it in coordinator/round/.
 """
 
 from __future__ import annotations

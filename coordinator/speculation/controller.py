@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from coordinator.proposers.interface import Guess
+from coordinator.proposers.interface import Evidence, Guess
 from coordinator.speculation.cost_model import CostModel, bracket
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import SETTLE, Exploration
@@ -40,17 +40,10 @@ second of plain rounds."""
 HOTTEST = 4
 """Temperatures from this many halves on are one kind."""
 
-Evidence = tuple[str, int]
-"""What a guess rests on: its source and its grade."""
 Kind = tuple[str, int]
 """Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
 BY_DEPTH = frozenset({"block"})
 """Acceptance modes in which acceptance belongs to the depth in the proposal."""
-
-
-def evidence_of(guess: Guess) -> Evidence:
-    """By which guesses share an estimate of their acceptance."""
-    return guess.source, guess.grade
 
 
 def kind_of(mode: str, temperature: float) -> Kind:
@@ -110,7 +103,7 @@ class Controller:
 
     def guesses(self, guess: Guess) -> DepthAcceptance:
         """What is known of guesses that rest on the same evidence."""
-        evidence = evidence_of(guess)
+        evidence = guess.evidence
         if evidence not in self._guesses:
             self._guesses[evidence] = DepthAcceptance(MEMORY, prior_rate=guess.prior_rate)
         return self._guesses[evidence]
@@ -140,7 +133,7 @@ class Controller:
 
     def retries(self, guess: Guess) -> bool:
         """True for one in `GUESS_AGAIN` guesses on evidence that does not seem to pay."""
-        evidence = evidence_of(guess)
+        evidence = guess.evidence
         self._unused_guesses[evidence] += 1
         return self._unused_guesses[evidence] % GUESS_AGAIN == 0
 

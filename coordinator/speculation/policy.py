@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from coordinator.proposers.interface import Guess
-from coordinator.speculation.controller import Controller, Evidence, Kind, evidence_of, pays
+from coordinator.proposers.interface import Evidence, Guess
+from coordinator.speculation.controller import Controller, Kind, pays
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
 from paceline.core.types import Timings
 
@@ -162,7 +162,7 @@ class Policy(ABC):
 
     def _guessed(self, guess: Guess) -> DepthAcceptance:
         """This sequence's acceptance of guesses on such evidence."""
-        evidence = evidence_of(guess)
+        evidence = guess.evidence
         if evidence not in self._guesses:
             self._guesses[evidence] = self.controller.guesses(guess).child(MEMORY, POOL_TOKENS)
         return self._guesses[evidence]

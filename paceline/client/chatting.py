@@ -142,10 +142,8 @@ class Chatting(ABC, Generic[StreamT]):
 
         `options` are those of `apply_chat_template` and of `generate`.
         """
-        deadline = _Deadline(timeout)
-        ending, rest = _split(options)
-        prompt = self.apply_chat_template(messages, timeout=deadline.left, **ending)
-        return self.generate(prompt, _sampling(sampling), timeout=deadline.left, **rest)
+        prompt, rest = self._prompt_of(messages, timeout, options)
+        return self.generate(prompt, _sampling(sampling), **rest)
 
     def stream_chat(
         self,
@@ -156,10 +154,17 @@ class Chatting(ABC, Generic[StreamT]):
         **options: Unpack[Options],
     ) -> StreamT:
         """The same, chunk by chunk as they arrive."""
+        prompt, rest = self._prompt_of(messages, timeout, options)
+        return self.stream(prompt, _sampling(sampling), **rest)
+
+    def _prompt_of(
+        self, messages: Messages, timeout: float | None, options: Options
+    ) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The prompt, and what else `stream` takes: the time that is left among it."""
         deadline = _Deadline(timeout)
         ending, rest = _split(options)
         prompt = self.apply_chat_template(messages, timeout=deadline.left, **ending)
-        return self.stream(prompt, _sampling(sampling), timeout=deadline.left, **rest)
+        return prompt, {**rest, "timeout": deadline.left}
 
 
 class AsyncChatting(ABC, Generic[StreamT]):
@@ -218,10 +223,8 @@ class AsyncChatting(ABC, Generic[StreamT]):
         **options: Unpack[Options],
     ) -> GenerationResult:
         """As `Client.chat`."""
-        deadline = _Deadline(timeout)
-        ending, rest = _split(options)
-        prompt = await self.apply_chat_template(messages, timeout=deadline.left, **ending)
-        return await self.generate(prompt, _sampling(sampling), timeout=deadline.left, **rest)
+        prompt, rest = await self._prompt_of(messages, timeout, options)
+        return await self.generate(prompt, _sampling(sampling), **rest)
 
     async def stream_chat(
         self,
@@ -232,7 +235,17 @@ class AsyncChatting(ABC, Generic[StreamT]):
         **options: Unpack[Options],
     ) -> StreamT:
         """The same, chunk by chunk: `async for chunk in await client.stream_chat(...)`."""
+        prompt, rest = await self._prompt_of(messages, timeout, options)
+        return self.stream(prompt, _sampling(sampling), **rest)
+
+    async def _prompt_of(
+        self,
+        messages: Messages,
+        timeout: float | None,  # noqa: ASYNC109
+        options: Options,
+    ) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """As `Chatting._prompt_of`."""
         deadline = _Deadline(timeout)
         ending, rest = _split(options)
         prompt = await self.apply_chat_template(messages, timeout=deadline.left, **ending)
-        return self.stream(prompt, _sampling(sampling), timeout=deadline.left, **rest)
+        return prompt, {**rest, "timeout": deadline.left}

@@ -22,7 +22,7 @@ from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."
 """Health checks and reflection are no calls of clients. Methods that nobody registered, whatever they are
-called, have a name that begins so (accepting.py)."""
+called, have a name that begins so (safe_server.py)."""
 METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
     for service in generation_pb2.DESCRIPTOR.services_by_name.values()

@@ -160,8 +160,8 @@ def make_runner(
     sized by memory never has more blocks than all sequences the server admits could fill. Before it is
     handed out the runner is compared with transformers on a few tokens; a model that gives other logits
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
-    `lean` asks for the compiled pass or, where that does not serve, the short one of lean.py, if the model
-    has one. Such a pass may take the weights over: the model then runs through the runner only.
+    `lean` asks for the compiled pass or, where that does not serve, the short one of fused_eager.py, if the
+    model has one. Such a pass may take the weights over: the model then runs through the runner only.
     A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
     `new_recorder` makes what records passes, if the logits of recorded ones are right here: one to see that,

@@ -217,7 +217,7 @@ def _with_room(
     spare: Callable[[], bool],
     result: PassResult,
 ) -> list[tuple[Job, Chunk]]:
-    """Leave out, as failed, the sequences that have to wait for blocks (room.py)."""
+    """Leave out, as failed, the sequences that have to wait for blocks (preemption.py)."""
     needs = [Need(job.held, chunk.count, job.remaining if job.begins else 0) for job, chunk in chunks]
     beginning = {id(job.held) for job in jobs if job.begins}
     preempted = {id(held) for held in make_room(needs, holdings, spare)}

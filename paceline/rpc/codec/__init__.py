@@ -1,7 +1,7 @@
 """Between protobuf messages and core types: the one place that validates what came over the wire.
 
-Here is what coordinator and workers say to each other. What clients say is in generation_codec.py, sampling
-parameters and shared checks in sampling_codec.py; their names are also found here.
+Here is what coordinator and workers say to each other. What clients say is in generation.py, sampling
+parameters and shared checks in sampling.py; their names are also found here.
 """
 
 from __future__ import annotations

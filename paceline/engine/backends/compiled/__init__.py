@@ -1,6 +1,6 @@
 """A model's pass as one compiled function: float32 on a CPU, one thread, rows that never affect each other.
 
-kernels.py has the function, products.py, tiles.py and vectors.py its products, weights.py what it takes of a
+kernels.py has the function, gemm.py, tiles.py and vectors.py its products, weights.py what it takes of a
 model, layout.py what it takes of a batch; chain.py runs it several times over, each time with what it chose
 before.
 """

@@ -144,7 +144,7 @@ class CompiledForward:
 def compiled_forward(
     model: Any, layers: Sequence[LayerLayout], max_model_len: int, *, any_threads: bool = False
 ) -> CompiledForward | None:
-    """The compiled pass for a model that lean.py covers; None where it does not serve.
+    """The compiled pass for a model that fused_eager.py covers; None where it does not serve.
 
     It uses one thread: with more of them oneDNN's products are faster, and it serves only if `any_threads`.
     """
