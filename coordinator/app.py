@@ -31,7 +31,7 @@ from coordinator.text.long_texts import LongTexts
 from coordinator.text.structures import Structures
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import Link, LinkObserver
-from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
+from coordinator.workers.stream_protocol import DRAFT, TARGET, StreamProtocol
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
@@ -97,9 +97,9 @@ class Coordinator:
         """True once it was told to stop: nothing new begins."""
         observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
 
-        def link(address: str, dialect: Dialect) -> Link:
+        def link(address: str, protocol: StreamProtocol) -> Link:
             sockets = config.local_sockets
-            return Link(address, dialect, observer, config.worker_tls, local_sockets=sockets, secret=secret)
+            return Link(address, protocol, observer, config.worker_tls, local_sockets=sockets, secret=secret)
 
         self.dispatcher.targets = [link(address, TARGET) for address in config.targets]
         self.dispatcher.drafts = [link(address, DRAFT) for address in config.drafts]

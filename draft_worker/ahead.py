@@ -27,7 +27,7 @@ from draft_worker.propose import Drawn, NoiseTape
 from paceline.core.messages import Continuations, DraftProposal
 from paceline.core.types import Outcome, Proposal
 from paceline.engine.branches import BranchInput
-from paceline.engine.scheduling.sequences import Held
+from paceline.engine.scheduling.sequences import HeldSequence
 from paceline.kv import Branch, Branching
 
 OF_USE = 2
@@ -60,7 +60,7 @@ class Limb:
 class Ahead:
     """The branches of one sequence while its verdict is out."""
 
-    held: Held[DraftProposal]
+    held: HeldSequence[DraftProposal]
     round: int
     drawn: list[Drawn]
     """The proposal that is being verified."""

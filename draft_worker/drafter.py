@@ -43,7 +43,7 @@ from paceline.core.messages import (
 from paceline.core.types import Proposal
 from paceline.engine.scheduling.mask import grammar_for
 from paceline.engine.scheduling.passes import Job, run_pass, together_or_alone
-from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
@@ -77,7 +77,7 @@ class Drafter:
         self.grammars = grammars
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
-        self.holdings: Holdings[DraftProposal] = Holdings(
+        self.sequences: HeldSequences[DraftProposal] = HeldSequences(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, Round] = {}
@@ -86,7 +86,7 @@ class Drafter:
             runner,
             config,
             self._chooser,
-            self.holdings,
+            self.sequences,
             self.observer.passes["ahead"],
             max_model_len=max_model_len,
             eos_token_ids=self._eos_token_ids,
@@ -95,7 +95,7 @@ class Drafter:
         passes = self.observer.passes["ahead"]
         beside = config.max_mixed_prefill_tokens or None
         budget = config.max_batch_tokens
-        self._reading = Reading(runner, self.holdings, self.lookahead.free, passes, clock, budget, beside)
+        self._reading = Reading(runner, self.sequences, self.lookahead.free, passes, clock, budget, beside)
         self._read_last = False
         """The last pass that no round wanted read a prompt."""
 
@@ -104,21 +104,21 @@ class Drafter:
         """True while a round lacks draft tokens, or a branch does, or a prompt is not read."""
         return bool(self._rounds) or self._reading.has_work or self.lookahead.has_work
 
-    def attend(self) -> None:
+    def reset_cancel(self) -> None:
         """What was announced so far is about to be taken up."""
-        self.lookahead.attend()
+        self.lookahead.reset_cancel()
 
-    def announce(self, commands: Sequence[DraftCommand | SequenceFailed]) -> None:
+    def notify(self, commands: Sequence[DraftCommand | SequenceFailed]) -> None:
         """Commands wait: a round is worth more than what is drafted ahead. Called from any thread."""
         self.lookahead.interrupt()
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         """Its steps are short, and verifications wait for them."""
         return 0.0
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
-        return sequence_id in self.holdings
+        return sequence_id in self.sequences
 
     def handle(self, command: DraftCommand, arrived: float) -> list[DraftEvent]:
         """Take a command up. A refusal, or the answer to a repeated round, comes back at once."""
@@ -129,7 +129,7 @@ class Drafter:
                 case DraftRound():
                     return self._begin(command, arrived)
                 case CloseSequence():
-                    if self.holdings.close(command):
+                    if self.sequences.close(command):
                         self._leave(command.sequence_id)
         except PacelineError as error:
             round_number = command.round if isinstance(command, DraftRound) else 0
@@ -139,16 +139,16 @@ class Drafter:
     def _open(self, command: OpenSequence) -> None:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
         grammar = grammar_for(command.params, self.grammars)
-        held = self.holdings.find(command.sequence_id)
+        held = self.sequences.find(command.sequence_id)
         is_new = held is None or held.session.epoch < command.epoch
         if is_new:
             self._leave(command.sequence_id)
-        self.holdings.open(command, grammar)
+        self.sequences.open(command, grammar)
         if self._config.lookahead_branches and is_new:
             self._reading.begin(command.sequence_id)
 
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:
-        held = self.holdings.get(command.sequence_id)
+        held = self.sequences.get(command.sequence_id)
         check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
         if command.base_length + command.num_draft_tokens - 1 > self._max_model_len:
             raise InvalidArgumentError(
@@ -247,7 +247,7 @@ class Drafter:
             self._runner,
             config.max_batch_tokens,
             self._clock,
-            self.holdings,
+            self.sequences,
             self.lookahead.free,  # worth less than a round
             config.max_mixed_prefill_tokens or None,
             self.observer.passes["rounds"],
@@ -323,7 +323,7 @@ class Drafter:
         """
         r = self._rounds[job.sequence_id]
         by_room = isinstance(error, ResourceExhaustedError)  # which depends on no token
-        if r.drafting.params.chooses or not r.drafting.drawn or by_room:
+        if r.drafting.params.target_decides or not r.drafting.drawn or by_room:
             return [self._fail(job, error)]
         held = r.job.held
         held.cut_to(min(held.table.length, r.command.base_length + len(r.drafting.drawn) - 1))
@@ -332,7 +332,7 @@ class Drafter:
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
         """End a round without a proposal; the sequence stays, cut back to its ledger."""
         r = self._rounds.pop(job.sequence_id)
-        held: Held[DraftProposal] = job.held
+        held: HeldSequence[DraftProposal] = job.held
         if held.session.params.traceparent:
             self._trace(r, code_name(error))
         held.cut_to_ledger()
@@ -348,11 +348,11 @@ class Drafter:
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
         self._leave(sequence_id)
-        self.holdings.drop(sequence_id)
+        self.sequences.drop(sequence_id)
 
     def expire(self) -> None:
         """Drop the sequences whose lease is over, except those being computed."""
-        for sequence_id in self.holdings.expired():
+        for sequence_id in self.sequences.expired():
             if sequence_id not in self._rounds:
                 self._leave(sequence_id)
-                self.holdings.drop(sequence_id)
+                self.sequences.drop(sequence_id)

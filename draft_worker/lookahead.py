@@ -18,9 +18,9 @@ from paceline.core.config import DraftConfig
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound
 from paceline.core.types import AcceptanceMode, Outcome
-from paceline.engine.multi_step import Stop
+from paceline.engine.cancel import CancelToken
 from paceline.engine.scheduling.passes import own_error
-from paceline.engine.scheduling.sequences import Held
+from paceline.engine.scheduling.sequences import HeldSequence
 from paceline.kv import BlockTable
 from paceline.telemetry.worker import Passes
 
@@ -56,12 +56,12 @@ class Lookahead:
         self._aheads: dict[str, Ahead] = {}
         self._came_true: dict[str, tuple[Ahead, Limb]] = {}
         """Branches that are a round's proposal now, until it is looked ahead of."""
-        self._begun: dict[str, tuple[DraftRound, Held[DraftProposal], Drafting]] = {}
+        self._begun: dict[str, tuple[DraftRound, HeldSequence[DraftProposal], Drafting]] = {}
         """Rounds that are answered, and whose verdicts nothing is drafted for yet."""
         self.has_news = False
         """Branches grew, and the coordinator has not been told."""
         self._fan_outs: dict[tuple[AcceptanceMode, bool], FanOut] = {}
-        self._stop = Stop()
+        self._cancel = CancelToken()
         self.rounds = 0
         """Rounds that followed a verdict a branch could have foreseen."""
         self.hits = 0
@@ -75,22 +75,22 @@ class Lookahead:
 
     @property
     def tables(self) -> list[BlockTable]:
-        """The tables of all branches; with those of the holdings they own every used block."""
+        """The tables of all branches; with those of the sequences they own every used block."""
         return [table for ahead in self._with_blocks for table in ahead.region.tables]
 
     @property
     def _with_blocks(self) -> list[Ahead]:
         return [*self._aheads.values(), *(ahead for ahead, _ in self._came_true.values())]
 
-    def attend(self) -> None:
+    def reset_cancel(self) -> None:
         """Commands that came so far are about to be taken up."""
-        self._stop.forget()
+        self._cancel.reset()
 
     def interrupt(self) -> None:
         """A command waits: what is in progress ends with its step. May be called from any thread."""
-        self._stop.want()
+        self._cancel.cancel()
 
-    def begin(self, command: DraftRound, held: Held[DraftProposal], drafting: Drafting) -> None:
+    def begin(self, command: DraftRound, held: HeldSequence[DraftProposal], drafting: Drafting) -> None:
         """Look ahead of a verdict, where there is time and length: from the next step on, for whoever waits
         for this proposal has it first."""
         # Entries up to the last token of the longest branch, and one past it, must exist.
@@ -123,7 +123,7 @@ class Lookahead:
         if before is not None:
             before[0].region.free()
 
-    def _fan_out(self, held: Held[DraftProposal]) -> FanOut:
+    def _fan_out(self, held: HeldSequence[DraftProposal]) -> FanOut:
         """What verdicts on requests that draw and accept alike have taught."""
         params = held.session.params
         return self._fan_outs.setdefault((params.mode, params.sampling.greedy), FanOut())
@@ -159,7 +159,7 @@ class Lookahead:
             log.exception("drafting on %d branches failed; going on without them", len(work))
             self.free()
             return []
-        if self._stop.wanted:
+        if self._cancel.cancelled:
             self.has_news = True  # what waits may well be the verdict, and nobody asks for these any more
             return []
         return self._continuations()
@@ -180,7 +180,7 @@ class Lookahead:
             for _, limb in chained
         ]
         begun = self._clock()
-        chains = self._runner.forward_chains(inputs, self._stop)
+        chains = self._runner.forward_chains(inputs, self._cancel)
         self._ran(sum(len(chain.token_ids) for chain in chains), chained, begun)
         left = [(ahead, limb) for ahead, limb in work if not ahead.chained]
         for (ahead, limb), chain in zip(chained, chains, strict=True):
@@ -205,7 +205,7 @@ class Lookahead:
     def _ran(self, rows: int, work: Iterable[Work], begun: float) -> None:
         self._passes.ran(rows, len({id(ahead) for ahead, _ in work}), self._clock() - begun)
 
-    def adopt(self, command: DraftRound, held: Held[DraftProposal]) -> list[Drawn]:
+    def adopt(self, command: DraftRound, held: HeldSequence[DraftProposal]) -> list[Drawn]:
         """What a branch has drawn for the outcome that came true; its entries become the sequence's own.
 
         Nothing where no branch foresaw it. The other branches are freed.
@@ -222,7 +222,7 @@ class Lookahead:
             ahead.region.free()
         return drawn
 
-    def _foresaw(self, ahead: Ahead, held: Held[DraftProposal]) -> Limb | None:
+    def _foresaw(self, ahead: Ahead, held: HeldSequence[DraftProposal]) -> Limb | None:
         """The branch that foresaw the ledger; every verdict teaches which ones to expect."""
         tokens = held.session.tokens
         accepted = ahead.accepted_by(tokens)
@@ -233,7 +233,7 @@ class Lookahead:
         return ahead.branches.get(Outcome(accepted, tokens[-1]))
 
     def _adopted(
-        self, ahead: Ahead, limb: Limb, command: DraftRound, held: Held[DraftProposal]
+        self, ahead: Ahead, limb: Limb, command: DraftRound, held: HeldSequence[DraftProposal]
     ) -> list[Drawn]:
         tokens, taken = held.session.tokens, False
         with _survived("taking a branch over", command.sequence_id):

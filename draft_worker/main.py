@@ -13,13 +13,13 @@ from paceline.core.config import DraftConfig
 from paceline.engine.loading.build import Built
 from paceline.engine.scheduling.mask import grammars_of
 from paceline.rpc.streams import frames
-from paceline.rpc.streams.worker_stream import Dialect, serve_stream
+from paceline.rpc.streams.worker_stream import FrameCodec, serve_stream
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import draft_pb2, draft_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
 from paceline.worker_process import run as run_worker
 
-DIALECT = Dialect(draft_pb2.DraftRequest, frames.draft_commands, frames.draft_response)
+FRAME_CODEC = FrameCodec(draft_pb2.DraftRequest, frames.draft_commands, frames.draft_response)
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -46,7 +46,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             request_iterator,
             context,
             self._shell.guard,
-            DIALECT,
+            FRAME_CODEC,
             self._shell.stopping,
         )
         async for frame in stream:
@@ -70,7 +70,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftService(shell), server)
 
 
-ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register, DIALECT)
+ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register, FRAME_CODEC)
 
 
 def run(config: DraftConfig) -> None:

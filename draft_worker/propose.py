@@ -15,11 +15,11 @@ from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.rows.row_context import RowContext, ledger_counts
 from paceline.decoding.rows.row_params import RowParams
-from paceline.decoding.rows.row_params_cache import RowParamsMemo
+from paceline.decoding.rows.row_params_cache import RowParamsCache
 from paceline.decoding.support import draw_sparse
 from paceline.decoding.transforms import scores_of
 
-_row_params = RowParamsMemo()
+_row_params = RowParamsCache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from draft_worker.runner import Runner
 from paceline.core.clock import Clock
 from paceline.core.messages import DraftProposal
 from paceline.engine.scheduling.passes import Job, run_pass
-from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.telemetry.worker import Passes
 
 ROWS = 64
@@ -27,7 +27,7 @@ class Reading:
     def __init__(
         self,
         runner: Runner,
-        holdings: Holdings[DraftProposal],
+        sequences: HeldSequences[DraftProposal],
         spare: Callable[[], bool],
         passes: Passes,
         clock: Clock,
@@ -39,13 +39,13 @@ class Reading:
         `budget`: rows of a pass. `beside`: rows of prefill in a pass that others wait for.
         """
         self._runner = runner
-        self._holdings = holdings
+        self._holdings = sequences
         self._spare = spare
         self._passes = passes
         self._clock = clock
         self._alone = min(ROWS, budget)
         self._beside = self._alone if beside is None else min(beside, self._alone)
-        self._waiting: dict[str, Held[DraftProposal]] = {}
+        self._waiting: dict[str, HeldSequence[DraftProposal]] = {}
         self._seconds: dict[str, float] = {}
         """What was read so far took, by sequence."""
 

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from paceline.engine.branches import BranchInput
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.scheduling import passes
 from paceline.kv import Branch
 
@@ -29,7 +30,7 @@ class Runner(passes.Runner, Protocol):
     def chain_skills(self) -> ChainSkills | None:
         """What it can do when it draws several tokens by itself; None where it cannot."""
 
-    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+    def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         """Each chain, shorter where it was stopped, empty where its tokens must be drawn one by one.
 
         Raises ResourceExhaustedError.

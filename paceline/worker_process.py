@@ -29,7 +29,7 @@ from paceline.engine.loading.build import Built, build
 from paceline.engine.loading.model import take_over_library_logs
 from paceline.engine.scheduling.engine_thread import Engine, EngineThread
 from paceline.engine.scheduling.mask import tokenizer_of
-from paceline.engine.scheduling.sequences import Holdings
+from paceline.engine.scheduling.sequences import HeldSequences
 from paceline.grammar import Grammars
 from paceline.grammar.checks import StructureChecks
 from paceline.grammar.process import CompileProcess
@@ -42,7 +42,7 @@ from paceline.rpc.server.parent_watch import leave_with_parent
 from paceline.rpc.server.server import Server, host_in_address, tune_interpreter
 from paceline.rpc.streams.structures import StructureGuard
 from paceline.rpc.streams.unix_stream import LocalServer
-from paceline.rpc.streams.worker_stream import Dialect, ask, watch_progress
+from paceline.rpc.streams.worker_stream import FrameCodec, ask, watch_progress
 from paceline.telemetry.logs import configure_logging, fields
 from paceline.telemetry.span_interface import Spans
 from paceline.telemetry.tracing import make_spans
@@ -71,7 +71,7 @@ class Holder(Engine[Any, Any], Protocol):
     grammars: Grammars | None
 
     @property
-    def holdings(self) -> Holdings[Any]:
+    def sequences(self) -> HeldSequences[Any]:
         """Its sequences."""
 
 
@@ -87,7 +87,7 @@ class Role(Generic[ConfigT]):
     make_engine: Callable[[Built, ConfigT, WorkerObserver], Holder]
     """The parts of an engine keep what the observer has for them: none may replace it later."""
     register: Callable[[WorkerShell, grpc.aio.Server], None]
-    dialect: Dialect
+    frame_codec: FrameCodec
     """What its stream carries."""
 
 
@@ -121,7 +121,7 @@ class WorkerShell:
         """Served at the local socket too, where one is wanted. Raises UnavailableError naming it."""
         path = self._config.local_socket
         if path:
-            server = LocalServer(path, self._instance_id, self.guard, self._role.dialect)
+            server = LocalServer(path, self._instance_id, self.guard, self._role.frame_codec)
             server.start()
             self._local = server
         try:
@@ -176,36 +176,36 @@ class WorkerShell:
         return MetricsServer(collector, host_in_address(config.host), config.metrics_port)
 
     def _sequences(self) -> int:
-        return len(self._engine.holdings)
+        return len(self._engine.sequences)
 
     def _cache_info(self) -> common_pb2.CacheInfo:
         """Raises InternalError when the bookkeeping is damaged."""
-        pool, holdings, now = self._built.runner.cache.pool, self._engine.holdings, monotonic()
-        if not len(holdings) and now - self._checked_at >= CHECK_SECONDS:
-            check_cache(pool, holdings)
+        pool, sequences, now = self._built.runner.cache.pool, self._engine.sequences, monotonic()
+        if not len(sequences) and now - self._checked_at >= CHECK_SECONDS:
+            check_cache(pool, sequences)
             self._checked_at = now
-        return cache_info(pool, holdings)
+        return cache_info(pool, sequences)
 
 
-def check_cache(pool: BlockPool, holdings: Holdings[Any]) -> None:
+def check_cache(pool: BlockPool, sequences: HeldSequences[Any]) -> None:
     """Raises InternalError when the bookkeeping of a worker's cache is damaged. Looks at every block."""
     pool.check_integrity()
-    if holdings.prefix_index is not None:
-        holdings.prefix_index.check_integrity()
+    if sequences.prefix_index is not None:
+        sequences.prefix_index.check_integrity()
 
 
-def cache_info(pool: BlockPool, holdings: Holdings[Any]) -> common_pb2.CacheInfo:
+def cache_info(pool: BlockPool, sequences: HeldSequences[Any]) -> common_pb2.CacheInfo:
     """A worker's cache in numbers, all of which it has at hand."""
-    index = holdings.prefix_index
+    index = sequences.prefix_index
     return common_pb2.CacheInfo(
         block_size=pool.block_size,
         total_blocks=pool.num_blocks,
         free_blocks=pool.free_blocks,
         cached_blocks=pool.cached_blocks,
-        sequences=len(holdings),
+        sequences=len(sequences),
         prefix_cache_queries=index.queries if index is not None else 0,
         prefix_cache_hits=index.hits if index is not None else 0,
-        num_preemptions=holdings.num_preemptions,
+        num_preemptions=sequences.num_preemptions,
     )
 
 

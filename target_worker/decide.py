@@ -27,13 +27,13 @@ from paceline.decoding.logprobs import reported_logprobs
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.rows.row_context import RowContext, ledger_counts
 from paceline.decoding.rows.row_params import RowParams
-from paceline.decoding.rows.row_params_cache import RowParamsMemo
+from paceline.decoding.rows.row_params_cache import RowParamsCache
 from paceline.decoding.sampling import dense_from_sparse, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
 from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.passes import broken_rows, usable_rows
 
-_row_params = RowParamsMemo()
+_row_params = RowParamsCache()
 _FEW: Final = 1 << 15
 """Logits that are judged sooner than what leads to that can be called: of one to three rounds of a small
 vocabulary. More of them are looked at by what looks at many at a time."""
@@ -64,9 +64,9 @@ class Case:
         return self.params.sampling.seed
 
     @property
-    def chooses(self) -> bool:
+    def target_decides(self) -> bool:
         """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
-        return self.params.chooses
+        return self.params.target_decides
 
 
 def decide(
@@ -134,14 +134,16 @@ def _possible(cases: Sequence[Case], verdicts: Sequence[Outcome]) -> list[Outcom
 
 def _shorter(case: Case, accepted: int) -> Outcome | None:
     """The verdict that ends with its last accepted token; None without one, and where the target chooses."""
-    if case.chooses or not accepted:
+    if case.target_decides or not accepted:
         return None
     return Outcome(accepted - 1, case.proposal.token_ids[accepted - 1])
 
 
 def _choose_alone(cases: Sequence[Case], eos: Sequence[int]) -> bool:
     """True when nothing but temperatures and noise stands between logits on a CPU and what is chosen."""
-    return all(c.chooses for c in cases) and _params_of(cases, torch.device("cpu"), eos).only_temperature
+    return (
+        all(c.target_decides for c in cases) and _params_of(cases, torch.device("cpu"), eos).only_temperature
+    )
 
 
 def _at_once(cases: Sequence[Case], logits: Tensor) -> list[Outcome | None]:
@@ -193,12 +195,12 @@ def _deliberate(cases: Sequence[Case], logits: Tensor, eos_token_ids: Sequence[i
     """All modes' verdicts; nothing here waits for the device."""
     readings: list[tuple[list[int], _Reading]] = []
     starts = _starts(cases)
-    choosing = [i for i, case in enumerate(cases) if case.chooses]
+    choosing = [i for i, case in enumerate(cases) if case.target_decides]
     for mode in AcceptanceMode:
         members = (
             choosing
             if mode is AcceptanceMode.COUPLED
-            else [i for i, c in enumerate(cases) if c.params.mode is mode and not c.chooses]
+            else [i for i, c in enumerate(cases) if c.params.mode is mode and not c.target_decides]
         )
         if not members:
             continue

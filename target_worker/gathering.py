@@ -124,7 +124,7 @@ class Gathering:
         self._away.pop(sequence_id, None)
         self._returns.pop(sequence_id, None)
 
-    def patience(self, rows: int, now: float) -> float:
+    def batching_delay(self, rows: int, now: float) -> float:
         """Seconds that a pass over so many rows may wait for others, if none of them comes earlier."""
         step, row = self.cost.line()
         if not step or not self._away:

@@ -11,7 +11,7 @@ from paceline.core.config import TargetConfig
 from paceline.engine.loading.build import Built
 from paceline.engine.scheduling.mask import grammars_of
 from paceline.rpc.streams import frames
-from paceline.rpc.streams.worker_stream import Dialect, serve_stream
+from paceline.rpc.streams.worker_stream import FrameCodec, serve_stream
 from paceline.telemetry.worker import WorkerObserver
 from paceline.v1 import target_pb2, target_pb2_grpc
 from paceline.worker_process import Role, WorkerShell
@@ -19,7 +19,7 @@ from paceline.worker_process import run as run_worker
 from target_worker.decide import warm_up
 from target_worker.verifier import Verifier
 
-DIALECT = Dialect(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
+FRAME_CODEC = FrameCodec(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
 
 
 class TargetService(target_pb2_grpc.TargetServiceServicer):
@@ -46,7 +46,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             request_iterator,
             context,
             self._shell.guard,
-            DIALECT,
+            FRAME_CODEC,
             self._shell.stopping,
         )
         async for frame in stream:
@@ -70,7 +70,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetService(shell), server)
 
 
-ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register, DIALECT)
+ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register, FRAME_CODEC)
 
 
 def run(config: TargetConfig) -> None:

@@ -21,8 +21,8 @@ from paceline.core.clock import Clock
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import Verdict
 from paceline.engine.batch import SequenceInput
-from paceline.engine.multi_step import Stop
-from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.cancel import CancelToken
+from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.telemetry.worker import Passes
 from target_worker.decide import Case, judge
 from target_worker.rounds import NOTHING, FirstRow, ends
@@ -39,7 +39,7 @@ class FirstRows:
     """Which sequences wait, and what is known of them."""
 
     runner: Runner
-    holdings: Holdings[Verdict]
+    sequences: HeldSequences[Verdict]
     eos_token_ids: Sequence[int]
     max_model_len: int
     clock: Clock
@@ -47,7 +47,7 @@ class FirstRows:
     wanted: bool
     budget: int
     """Rows of one pass."""
-    stop: Stop = field(default_factory=Stop)
+    cancel: CancelToken = field(default_factory=CancelToken)
     """Wanted when a command arrives, from any thread, until all that came is taken up."""
     _since: dict[str, float] = field(default_factory=dict)
     """When the verdict was out on those whose row is still to be computed."""
@@ -59,11 +59,11 @@ class FirstRows:
         """True while a sequence waits without its row."""
         return bool(self._since)
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         """Seconds until the next one is to be computed."""
         return max(0.0, min(self._since.values()) + PAUSE - self.clock())
 
-    def expect(self, held: Held[Verdict]) -> None:
+    def expect(self, held: HeldSequence[Verdict]) -> None:
         """Its verdict is out, and its next round is not here."""
         session = held.session
         over = ends(session.params, session.tokens[-1], self.eos_token_ids)
@@ -78,7 +78,7 @@ class FirstRows:
         self._since.pop(sequence_id, None)
         self._rows.pop(sequence_id, None)
 
-    def take(self, held: Held[Verdict]) -> FirstRow | None:
+    def take(self, held: HeldSequence[Verdict]) -> FirstRow | None:
         """The row after the ledger of a sequence whose round begins; None if it is not known."""
         session = held.session
         row = self._rows.get(session.sequence_id)
@@ -89,7 +89,7 @@ class FirstRows:
     def compute(self) -> None:
         """One pass over those that wait longest, unless somebody asks for something meanwhile."""
         names = list(itertools.islice(self._since, self.budget))
-        waiting = map(self.holdings.find, names)
+        waiting = map(self.sequences.find, names)
         # All but the newest token are there, but for those that have lost their entries to others.
         held = [h for h in waiting if h is not None and h.table.length == len(h.session.tokens) - 1]
         try:
@@ -103,11 +103,11 @@ class FirstRows:
             for name in names:
                 del self._since[name]
 
-    def _computed(self, held: Sequence[Held[Verdict]]) -> bool:
+    def _computed(self, held: Sequence[HeldSequence[Verdict]]) -> bool:
         """False where the pass was given up."""
         begun = self.clock()
         inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
-        logits = self.runner.forward_unless(inputs, self.stop)
+        logits = self.runner.forward_unless(inputs, self.cancel)
         if logits is None:
             return False
         self.passes.ran(len(held), len(held), self.clock() - begun)

@@ -59,7 +59,7 @@ class Round:
         multiplies by 0 what a row must not see. By itself each is what plain decoding would have.
         """
         session = self.job.held.session
-        if self.apart is not None or self.rows == 1 or session.params.chooses:
+        if self.apart is not None or self.rows == 1 or session.params.target_decides:
             return False
         self.apart, self.first_row = [], None
         # What the prompt's rows say has been told.

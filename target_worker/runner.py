@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from paceline.engine.batch import SequenceInput
-from paceline.engine.multi_step import Stop
+from paceline.engine.cancel import CancelToken
 from paceline.engine.scheduling import passes
 
 
@@ -19,5 +19,5 @@ class Runner(passes.Runner, Protocol):
     def can_stop(self) -> bool:
         """True where a pass can be given up."""
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> torch.Tensor | None:
+    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> torch.Tensor | None:
         """Like `forward`, but given up if that is wanted before it is half done: None, all as before."""

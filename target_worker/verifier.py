@@ -33,7 +33,7 @@ from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.scheduling.mask import grammar_for, restriction
 from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
-from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
 from paceline.rpc.codec import check_opening, check_token_ids
@@ -86,7 +86,7 @@ class Verifier:
         self.grammars = grammars
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
-        self.holdings: Holdings[Verdict] = Holdings(
+        self.sequences: HeldSequences[Verdict] = HeldSequences(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
         self._rounds: dict[str, Round] = {}
@@ -95,7 +95,7 @@ class Verifier:
         self._gathering = Gathering()
         self._first_rows = FirstRows(
             runner,
-            self.holdings,
+            self.sequences,
             self._eos_token_ids,
             max_model_len,
             clock,
@@ -109,28 +109,30 @@ class Verifier:
         """True while a round waits for its verdict, or a sequence for its round."""
         return bool(self._rounds) or self._first_rows.has_work
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         """Seconds that the next pass may wait for rounds that are about to come; none to read a prompt."""
         if not self._rounds:
-            return self._first_rows.patience()
+            return self._first_rows.batching_delay()
         jobs = [r.job for r in self._rounds.values()]
-        return 0.0 if reads(jobs) else self._gathering.patience(sum(j.rows for j in jobs), self._clock())
+        return (
+            0.0 if reads(jobs) else self._gathering.batching_delay(sum(j.rows for j in jobs), self._clock())
+        )
 
-    def attend(self) -> None:
+    def reset_cancel(self) -> None:
         """What was announced so far is about to be taken up."""
-        self._first_rows.stop.forget()
+        self._first_rows.cancel.reset()
 
-    def announce(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
+    def notify(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
         """Commands wait: they go before what nobody asked for, and what to judge next is of use to the pass.
 
         Called from any thread.
         """
-        self._first_rows.stop.want()
+        self._first_rows.cancel.cancel()
         self._overheard.extend(command for command in commands if isinstance(command, VerifyAhead))
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
-        return sequence_id in self.holdings
+        return sequence_id in self.sequences
 
     def handle(self, command: TargetCommand, arrived: float) -> list[TargetEvent]:
         """Take a command up. A refusal, or the answer to a repeated round, comes back at once."""
@@ -144,7 +146,7 @@ class Verifier:
                     self._foresee(command)
                     return self._begin_late(command, arrived)
                 case CloseSequence():
-                    if self.holdings.close(command):
+                    if self.sequences.close(command):
                         self._leave(command.sequence_id)
         except PacelineError as error:
             round_number = command.round if isinstance(command, VerifyRound | VerifyAhead) else 0
@@ -154,14 +156,14 @@ class Verifier:
     def _open(self, command: OpenSequence) -> None:
         check_opening(command.token_ids, command.params, self._vocabulary_size, self._eos_token_ids)
         grammar = grammar_for(command.params, self.grammars)
-        held = self.holdings.find(command.sequence_id)
+        held = self.sequences.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)
             self._first_rows.gone(command.sequence_id)
-        self.holdings.open(command, grammar)
+        self.sequences.open(command, grammar)
 
     def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
-        held = self.holdings.get(command.sequence_id)
+        held = self.sequences.get(command.sequence_id)
         self._check(command, held)
         disposition = held.session.begin(
             command.epoch,
@@ -185,7 +187,7 @@ class Verifier:
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
         job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
-        job.prefill_before = self.holdings.prefill_rows_since(arrived)
+        job.prefill_before = self.sequences.prefill_rows_since(arrived)
         self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
         self._gathering.back(command.sequence_id, r.rows, arrived)
         return [] if first_row is None else self._conclude(r, first_row)
@@ -194,7 +196,7 @@ class Verifier:
         """The verdict of a round that its first row decides alone; none where that takes a pass."""
         proposed, session = r.command.proposal.token_ids, r.job.held.session
         case = Case(session.params, session.tokens, NOTHING)
-        if proposed and (not case.chooses or row.verdict == (0, proposed[0])):
+        if proposed and (not case.target_decides or row.verdict == (0, proposed[0])):
             return []
         if proposed:
             r.job.sequences_in_pass = 1  # what drafting takes is less by that
@@ -223,7 +225,7 @@ class Verifier:
 
         The coordinator knows it: what it told and the verdict did not make use of is still to be read here.
         """
-        held = self.holdings.find(command.sequence_id)
+        held = self.sequences.find(command.sequence_id)
         if held is None:
             return []
         following = following_late(command, held.session, self._eos_token_ids)
@@ -239,7 +241,7 @@ class Verifier:
             with contextlib.suppress(PacelineError):
                 self._foresee(self._overheard.popleft())
 
-    def _check(self, command: VerifyRound, held: Held[Verdict]) -> None:
+    def _check(self, command: VerifyRound, held: HeldSequence[Verdict]) -> None:
         """Refuse what the model cannot judge, before it costs a pass or touches the session."""
         proposal = command.proposal
         check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
@@ -265,7 +267,7 @@ class Verifier:
         reading = reads(jobs)
         passes = self.observer.passes["rounds"]
         result = run_pass(
-            jobs, self._runner, self._budget, self._clock, self.holdings, beside=self._beside, passes=passes
+            jobs, self._runner, self._budget, self._clock, self.sequences, beside=self._beside, passes=passes
         )
         events: list[TargetEvent] = [self._fail(job, error) for job, error in result.failed]
         for part in result.scored:
@@ -280,7 +282,7 @@ class Verifier:
             if not reading:
                 self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
         if result.finished or result.scored:
-            self.holdings.looked_at(self._clock())
+            self.sequences.looked_at(self._clock())
         return events
 
     def _restrict(self, finished: Sequence[Job]) -> list[TargetEvent]:
@@ -393,10 +395,10 @@ class Verifier:
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
         self._leave(sequence_id)
-        self.holdings.drop(sequence_id)
+        self.sequences.drop(sequence_id)
 
     def expire(self) -> None:
         """Drop the sequences whose lease is over, except those being computed."""
-        for sequence_id in self.holdings.expired():
+        for sequence_id in self.sequences.expired():
             if sequence_id not in self._rounds:
                 self.drop(sequence_id)

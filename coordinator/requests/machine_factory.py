@@ -70,7 +70,7 @@ class Machines:
         What they propose follows from measured times. In a mode whose tokens depend on the rounds a fixed K
         keeps a seed's tokens the same; so the server uses none there by itself.
         """
-        by_default = self._config.prompt_lookup and (params.chooses or k == AUTO)
+        by_default = self._config.prompt_lookup and (params.target_decides or k == AUTO)
         wanted = by_default if asked.prompt_lookup is None else asked.prompt_lookup
         return [make() for make in CONTEXT_SOURCES.values()] if wanted and k else []
 

@@ -157,7 +157,7 @@ class RoundMachine:
             case InvalidArgumentError() if state.present.proposal.num_draft_tokens:
                 # The target finds the proposal wrong: do without it.
                 state.drop_proposal()
-            case InternalError() if state.present.proposal.num_draft_tokens and state.params.chooses:
+            case InternalError() if state.present.proposal.num_draft_tokens and state.params.target_decides:
                 # Its model may break on tokens that it would not choose. Where tokens are drawn by ratios,
                 # those that it does not break on would come too seldom.
                 state.drop_proposal()

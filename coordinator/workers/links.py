@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from coordinator.workers.stream_protocol import Dialect
+from coordinator.workers.stream_protocol import StreamProtocol
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.core.security.secret import WorkerSecret
 from paceline.core.security.tls import Tls
@@ -64,7 +64,7 @@ class Link:
     def __init__(
         self,
         address: str,
-        dialect: Dialect,
+        protocol: StreamProtocol,
         observer: LinkObserver,
         tls: Tls | None = None,
         *,
@@ -75,9 +75,9 @@ class Link:
         a local socket knows no certificates. `secret` is shown with every call."""
         self.address = address
         self._local_sockets = local_sockets and tls is None
-        self._tls = tls and replace(tls, server_name=PeerRole(dialect.role).dns_name)
+        self._tls = tls and replace(tls, server_name=PeerRole(protocol.role).dns_name)
         self._metadata = () if secret is None else secret.metadata
-        self.dialect = dialect
+        self.protocol = protocol
         self.state = LinkState.CONNECTING
         self.reason = ""
         self.known: common_pb2.WorkerInfo | None = None
@@ -98,7 +98,7 @@ class Link:
     @property
     def role(self) -> str:
         """`draft` or `target`."""
-        return self.dialect.role
+        return self.protocol.role
 
     @property
     def ready(self) -> bool:
@@ -119,7 +119,7 @@ class Link:
         if self._outbox and isinstance(self._stream, unix_stream.LocalStream):
             commands, self._outbox = self._outbox, []
             self._pending.clear()
-            for frame in framed(commands, self.dialect.request):
+            for frame in framed(commands, self.protocol.request):
                 self._stream.send(frame.SerializeToString())
 
     def hang_up(self) -> None:
@@ -140,7 +140,7 @@ class Link:
 
     async def _ask(self, channel: grpc.aio.Channel) -> None:
         try:
-            self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
+            self.known = await self.protocol.info(channel, INFO_SECONDS, self._metadata)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
             pass
         except asyncio.CancelledError:
@@ -170,7 +170,7 @@ class Link:
     async def _session(self, channel: grpc.aio.Channel) -> float:
         """One connection, from first contact to its end. Returns seconds to wait before the next."""
         try:
-            info = self.known = await self.dialect.info(channel, INFO_SECONDS, self._metadata)
+            info = self.known = await self.protocol.info(channel, INFO_SECONDS, self._metadata)
             self._observer.admit(self, info)
             self.admitted = info
             await self._converse(channel, info)
@@ -229,7 +229,7 @@ class Link:
 
     async def _converse(self, channel: grpc.aio.Channel, info: common_pb2.WorkerInfo) -> None:
         beside = await self._connect_locally(info)
-        stream: Any = beside or self.dialect.open(channel, self._metadata)
+        stream: Any = beside or self.protocol.open(channel, self._metadata)
         self._stream = stream
         self._outbox.clear()
         self.state, self.reason = LinkState.READY, ""
@@ -243,7 +243,7 @@ class Link:
                 await beside.ended
             else:
                 async for frame in stream:
-                    self._observer.events(self, self.dialect.take(frame))
+                    self._observer.events(self, self.protocol.take(frame))
             self._end("it did not answer in time" if stream.cancelled() else "it ended the stream")
         except asyncio.CancelledError:
             # Our own hang_up cancels the call, not this task.
@@ -260,7 +260,7 @@ class Link:
             return None
 
         def received(frame: bytes) -> None:
-            self._observer.events(self, self.dialect.read(frame))
+            self._observer.events(self, self.protocol.read(frame))
 
         return await unix_stream.connect(info.local_socket, info.instance_id, received, INFO_SECONDS)
 
@@ -271,7 +271,7 @@ class Link:
             if self._outbox:
                 commands, self._outbox = self._outbox, []
                 try:
-                    for frame in framed(commands, self.dialect.request):
+                    for frame in framed(commands, self.protocol.request):
                         await stream.write(frame)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     return  # the reader sees the same end, and tells

@@ -17,7 +17,7 @@ NOTHING: Final[Metadata] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class StreamProtocol:
     """One kind of worker."""
 
     role: str
@@ -63,7 +63,7 @@ def _readable(message: Any) -> Any:
     return message
 
 
-TARGET = Dialect(
+TARGET = StreamProtocol(
     "target",
     target_pb2_grpc.TargetServiceStub,
     target_pb2.TargetServiceGetWorkerInfoRequest,
@@ -72,7 +72,7 @@ TARGET = Dialect(
     target_pb2.VerifyResponse,
     frames.target_events,
 )
-DRAFT = Dialect(
+DRAFT = StreamProtocol(
     "draft",
     draft_pb2_grpc.DraftServiceStub,
     draft_pb2.DraftServiceGetWorkerInfoRequest,

@@ -116,7 +116,7 @@ class SequenceParams:
     """W3C trace context of the request's span; empty where the request is not traced."""
 
     @property
-    def chooses(self) -> bool:
+    def target_decides(self) -> bool:
         """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
         return self.sampling.greedy or self.mode is AcceptanceMode.COUPLED
 

@@ -69,28 +69,6 @@ class Chain:
     for a token that was drawn although it is not the best."""
 
 
-class Stop:
-    """How another thread tells chains in progress to begin no further step."""
-
-    def __init__(self) -> None:
-        self.flag: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
-        """int8 [1], not 0 once it is wanted; compiled code looks at it."""
-
-    @property
-    def wanted(self) -> bool:
-        """True from `want` until `forget`."""
-        return bool(self.flag[0])
-
-    def want(self) -> None:
-        """Chains in progress end with their step, or before it is half done."""
-        self.flag[0] = 1
-
-    def forget(self) -> None:
-        """Chains run on. Called before a look at what waits, not after it: what comes in between would be
-        forgotten."""
-        self.flag[0] = 0
-
-
 @dataclass(frozen=True, slots=True)
 class ChainSkills:
     """What the chains of a runner can do besides choosing tokens and telling the next best."""

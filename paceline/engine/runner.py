@@ -19,7 +19,8 @@ from paceline.engine.backends.fused_eager import LeanForward
 from paceline.engine.batch import RaggedBatch, SequenceInput
 from paceline.engine.branches import BranchInput
 from paceline.engine.cache import PagedCache
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockTable, Branch
 
 MAX_FEED = 16
@@ -153,7 +154,7 @@ class ModelRunner:
         blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
         anything is touched. Any other error leaves the tables as long as they were.
         """
-        logits = self.forward_unless(inputs, Stop())
+        logits = self.forward_unless(inputs, CancelToken())
         assert logits is not None
         return logits
 
@@ -162,14 +163,14 @@ class ModelRunner:
         """True where passes can be given up."""
         return self._compiled is not None
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> Tensor | None:
+    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> Tensor | None:
         """Like `forward`, but where passes `can_stop` given up if that is wanted before it is half done: None
         then, and the tables are as long as they were."""
         logits: Tensor | None
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
             if self._compiled is not None:
-                logits = self._compiled.unless(stop, Layout.of_sequences(inputs), self._cache)
+                logits = self._compiled.unless(cancel, Layout.of_sequences(inputs), self._cache)
             else:
                 logits = self._replay_or_run(
                     lambda captured: captured.sequences(inputs),
@@ -212,7 +213,7 @@ class ModelRunner:
             return ChainSkills(supports=False, max_feed=1)
         return None
 
-    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+    def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         """Feed every end some tokens, then what it chose, and so on; returns what each one chose.
 
         A chain is shorter than its `steps` where the logits after it are no distribution or where it was told
@@ -229,7 +230,7 @@ class ModelRunner:
                     item.end.reserve(item.room)
             if self._compiled is not None:
                 layout = Layout.of_chains(ordered)
-                how = self._cache, self._vocab_size, Stop() if stop is None else stop
+                how = self._cache, self._vocab_size, CancelToken() if cancel is None else cancel
                 chosen = self._compiled.chain(ordered, layout, *how)
             else:
                 chosen = self._replay_chains(ordered)

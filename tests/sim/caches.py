@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.engine.scheduling.sequences import Holdings
+from paceline.engine.scheduling.sequences import HeldSequences
 from paceline.kv import BlockTable
 from paceline.kv.prefix import first_key, next_key
 from tests.sim.toys import ToyRunner
@@ -23,28 +23,30 @@ class CacheChecker:
         self.chains: dict[bytes, tuple[int, ...]] = {}
         """The tokens of every block's worth of ledger that the worker was ever told of, by key."""
 
-    def check(self, runner: ToyRunner, holdings: Holdings[Any], branches: Iterable[BlockTable] = ()) -> None:
+    def check(
+        self, runner: ToyRunner, sequences: HeldSequences[Any], branches: Iterable[BlockTable] = ()
+    ) -> None:
         """Raises AssertionError."""
         pool = runner.pool
         pool.check_integrity()
-        tables = [one.table for one in holdings]
+        tables = [one.table for one in sequences]
         owners = Counter(block for table in (*tables, *branches) for block in table.blocks)
         known = pool.used_blocks == len(owners) and all(pool.count(b) == n for b, n in owners.items())
         assert known, "invariant 5: a block has an owner that does not know it, or none"
         shared = [block for block, count in owners.items() if count > 1]
         assert all(pool.is_kept(b) for b in shared), "invariant 5: a block belongs to two sequences"
-        for one in holdings:
+        for one in sequences:
             own = runner.read(one.table) == one.session.cached
             assert own, "invariant 5: a cache entry does not hold its own token"
-        self._check_index(runner, holdings)
+        self._check_index(runner, sequences)
 
-    def _check_index(self, runner: ToyRunner, holdings: Holdings[Any]) -> None:
-        index, size = holdings.prefix_index, runner.pool.block_size
+    def _check_index(self, runner: ToyRunner, sequences: HeldSequences[Any]) -> None:
+        index, size = sequences.prefix_index, runner.pool.block_size
         if index is None:
             assert not runner.pool.cached_blocks, "invariant 5: blocks are cached without an index"
             return
         index.check_integrity()
-        for one in holdings:
+        for one in sequences:
             self._learn(one.session.params.cache_salt, one.session.tokens, size)
         for key, block in index.items() if self.always else ():
             tokens = self.chains.get(key)

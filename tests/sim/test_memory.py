@@ -17,9 +17,9 @@ from tests.sim.world import Faults, Request, World, chosen_seeds
 
 def counts(world: World) -> tuple[int, int, int]:
     """(preemptions by workers, those the coordinator saw, prefix hits in tokens)."""
-    holdings = [link.worker.core.holdings for link in (*world.targets, *world.drafts)]
-    hits = sum(one.prefix_index.hits for one in holdings)
-    return sum(one.num_preemptions for one in holdings), world.dispatcher.num_preemptions, hits
+    sequences = [link.worker.core.sequences for link in (*world.targets, *world.drafts)]
+    hits = sum(one.prefix_index.hits for one in sequences)
+    return sum(one.num_preemptions for one in sequences), world.dispatcher.num_preemptions, hits
 
 
 def test_a_crowd_with_too_little_memory_gets_its_tokens() -> None:

@@ -37,7 +37,7 @@ from paceline.decoding.rows.bad_words import WordTable
 from paceline.engine.scheduling import preemption
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.engine.scheduling.passes import Job
-from paceline.engine.scheduling.sequences import Held, Holdings
+from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, Session
 from paceline.kv import prefix
 from target_worker import rounds
@@ -215,12 +215,12 @@ def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pyte
 
 
 def test_a_speculative_block_that_is_entered_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fed(self: Held[Any], token_ids: list[int]) -> None:
+    def fed(self: HeldSequence[Any], token_ids: list[int]) -> None:
         self.session.cached.extend(token_ids)
         if self.prefix is not None:
             self.prefix.enter(self.session.cached)
 
-    monkeypatch.setattr(Held, "fed", fed)
+    monkeypatch.setattr(HeldSequence, "fed", fed)
     assert "no part of any ledger" in simulation_catches(make_world=crowded_world)
 
 
@@ -254,11 +254,11 @@ def test_a_preempted_sequence_that_believes_in_its_entries(monkeypatch: pytest.M
     """Its blocks are given away, and it goes on as if they were there."""
     real = preemption._youngest
 
-    def youngest(holders: list[Held[Any]], age: int) -> Held[Any] | None:
+    def youngest(holders: list[HeldSequence[Any]], age: int) -> HeldSequence[Any] | None:
         held = real(holders, age)
         if held is not None:
             held.table.free()
-            monkeypatch.setattr(Held, "cut_to", lambda self, length: self.table.truncate_to(length))
+            monkeypatch.setattr(HeldSequence, "cut_to", lambda self, length: self.table.truncate_to(length))
         return held
 
     monkeypatch.setattr(preemption, "_youngest", youngest)
@@ -391,22 +391,22 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
         monkeypatch.setattr(Session, "begin", lambda self, epoch, *rest: real_begin(self, self.epoch, *rest))
     elif what == "openings":
 
-        def unfenced(self: Holdings[Any], command: OpenSequence, _grammar: object = None) -> None:
+        def unfenced(self: HeldSequences[Any], command: OpenSequence, _grammar: object = None) -> None:
             self.drop(command.sequence_id)
             session: Session[Any] = Session(
                 command.sequence_id, command.epoch, command.params, list(command.token_ids)
             )
-            self._held[command.sequence_id] = Held(session, self.new_table())
+            self._held[command.sequence_id] = HeldSequence(session, self.new_table())
             self._leases.renew(command.sequence_id)
 
-        monkeypatch.setattr(Holdings, "open", unfenced)
+        monkeypatch.setattr(HeldSequences, "open", unfenced)
     else:
 
-        def close(self: Holdings[Any], command: CloseSequence) -> bool:
+        def close(self: HeldSequences[Any], command: CloseSequence) -> bool:
             self.drop(command.sequence_id)
             return True
 
-        monkeypatch.setattr(Holdings, "close", close)
+        monkeypatch.setattr(HeldSequences, "close", close)
     machine_catches(VerifierMachine, VERIFIER_SETTINGS)
 
 

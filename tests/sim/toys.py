@@ -17,7 +17,8 @@ from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
 from paceline.engine.batch import SequenceInput
 from paceline.engine.branches import BranchInput
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -80,7 +81,7 @@ class ToyRunner:
         """Passes can be given up."""
         self.longest_branch = 0
         """Entries of the longest branch so far."""
-        self.stops: Callable[[Stop], bool] = lambda stop: bool(stop.flag[0])
+        self.stops: Callable[[CancelToken], bool] = lambda cancel: bool(cancel.flag[0])
         """Whether a chain ends before its next step, and a pass that can be given up is."""
 
     def new_table(self) -> BlockTable:
@@ -105,7 +106,7 @@ class ToyRunner:
             row[:] = np.nan
         return row
 
-    def forward_chains(self, inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+    def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         lengths = [item.end.length for item in inputs]
         chains: list[Chain] = []
         try:
@@ -115,7 +116,7 @@ class ToyRunner:
                 begun, feed = item.end.length, list(item.token_ids)
                 tokens, supports, others, margins = [], [], [], []
                 for step in range(item.steps):
-                    if step and stop is not None and self.stops(stop):
+                    if step and cancel is not None and self.stops(cancel):
                         break
                     logits = self._logits_after(item.end, feed)
                     if logits.isnan().any():
@@ -192,9 +193,9 @@ class ToyRunner:
         if error is not None:
             raise error
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], stop: Stop) -> torch.Tensor | None:
+    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> torch.Tensor | None:
         assert self.can_stop
-        if not self.stops(stop):
+        if not self.stops(cancel):
             return self.forward(inputs)
         for item in inputs:
             self._apply(item.table.reserve(len(item.token_ids)))

@@ -80,7 +80,7 @@ class SteppedEngine(EngineThread[Any, Any]):
     """The engine thread's own code without the thread: a step takes up what is there, then its time."""
 
     def take_up(self) -> None:
-        self._engine.attend()
+        self._engine.reset_cancel()
         while not self._inbox.empty():
             task = self._inbox.get_nowait()
             assert task is not None
@@ -175,7 +175,7 @@ class SimWorker:
     def check(self) -> None:
         """Between two steps."""
         branches = self.core.lookahead.tables if isinstance(self.core, Drafter) else []
-        self.caches.check(self.runner, self.core.holdings, branches)
+        self.caches.check(self.runner, self.core.sequences, branches)
 
 
 class SimStream:
@@ -474,7 +474,7 @@ class World:
         place = (event.sequence_id, event.epoch, event.round)
         again = place in worker.answered
         worker.answered.add(place)
-        held = worker.core.holdings.find(event.sequence_id)
+        held = worker.core.sequences.find(event.sequence_id)
         if again and held is not None and not held.table.length:
             return  # preempted since
         if held is None or held.session.epoch != event.epoch:
@@ -647,7 +647,7 @@ class World:
                 raise SimulationError(f"{link.name} is thought to have {link.load} sequences")
             link.worker.check()
             pool = link.worker.runner.pool
-            if len(link.worker.core.holdings) or pool.used_blocks or pool.free_blocks != pool.num_blocks:
+            if len(link.worker.core.sequences) or pool.used_blocks or pool.free_blocks != pool.num_blocks:
                 raise SimulationError(f"invariant 5: {link.name} still has {pool.used_blocks} blocks in use")
             if link.worker.engine._routes:
                 raise SimulationError(f"{link.name} still has routes")
@@ -668,7 +668,7 @@ class World:
                 longest = 2.5 * (DEADLINES.target if role == "target" else DEADLINES.draft)
                 link.worker.hung_until = self.clock() + self.rng.uniform(0, longest)
             case "evict":
-                held = sorted(one.session.sequence_id for one in link.worker.core.holdings)
+                held = sorted(one.session.sequence_id for one in link.worker.core.sequences)
                 if held:
                     link.worker.core.drop(self.rng.choice(held))
             case "crash":

@@ -31,7 +31,7 @@ class _Batch:
     nbytes: int
 
 
-class RowParamsMemo:
+class RowParamsCache:
     """Batches seen lately: a sequence's parameters are the same object from step to step, and building
     tensors for them takes as long as a small model's layer.
     """

@@ -38,16 +38,16 @@ class Engine(Protocol[Command, Event]):
     def step(self) -> list[Event]:
         """Run one pass and return what it finished."""
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         """Seconds that the step may still wait for commands that are about to come; 0 to begin it."""
 
-    def attend(self) -> None:
+    def reset_cancel(self) -> None:
         """All that was announced so far is about to be taken up: called before each look at what waits.
 
         What is announced after the last look is so still known in the step.
         """
 
-    def announce(self, commands: Sequence[Command | SequenceFailed]) -> None:
+    def notify(self, commands: Sequence[Command | SequenceFailed]) -> None:
         """These wait to be taken up. Called on another thread than all else, maybe during a step."""
 
     def holds(self, sequence_id: str) -> bool:
@@ -98,7 +98,7 @@ class EngineThread(Generic[Command, Event]):
         """Queue commands of one stream. A SequenceFailed among them goes straight back."""
         arrived = self._clock()
         self._inbox.put(lambda: self._take(route, commands, arrived))
-        self._engine.announce(commands)
+        self._engine.notify(commands)
 
     def leave(self, route: Route) -> None:
         """The stream ended: nobody is left to use its sequences."""
@@ -126,12 +126,12 @@ class EngineThread(Generic[Command, Event]):
         while True:
             now = self._passed_at = self._clock()
             self._expire(now)
-            patience = self._patience()
-            self._engine.attend()
+            delay = self._delay()
+            self._engine.reset_cancel()
             try:
-                task = self._inbox.get(block=patience > 0, timeout=patience)
+                task = self._inbox.get(block=delay > 0, timeout=delay)
             except queue.Empty:
-                if patience == 0:
+                if delay == 0:
                     return True
                 continue
             if task is None:
@@ -139,8 +139,8 @@ class EngineThread(Generic[Command, Event]):
             task()
             self._flush()
 
-    def _patience(self) -> float:
-        return min(self._engine.patience(), IDLE_SECONDS) if self._engine.has_work else IDLE_SECONDS
+    def _delay(self) -> float:
+        return min(self._engine.batching_delay(), IDLE_SECONDS) if self._engine.has_work else IDLE_SECONDS
 
     def _expire(self, now: float) -> None:
         """Look at the leases now and then, however busy the worker is."""

@@ -21,7 +21,7 @@ from paceline.engine.batch import SequenceInput
 from paceline.engine.device import ensure_alive
 from paceline.engine.scheduling.planner import Chunk, Feed, plan_pass
 from paceline.engine.scheduling.preemption import Need, make_room
-from paceline.engine.scheduling.sequences import RETRY_SECONDS, Held, Holdings
+from paceline.engine.scheduling.sequences import RETRY_SECONDS, HeldSequence, HeldSequences
 from paceline.kv.table import BlockTable
 from paceline.telemetry.logs import fields
 from paceline.telemetry.worker import Passes
@@ -43,7 +43,7 @@ class Runner(Protocol):
 class Job:
     """One sequence's outstanding feed."""
 
-    held: Held[Any]
+    held: HeldSequence[Any]
     feed: list[int]
     rows: int
     arrived: float
@@ -159,14 +159,14 @@ def run_pass(
     runner: Runner,
     budget: int,
     clock: Clock,
-    holdings: Holdings[Any],
+    sequences: HeldSequences[Any],
     spare: Callable[[], bool] = lambda: False,
     beside: int | None = None,
     passes: Passes | None = None,
 ) -> PassResult:
     """Plan and run one pass over `jobs` (in order of arrival).
 
-    `holdings`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
+    `sequences`: all sequences of the worker. `spare` gives back blocks that are worth less than those of any
     sequence; False when there were none. `beside`: rows of prefill in a pass that others wait for. So do
     the sequences between two rounds, whose next one may arrive while the pass runs. `passes` is told of it.
     """
@@ -175,16 +175,16 @@ def run_pass(
     for job in jobs:
         job.reuse()
     feeds = [Feed(job.sequence_id, job.remaining, job.rows, job.scored) for job in jobs]
-    alone = all(feed.remaining > feed.rows for feed in feeds) and len(holdings) == len(feeds)
+    alone = all(feed.remaining > feed.rows for feed in feeds) and len(sequences) == len(feeds)
     plan = plan_pass(feeds, budget, None if alone else beside)
     planned = [(by_id[chunk.sequence_id], chunk) for chunk in plan]
-    chunks = _with_room(planned, jobs, holdings, spare, result)
+    chunks = _with_room(planned, jobs, sequences, spare, result)
     if not chunks:
         return result
     begun = clock()
     for job, _ in chunks:
         if job.started is None:
-            _count_lookup(job, holdings)
+            _count_lookup(job, sequences)
             job.started = begun
     done, failed = chunks, False
     try:
@@ -202,7 +202,7 @@ def run_pass(
     if passes is not None:
         passes.ran(rows, len(done), spent)
     prefills = [chunk.count - (job.rows if chunk.final else 0) for job, chunk in done]
-    holdings.passed(begun, ended, sum(prefills))
+    sequences.passed(begun, ended, sum(prefills))
     for (job, chunk), own_prefill in zip(done, prefills, strict=True):
         job.ran(begun, spent, rows, len(done), own_prefill, sum(prefills))
         if chunk.final:
@@ -213,30 +213,30 @@ def run_pass(
 def _with_room(
     chunks: list[tuple[Job, Chunk]],
     jobs: Sequence[Job],
-    holdings: Holdings[Any],
+    sequences: HeldSequences[Any],
     spare: Callable[[], bool],
     result: PassResult,
 ) -> list[tuple[Job, Chunk]]:
     """Leave out, as failed, the sequences that have to wait for blocks (preemption.py)."""
     needs = [Need(job.held, chunk.count, job.remaining if job.begins else 0) for job, chunk in chunks]
     beginning = {id(job.held) for job in jobs if job.begins}
-    preempted = {id(held) for held in make_room(needs, holdings, spare)}
+    preempted = {id(held) for held in make_room(needs, sequences, spare)}
     if not preempted:
         return chunks
-    holdings.num_preemptions += len(preempted - beginning)
+    sequences.num_preemptions += len(preempted - beginning)
     left = [(job, chunk) for job, chunk in chunks if id(job.held) not in preempted]
-    others = bool(left) or any(held.table.blocks for held in holdings if id(held) not in preempted)
+    others = bool(left) or any(held.table.blocks for held in sequences if id(held) not in preempted)
     message = "the cache has no free blocks beside those of older sequences"
     error = ResourceExhaustedError(message, RETRY_SECONDS if others else None)
     result.failed += [(job, error) for job in jobs if id(job.held) in preempted]
     return left
 
 
-def _count_lookup(job: Job, holdings: Holdings[Any]) -> None:
+def _count_lookup(job: Job, sequences: HeldSequences[Any]) -> None:
     """Once for each time that a sequence begins; the row of a feed's last token is always computed."""
-    if holdings.prefix_index is not None and job.begins and not job.scored:
-        holdings.prefix_index.queries += len(job.feed) - job.rows + 1
-        holdings.prefix_index.hits += job.reused
+    if sequences.prefix_index is not None and job.begins and not job.scored:
+        sequences.prefix_index.queries += len(job.feed) - job.rows + 1
+        sequences.prefix_index.hits += job.reused
 
 
 def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult) -> torch.Tensor:

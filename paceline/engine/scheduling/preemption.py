@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.engine.scheduling.sequences import Held
+from paceline.engine.scheduling.sequences import HeldSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """What one sequence wants to feed in this pass."""
 
-    held: Held[Any]
+    held: HeldSequence[Any]
     count: int
     """Entries that it writes in this pass."""
     begins: int = 0
@@ -32,8 +32,8 @@ class Need:
 
 
 def make_room(
-    needs: Sequence[Need], all_held: Iterable[Held[Any]], spare: Callable[[], bool]
-) -> list[Held[Any]]:
+    needs: Sequence[Need], all_held: Iterable[HeldSequence[Any]], spare: Callable[[], bool]
+) -> list[HeldSequence[Any]]:
     """Preempt until the needs of all that keep their blocks fit together.
 
     Args:
@@ -51,7 +51,7 @@ def make_room(
         spare() and sum(need.blocks for need in needs) <= pool.free_blocks
     ):
         return []
-    preempted: list[Held[Any]] = []
+    preempted: list[HeldSequence[Any]] = []
     holders = sorted(all_held, key=lambda held: held.age)
     taken = 0
     for need in sorted(needs, key=lambda need: need.held.age):
@@ -69,7 +69,7 @@ def make_room(
     return preempted
 
 
-def _youngest(holders: list[Held[Any]], age: int) -> Held[Any] | None:
+def _youngest(holders: list[HeldSequence[Any]], age: int) -> HeldSequence[Any] | None:
     """Take the youngest one with blocks from `holders`, which are in order of age; none as old as `age`."""
     while holders and holders[-1].age > age:
         held = holders.pop()

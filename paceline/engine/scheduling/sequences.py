@@ -22,7 +22,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Held(Generic[Answer]):
+class HeldSequence(Generic[Answer]):
     """One sequence on this worker."""
 
     session: Session[Answer]
@@ -85,7 +85,7 @@ class Held(Generic[Answer]):
 
 
 @dataclass(slots=True)
-class Holdings(Generic[Answer]):
+class HeldSequences(Generic[Answer]):
     """Sequences by id, each with a lease that its rounds renew."""
 
     new_table: Callable[[], BlockTable]
@@ -100,7 +100,7 @@ class Holdings(Generic[Answer]):
     _last_pass: tuple[float, float, int] = (0.0, 0.0, 0)
     """When it began and ended, and its rows of prompts."""
     _opened: int = 0
-    _held: dict[str, Held[Answer]] = field(default_factory=dict)
+    _held: dict[str, HeldSequence[Answer]] = field(default_factory=dict)
     _leases: Leases[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,13 +128,13 @@ class Holdings(Generic[Answer]):
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Held[Answer]]:
+    def __iter__(self) -> Iterator[HeldSequence[Answer]]:
         return iter(self._held.values())
 
     def __contains__(self, sequence_id: str) -> bool:
         return sequence_id in self._held
 
-    def find(self, sequence_id: str) -> Held[Answer] | None:
+    def find(self, sequence_id: str) -> HeldSequence[Answer] | None:
         """The sequence if it is held; its lease is left alone."""
         return self._held.get(sequence_id)
 
@@ -160,10 +160,10 @@ class Holdings(Generic[Answer]):
         table, age = self.new_table(), self._opened if old is None else old.age
         index, salt = self.prefix_index, command.params.cache_salt
         prefix = None if index is None else CachedPrefix(index, table, salt)
-        self._held[command.sequence_id] = Held(session, table, grammar, prefix, age)
+        self._held[command.sequence_id] = HeldSequence(session, table, grammar, prefix, age)
         self._leases.renew(command.sequence_id)
 
-    def get(self, sequence_id: str) -> Held[Answer]:
+    def get(self, sequence_id: str) -> HeldSequence[Answer]:
         """The sequence, its lease renewed. Raises NotFoundError."""
         held = self._held.get(sequence_id)
         if held is None:

@@ -30,7 +30,7 @@ from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.rpc.streams.frame_split import framed
-from paceline.rpc.streams.worker_stream import Dialect, Engine
+from paceline.rpc.streams.worker_stream import Engine, FrameCodec
 
 log = logging.getLogger(__name__)
 
@@ -218,11 +218,11 @@ async def connect(
 class LocalServer:
     """Serves an engine to coordinators on this machine."""
 
-    def __init__(self, path: str, instance_id: str, engine: Engine, dialect: Dialect) -> None:
+    def __init__(self, path: str, instance_id: str, engine: Engine, frame_codec: FrameCodec) -> None:
         self.path = path
         self._instance_id = instance_id
         self._engine = engine
-        self._dialect = dialect
+        self._dialect = frame_codec
         self._streams: set[LocalStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
@@ -264,14 +264,14 @@ class LocalServer:
     def _serve(self, connection: socket.socket) -> None:
         """Carry one coordinator's stream until either side ends it. Raises OSError where it cannot begin."""
         loop = asyncio.get_running_loop()
-        dialect, engine = self._dialect, self._engine
+        frame_codec, engine = self._dialect, self._engine
 
         def received(frame: bytes) -> None:
-            engine.submit(route, dialect.parse(dialect.request.FromString(frame)))
+            engine.submit(route, frame_codec.parse(frame_codec.request.FromString(frame)))
 
         def route(events: Sequence[Any]) -> None:
             try:
-                for frame in framed(events, dialect.render):
+                for frame in framed(events, frame_codec.render):
                     stream.send(frame.SerializeToString())
             except Exception as error:
                 # The engine's thread serves other streams too.

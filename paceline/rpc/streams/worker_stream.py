@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class FrameCodec:
     """What a worker's stream carries, whatever it goes through."""
 
     request: type[Message]
@@ -58,7 +58,7 @@ async def serve_stream(
     requests: AsyncIterator[Any],
     context: grpc.aio.ServicerContext[Any, Any],
     engine: Engine,
-    dialect: Dialect,
+    frame_codec: FrameCodec,
     stopping: asyncio.Event,
 ) -> AsyncIterator[Any]:
     """Carry one coordinator's stream until either side ends it.
@@ -84,7 +84,7 @@ async def serve_stream(
     async def read() -> None:
         try:
             async for frame in requests:
-                engine.submit(route, dialect.parse(frame))
+                engine.submit(route, frame_codec.parse(frame))
         except PacelineError as error:
             end(error)
         except Exception:
@@ -106,7 +106,7 @@ async def serve_stream(
             if outbox:
                 events = outbox.copy()
                 outbox.clear()
-                for frame in framed(events, dialect.render):
+                for frame in framed(events, frame_codec.render):
                     yield frame
         if ended[0] is not None:
             await abort(context, ended[0])

@@ -127,7 +127,7 @@ class DrafterMachine(RuleBasedStateMachine):
         k, proposal = command.num_draft_tokens, event.proposal
         assert (event.epoch, event.round, event.base_length) == (of.epoch, of.round, len(of.ledger))
         assert proposal.num_draft_tokens == k
-        held = self.it.holdings.find(of.name)
+        held = self.it.sequences.find(of.name)
         assert held is not None
         assert held.table.length == event.num_computed_tokens == len(of.ledger) + k - 1
         assert self.runner.read(held.table) == [*of.ledger, *proposal.token_ids[:-1]]
@@ -239,7 +239,7 @@ class DrafterMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_whole(self) -> None:
-        self.caches.check(self.runner, self.it.holdings)
+        self.caches.check(self.runner, self.it.sequences)
 
     def teardown(self) -> None:
         for of in self.sequences:

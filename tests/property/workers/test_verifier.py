@@ -182,7 +182,7 @@ class VerifierMachine(RuleBasedStateMachine):
         assert verdict.num_accepted == accepted
         assert verdict.token_ids == (*command.proposal.token_ids[:accepted], token)
         after = [*of.ledger, *verdict.token_ids]
-        held = self.it.holdings.find(of.name)
+        held = self.it.sequences.find(of.name)
         assert held is not None
         assert verdict.num_computed_tokens == held.table.length == len(after) - 1
         assert self.runner.read(held.table) == after[:-1] == held.session.cached
@@ -235,7 +235,7 @@ class VerifierMachine(RuleBasedStateMachine):
     @rule(data=st.data(), elsewhere=st.lists(tokens, min_size=1, max_size=5))
     def gap(self, data: st.DataObject, elsewhere: list[int]) -> None:
         of = self.pick(data)
-        held = self.it.holdings.find(of.name)
+        held = self.it.sequences.find(of.name)
         assert held is not None
         of.ledger += elsewhere
         worker_has = len(held.session.tokens)
@@ -305,7 +305,7 @@ class VerifierMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_whole(self) -> None:
-        self.caches.check(self.runner, self.it.holdings)
+        self.caches.check(self.runner, self.it.sequences)
 
     def teardown(self) -> None:
         for of in self.sequences:

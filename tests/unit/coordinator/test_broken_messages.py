@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.workers import links
 from coordinator.workers.links import Link, LinkObserver, LinkState
-from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
+from coordinator.workers.stream_protocol import DRAFT, TARGET, StreamProtocol
 from paceline.v1 import common_pb2, draft_pb2, target_pb2
 
 SECONDS = 20.0
@@ -26,9 +26,9 @@ ANSWERS = {
 class Worker:
     """Says what it is in its first `sound` answers, and sends rubbish after that and in its stream."""
 
-    def __init__(self, dialect: Dialect, sound: int) -> None:
-        info = common_pb2.WorkerInfo(role=dialect.role, model="it")
-        self._told = ANSWERS[dialect](info=info).SerializeToString()
+    def __init__(self, protocol: StreamProtocol, sound: int) -> None:
+        info = common_pb2.WorkerInfo(role=protocol.role, model="it")
+        self._told = ANSWERS[protocol](info=info).SerializeToString()
         self._sound = sound
         self.asked = 0
         self.streams = 0
@@ -45,13 +45,13 @@ class Worker:
 
 
 @contextlib.asynccontextmanager
-async def serving(dialect: Dialect, sound: int) -> AsyncIterator[Worker]:
-    worker, server = Worker(dialect, sound), grpc.aio.server()
+async def serving(protocol: StreamProtocol, sound: int) -> AsyncIterator[Worker]:
+    worker, server = Worker(protocol, sound), grpc.aio.server()
     methods = {
         "GetWorkerInfo": grpc.unary_unary_rpc_method_handler(worker.info),
-        dialect.stream: grpc.stream_stream_rpc_method_handler(worker.stream),
+        protocol.stream: grpc.stream_stream_rpc_method_handler(worker.stream),
     }
-    name = f"paceline.v1.{dialect.role.capitalize()}Service"
+    name = f"paceline.v1.{protocol.role.capitalize()}Service"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
     worker.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -68,12 +68,12 @@ class Seen:
         self.states: list[LinkState] = []
         self.events: list[Any] = []
 
-    def link(self, address: str, dialect: Dialect) -> Link:
+    def link(self, address: str, protocol: StreamProtocol) -> Link:
         def note(link: Link) -> None:
             self.states.append(link.state)
 
         observer = LinkObserver(lambda *_: None, note, note, lambda _, events: self.events.extend(events))
-        return Link(address, dialect, observer)
+        return Link(address, protocol, observer)
 
 
 async def until(running: asyncio.Task[None], reached: Callable[[], bool]) -> None:
@@ -91,12 +91,12 @@ def _links_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_a_stream_that_holds_no_message_is_lost_and_opened_again(dialect: Dialect) -> None:
+@pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
+async def test_a_stream_that_holds_no_message_is_lost_and_opened_again(protocol: StreamProtocol) -> None:
     """Once: one such message ended the link, with it all others, and the coordinator."""
     seen = Seen()
-    async with serving(dialect, sound=100) as worker:
-        link = seen.link(worker.address, dialect)
+    async with serving(protocol, sound=100) as worker:
+        link = seen.link(worker.address, protocol)
         running = asyncio.create_task(link.run())
         await until(running, lambda: worker.streams >= 2 and len(seen.states) >= 3)
         running.cancel()
@@ -105,11 +105,11 @@ async def test_a_stream_that_holds_no_message_is_lost_and_opened_again(dialect: 
     assert seen.events == []
 
 
-@pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_an_answer_that_is_no_message_is_asked_for_again(dialect: Dialect) -> None:
+@pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
+async def test_an_answer_that_is_no_message_is_asked_for_again(protocol: StreamProtocol) -> None:
     seen = Seen()
-    async with serving(dialect, sound=0) as worker:
-        link = seen.link(worker.address, dialect)
+    async with serving(protocol, sound=0) as worker:
+        link = seen.link(worker.address, protocol)
         running = asyncio.create_task(link.run())
         await until(running, lambda: worker.asked >= 2)
         assert (link.state, link.known) == (LinkState.CONNECTING, None)

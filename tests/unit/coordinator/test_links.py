@@ -141,7 +141,7 @@ async def test_a_worker_that_is_not_reached_is_told_of_once_for_each_reason(
 
     monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
     link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), tls)
-    monkeypatch.setattr(type(link.dialect), "info", unreached)
+    monkeypatch.setattr(type(link.protocol), "info", unreached)
     running = asyncio.create_task(link.run())
     async with asyncio.timeout(20):
         await tried.wait()
@@ -166,7 +166,7 @@ async def test_a_worker_that_answers_and_must_wait_is_not_said_to_be_out_of_reac
         pass
 
     link = Link("worker:1", TARGET, LinkObserver(wait, nothing, nothing, nothing))
-    monkeypatch.setattr(type(link.dialect), "info", told)
+    monkeypatch.setattr(type(link.protocol), "info", told)
     running = asyncio.create_task(link.run())
     async with asyncio.timeout(20):
         await tried.wait()
@@ -207,7 +207,7 @@ async def test_what_the_system_refuses_ends_no_link(where: str, monkeypatch: pyt
     if where == "the channel":
         monkeypatch.setattr(links, "open_aio_channel", refused)
     link = Link("worker:1", TARGET, LinkObserver(refused, nothing, nothing, nothing))
-    monkeypatch.setattr(type(link.dialect), "info", told)
+    monkeypatch.setattr(type(link.protocol), "info", told)
     running = asyncio.create_task(link.run())
     async with asyncio.timeout(20):
         await tried.wait()
@@ -228,7 +228,7 @@ async def test_a_worker_that_is_lost_while_it_is_asked_is_told_of_as_it_was(
     async def lost(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(type(link.dialect), "info", lost)
+    monkeypatch.setattr(type(link.protocol), "info", lost)
     link._channel = object()  # type: ignore[assignment]
     link.known = common_pb2.WorkerInfo(model="it")
     assert await link.refresh() is link.known
@@ -238,7 +238,7 @@ async def test_whoever_asks_may_be_cancelled(link: Link, monkeypatch: pytest.Mon
     async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(link.dialect), "info", never)
+    monkeypatch.setattr(type(link.protocol), "info", never)
     link._channel = object()  # type: ignore[assignment]
     asking = asyncio.create_task(link.refresh())
     await asyncio.sleep(0)
@@ -260,7 +260,7 @@ async def test_who_asks_while_a_worker_is_asked_gets_the_same_answer(
         await answering.wait()
         return common_pb2.WorkerInfo(process_id=number)
 
-    monkeypatch.setattr(type(link.dialect), "info", slow)
+    monkeypatch.setattr(type(link.protocol), "info", slow)
     link._channel = object()  # type: ignore[assignment]
     async with asyncio.timeout(20):
         first, *others = [asyncio.create_task(link.refresh()) for _ in range(3)]

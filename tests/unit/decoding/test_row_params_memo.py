@@ -10,13 +10,13 @@ import torch
 
 from paceline.core.types import SamplingParams
 from paceline.decoding.rows.row_params import RowParams
-from paceline.decoding.rows.row_params_cache import RowParamsMemo
+from paceline.decoding.rows.row_params_cache import RowParamsCache
 
 CPU = torch.device("cpu")
 
 
 def test_the_same_batch_is_laid_out_once() -> None:
-    memo = RowParamsMemo()
+    memo = RowParamsCache()
     params = [SamplingParams(temperature=0.5), SamplingParams(temperature=0)]
     first = memo.build(params, [2, 1], CPU, [3], [(), ()])
     assert memo.build(params, [2, 1], CPU, [3], [(), ()]) is first
@@ -27,7 +27,7 @@ def test_the_same_batch_is_laid_out_once() -> None:
 
 def test_a_new_object_in_an_old_one_s_place_is_another_batch() -> None:
     """An identity is free for others once nobody holds the object, and the memo does not."""
-    memo = RowParamsMemo(size=4)
+    memo = RowParamsCache(size=4)
     for i in range(1, 50):
         built = memo.build([SamplingParams(temperature=i / 10)], [1], CPU, (), [()])
         temperature = 1.0 if built.temperature is None else float(built.temperature)
@@ -37,7 +37,7 @@ def test_a_new_object_in_an_old_one_s_place_is_another_batch() -> None:
 def test_what_is_remembered_is_bounded_in_bytes() -> None:
     """Once: it was 64 batches of whatever size, with each list once a row: gigabytes beside a full cache."""
     most = 200_000
-    memo = RowParamsMemo(most_bytes=most)
+    memo = RowParamsCache(most_bytes=most)
     params = [
         *(SamplingParams(allowed_token_ids=range(i, i + 4000)) for i in range(4)),
         SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0)),
@@ -53,7 +53,7 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
 
 
 def test_a_batch_that_is_too_large_drives_no_other_out() -> None:
-    memo = RowParamsMemo(most_bytes=10_000)
+    memo = RowParamsCache(most_bytes=10_000)
     small, large = [SamplingParams(top_k=3)], [SamplingParams(allowed_token_ids=range(5000))]
     built = memo.build(small, [2], CPU, (), [()])
     assert memo.build(large, [2], CPU, (), [()]).nbytes > 10_000
@@ -64,7 +64,7 @@ def test_words_count_as_what_they_take() -> None:
     """Their tokens are held as objects of Python's, five times their table."""
     words = tuple(tuple(range(1000 * i, 1000 * i + 100)) for i in range(8))
     taken = sys.getsizeof(words) + sum(sys.getsizeof(word) + sum(map(sys.getsizeof, word)) for word in words)
-    memo = RowParamsMemo()
+    memo = RowParamsCache()
     built = memo.build([SamplingParams()], [1], CPU, (), [words])
     assert memo.nbytes - built.nbytes == pytest.approx(taken, rel=0.05)
 
@@ -76,7 +76,7 @@ def test_a_list_is_laid_out_once_for_all_rows_of_its_sequence() -> None:
 
 
 def test_requests_that_ended_are_not_held() -> None:
-    memo, params = RowParamsMemo(), SamplingParams(allowed_token_ids=range(1000))
+    memo, params = RowParamsCache(), SamplingParams(allowed_token_ids=range(1000))
     memo.build([params], [1], CPU, (), [()])
     ended = weakref.ref(params)
     del params

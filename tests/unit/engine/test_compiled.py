@@ -21,9 +21,10 @@ from paceline.engine.backends.compiled import gemm, tiles, vectors, weights
 from paceline.engine.backends.compiled.chain import decoder_chain
 from paceline.engine.backends.compiled.forward import compiled_forward
 from paceline.engine.batch import SequenceInput
+from paceline.engine.cancel import CancelToken
 from paceline.engine.loading import model as loading
 from paceline.engine.loading.model import inspect_attention, make_runner, random_model
-from paceline.engine.multi_step import Chain, ChainInput, SparseDraws, Stop
+from paceline.engine.multi_step import Chain, ChainInput, SparseDraws
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
 
@@ -152,17 +153,17 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, make: Make) -> None:
 
 def test_a_pass_is_given_up_without_a_trace() -> None:
     """What is wanted before it begins; the same tokens fed again give the same bits."""
-    runner, stop = compiled("llama, two"), Stop()
+    runner, cancel = compiled("llama, two"), CancelToken()
     tables = [runner.new_table(), runner.new_table()]
     whole = runner.forward([SequenceInput(tables[0], [5, 6, 7], 2)])
     runner.forward([SequenceInput(tables[1], [5, 6], 1)])
     used = runner.cache.pool.used_blocks
-    stop.want()
+    cancel.cancel()
     assert runner.can_stop
-    assert runner.forward_unless([SequenceInput(tables[1], [7] * 9, 9)], stop) is None
+    assert runner.forward_unless([SequenceInput(tables[1], [7] * 9, 9)], cancel) is None
     assert (tables[1].length, runner.cache.pool.used_blocks) == (2, used)
-    stop.forget()
-    again = runner.forward_unless([SequenceInput(tables[1], [7], 1)], stop)
+    cancel.reset()
+    again = runner.forward_unless([SequenceInput(tables[1], [7], 1)], cancel)
     assert again is not None
     assert torch.equal(again, whole[1:])
     assert tables[1].length == 3
@@ -517,16 +518,16 @@ def test_a_chain_on_a_branch_is_the_one_on_a_table(name: str) -> None:
 
 def test_a_chain_that_is_told_to_stop_ends_with_its_step() -> None:
     """And goes on later as if nothing had been."""
-    runner, stop = compiled("llama, two"), Stop()
+    runner, cancel = compiled("llama, two"), CancelToken()
     expected = one_by_one(runner, ChainInput(runner.new_table(), [3], 6))
     region = Branching(runner.new_table(), 6)
     for end in (runner.new_table(), region.branch(0)):
-        stop.want()
-        (first,) = runner.forward_chains([ChainInput(end, [3], 6)], stop)
+        cancel.cancel()
+        (first,) = runner.forward_chains([ChainInput(end, [3], 6)], cancel)
         assert list(first.token_ids) == list(expected.token_ids[:1])
         assert end.length == 1
-        stop.forget()
-        (rest,) = runner.forward_chains([ChainInput(end, first.token_ids, 5)], stop)
+        cancel.reset()
+        (rest,) = runner.forward_chains([ChainInput(end, first.token_ids, 5)], cancel)
         assert [*first.token_ids, *rest.token_ids] == expected.token_ids
         assert end.length == 6
 
@@ -539,18 +540,18 @@ def test_a_chain_in_progress_is_stopped(layers: int) -> None:
     A thread that stops it in time would need luck: the flag lies where the sixth step writes.
     """
     model = random_model(LlamaConfig(**(SHAPE | {"num_hidden_layers": layers}), num_key_value_heads=2))
-    runner, stop = make_runner(model, num_blocks=64, block_size=4, lean=True), Stop()
+    runner, cancel = make_runner(model, num_blocks=64, block_size=4, lean=True), CancelToken()
     assert runner.cache.flat is not None
     entries = runner.cache.flat.numpy().reshape(-1).view(np.int8)
 
     def drawn(steps: int) -> list[int]:
         entries[:] = 0
         with runner.new_table() as table:
-            (chain,) = runner.forward_chains([ChainInput(table, [3], steps)], stop)
+            (chain,) = runner.forward_chains([ChainInput(table, [3], steps)], cancel)
             first = list(chain.token_ids)
             assert table.length == len(first)
             if len(first) < steps:
-                stop.flag = np.zeros(1, dtype=np.int8)
+                cancel.flag = np.zeros(1, dtype=np.int8)
                 (rest,) = runner.forward_chains([ChainInput(table, first[-1:], steps - len(first))])
                 assert [*first, *rest.token_ids] == expected[:steps]
         return first
@@ -560,7 +561,7 @@ def test_a_chain_in_progress_is_stopped(layers: int) -> None:
     free = entries == 0
     assert drawn(6) == expected[:6]
     at = int(np.flatnonzero(free & (entries != 0))[0])
-    stop.flag = entries[at : at + 1]
+    cancel.flag = entries[at : at + 1]
     assert len(drawn(120)) == (6 if layers == 2 else 5)
     assert decoder_chain.targetoptions["nogil"], "another thread can set it meanwhile"
 

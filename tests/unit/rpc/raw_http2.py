@@ -151,6 +151,15 @@ class Connection:
             await self._moved.wait()
         return self.ended[stream]
 
+    async def ends(self, count: int) -> list[bytes]:
+        """The headers of calls that are over, once there are so many; the connection must not end before."""
+        while len(self.ended) < count:
+            if self.gone:
+                raise ConnectionError
+            self._moved.clear()
+            await self._moved.wait()
+        return list(self.ended.values())
+
     async def closed(self) -> None:
         """Until the server has closed the connection."""
         while not self.gone:

@@ -20,7 +20,7 @@ from paceline.core.errors import InvalidArgumentError, UnavailableError
 from paceline.core.messages import CloseSequence, SequenceFailed
 from paceline.rpc.streams import frames, unix_stream
 from paceline.rpc.streams.unix_stream import PAUSE_SECONDS, STUCK_SECONDS, LocalServer, LocalStream, connect
-from paceline.rpc.streams.worker_stream import Dialect
+from paceline.rpc.streams.worker_stream import FrameCodec
 from paceline.v1 import target_pb2
 
 SECONDS = 20.0
@@ -255,7 +255,7 @@ class Engine:
         thread.join(SECONDS)
 
 
-DIALECT = Dialect(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
+FRAME_CODEC = FrameCodec(target_pb2.VerifyRequest, frames.target_commands, frames.verify_response)
 COMMAND = CloseSequence("one", 3)
 EVENT = SequenceFailed("one", 3, 0, InvalidArgumentError("x", "y"))
 
@@ -268,7 +268,7 @@ async def engine() -> Engine:
 @pytest.fixture
 async def server(folder: Path, engine: Engine) -> AsyncIterator[LocalServer]:
     """One that listens; nothing is left of it."""
-    server = LocalServer(str(folder / "w.sock"), WORKER, engine, DIALECT)
+    server = LocalServer(str(folder / "w.sock"), WORKER, engine, FRAME_CODEC)
     server.start()
     yield server
     server.stop()
@@ -450,7 +450,7 @@ async def test_what_a_killed_process_left_is_replaced(folder: Path, engine: Engi
     killed = socket.socket(socket.AF_UNIX)
     killed.bind(path)
     killed.close()
-    server = LocalServer(path, WORKER, engine, DIALECT)
+    server = LocalServer(path, WORKER, engine, FRAME_CODEC)
     server.start()
     stream = await connect(path, WORKER, lambda _: None, SECONDS)
     assert stream is not None
@@ -463,7 +463,7 @@ async def test_what_others_use_is_left_alone(server: LocalServer, engine: Engine
     text.write_text("mine")
     for path in (server.path, str(text), str(folder / "none" / "w.sock"), str(folder / ("long" * 50))):
         with pytest.raises(UnavailableError, match="cannot listen on"):
-            LocalServer(path, "second", engine, DIALECT).start()
+            LocalServer(path, "second", engine, FRAME_CODEC).start()
     assert text.read_text() == "mine"
     text.unlink()
     stream = await connect(server.path, WORKER, lambda _: None, SECONDS)

@@ -19,7 +19,7 @@ from paceline.core.config import TargetConfig
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.scheduling.sequences import Holdings
+from paceline.engine.scheduling.sequences import HeldSequences
 from paceline.kv import BlockPool, BlockTable
 from paceline.kv.prefix import PrefixIndex
 from paceline.rpc.server.server import FAREWELL_SECONDS
@@ -38,7 +38,7 @@ class FakeEngine:
         self.stuck, self.let_go = threading.Event(), threading.Event()
         self.observer: Any = None
         self.grammars = None
-        self.holdings: Any = ()
+        self.sequences: Any = ()
 
     @property
     def has_work(self) -> bool:
@@ -52,10 +52,10 @@ class FakeEngine:
         self.let_go.wait(SECONDS)
         return []
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         return 0.0
 
-    def attend(self) -> None:
+    def reset_cancel(self) -> None:
         pass
 
     def expire(self) -> None:
@@ -86,7 +86,7 @@ class Worker:
             service="test.Test",
             make_engine=lambda *_: self.engine,
             register=lambda shell, server: setattr(self, "shell", shell),
-            dialect=SimpleNamespace(),  # type: ignore[arg-type]
+            frame_codec=SimpleNamespace(),  # type: ignore[arg-type]
         )
 
     def work(self) -> None:
@@ -200,12 +200,14 @@ async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch:
     runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=pool))
     monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
-    holdings: Holdings[Any] = Holdings(lambda: BlockTable(pool), 4, clock, 600.0, prefix_cache=True)
-    shell._engine.holdings = holdings
+    sequences: HeldSequences[Any] = HeldSequences(
+        lambda: BlockTable(pool), 4, clock, 600.0, prefix_cache=True
+    )
+    shell._engine.sequences = sequences
     params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
-    holdings.open(OpenSequence("a", 1, (1, 2), params))
+    sequences.open(OpenSequence("a", 1, (1, 2), params))
     assert (shell._cache_info().sequences, checks) == (1, [])
-    holdings.close(CloseSequence("a", 1))
+    sequences.close(CloseSequence("a", 1))
     assert (shell._cache_info().sequences, checks) == (0, ["pool", "index"])
 
 
@@ -226,7 +228,7 @@ async def test_a_cache_is_checked_once_a_second_however_often_its_numbers_are_as
     runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=Pool(4, 8)))
     monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
-    shell._engine.holdings = Holdings(lambda: None, 4, clock, 600.0)
+    shell._engine.sequences = HeldSequences(lambda: None, 4, clock, 600.0)
     for moment, times in ((0.0, 1), (0.9, 1), (0.1, 2), (0.5, 2)):
         clock.advance(moment)
         runner.cache.pool.allocate()

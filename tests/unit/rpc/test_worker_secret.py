@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.workers.links import Link, LinkObserver, LinkState
-from coordinator.workers.stream_protocol import DRAFT, TARGET, Dialect
+from coordinator.workers.stream_protocol import DRAFT, TARGET, StreamProtocol
 from paceline.core.security.secret import WorkerSecret, new_secret
 from paceline.rpc.server.server import Server
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -81,20 +81,22 @@ async def test_every_method_but_health_demands_it(role: str, shown: Any) -> None
     await server.grpc.stop(None)
 
 
-def link_to(address: str, dialect: Dialect, secret: WorkerSecret | None) -> tuple[Link, asyncio.Event]:
+def link_to(
+    address: str, protocol: StreamProtocol, secret: WorkerSecret | None
+) -> tuple[Link, asyncio.Event]:
     ready = asyncio.Event()
 
     def nothing(*_: Any) -> None:
         pass
 
     observer = LinkObserver(nothing, lambda _: ready.set(), nothing, nothing)
-    return Link(address, dialect, observer, secret=secret), ready
+    return Link(address, protocol, observer, secret=secret), ready
 
 
-@pytest.mark.parametrize("dialect", [TARGET, DRAFT], ids=["target", "draft"])
-async def test_link_with_the_secret_becomes_ready(dialect: Dialect) -> None:
-    server = await worker(dialect.role, SECRET)
-    link, ready = link_to(server.address, dialect, SECRET)
+@pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])
+async def test_link_with_the_secret_becomes_ready(protocol: StreamProtocol) -> None:
+    server = await worker(protocol.role, SECRET)
+    link, ready = link_to(server.address, protocol, SECRET)
     running = asyncio.create_task(link.run())
     async with asyncio.timeout(HANG):
         await ready.wait()

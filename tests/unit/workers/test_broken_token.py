@@ -17,7 +17,7 @@ from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, Sequen
 from paceline.engine.batch import SequenceInput
 from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.runner import ModelRunner
-from paceline.engine.scheduling.sequences import Held
+from paceline.engine.scheduling.sequences import HeldSequence
 from target_worker.verifier import Verifier
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice, target_config
 
@@ -76,8 +76,8 @@ class Worker:
             events += self.it.step()
         return events[-1]
 
-    def held(self, name: str) -> Held[Any]:
-        held: Held[Any] | None = self.it.holdings.find(name)
+    def held(self, name: str) -> HeldSequence[Any]:
+        held: HeldSequence[Any] | None = self.it.sequences.find(name)
         assert held is not None
         assert held.sound <= held.table.length
         return held
@@ -196,7 +196,7 @@ def test_who_finds_it_before_anybody_knows_is_computed_again(given_up: bool) -> 
     while "t" not in told:
         told |= {event.sequence_id: event for event in worker.it.step()}
     assert told["t"].verdict.token_ids == best(1, begun)
-    assert worker.it.holdings.prefix_index.hits > 0, "t began with what s had computed"
+    assert worker.it.sequences.prefix_index.hits > 0, "t began with what s had computed"
     if not given_up:
         while "s" not in told:
             told |= {event.sequence_id: event for event in worker.it.step()}

@@ -238,7 +238,7 @@ def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
         assert one.it._first_rows._rows
     (told,) = one.ask("s", 2, len(PROMPT) + 1, 2, 2, POISON, 2)
     assert tokens_of(told) == (2, 2, 2)
-    held = one.it.holdings.find("s")
+    held = one.it.sequences.find("s")
     assert held is not None
     assert one.runner.read(held.table) == [*PROMPT, 2, 2, 2]
     assert held.sound == held.table.length
@@ -253,8 +253,8 @@ def test_one_that_began_with_what_another_computed_is_judged_alike() -> None:
     one.open("t", prompt, **SURE)
     (told,) = one.ask("t", 1, len(prompt), 2, POISON)
     assert tokens_of(told) == (2, 2)
-    assert one.it.holdings.prefix_index is not None
-    assert one.it.holdings.prefix_index.hits > 0
+    assert one.it.sequences.prefix_index is not None
+    assert one.it.sequences.prefix_index.hits > 0
     one.open("u", [*prompt, POISON], **SURE)
     check_broken(*one.ask("u", 1, len(prompt) + 1, 2, 2))
 

@@ -19,7 +19,8 @@ from paceline.core.errors import InternalError, InvalidArgumentError, ResourceEx
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
 
@@ -63,7 +64,7 @@ class Worker:
         return events
 
     def cached(self, name: str = "s") -> list[int]:
-        held = self.it.holdings.find(name)
+        held = self.it.sequences.find(name)
         assert held is not None
         return self.runner.read(held.table)
 
@@ -220,7 +221,7 @@ def test_out_of_blocks_in_the_middle_of_a_proposal_the_younger_one_yields(mode: 
     assert isinstance(events["b"].error, ResourceExhaustedError)
     assert events["a"].proposal.token_ids == best(3)
     assert worker.cached("b") == []
-    assert worker.it.holdings.num_preemptions == 1
+    assert worker.it.sequences.num_preemptions == 1
     worker.it.drop("a")
     worker.ask(3, "b")
     (event,) = worker.run()
@@ -240,7 +241,7 @@ def test_branches_go_before_any_sequence() -> None:
     while not events:
         events = [e for e in worker.it.step() if isinstance(e, DraftProposal | SequenceFailed)]
     assert isinstance(events[0], DraftProposal)
-    assert worker.it.holdings.num_preemptions == 0
+    assert worker.it.sequences.num_preemptions == 0
 
 
 def test_a_second_sequence_drafts_from_cached_entries() -> None:
@@ -408,9 +409,9 @@ def test_chains_together_feed_no_more_than_a_pass_may_have() -> None:
     fed: list[int] = []
     draw = worker.runner.forward_chains
 
-    def counted(inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+    def counted(inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         fed.append(sum(len(item.token_ids) for item in inputs))
-        return draw(inputs, stop)
+        return draw(inputs, cancel)
 
     worker.runner.forward_chains = counted  # type: ignore[method-assign]
     names = [f"s{i}" for i in range(8)]

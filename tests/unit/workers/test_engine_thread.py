@@ -14,7 +14,7 @@ import torch
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InvalidArgumentError, StaleEpochError
 from paceline.core.messages import CloseSequence, SequenceFailed, VerifyAhead
-from paceline.engine.multi_step import Stop
+from paceline.engine.cancel import CancelToken
 from paceline.engine.scheduling import engine_thread
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.rpc.streams.worker_stream import MAX_IDLE_SECONDS
@@ -49,7 +49,7 @@ class FakeEngine:
         self.todo_at_steps: list[int] = []
         self.threads: set[int] = set()
         self.fails_on: str | None = None
-        self.stop = Stop()
+        self.cancel = CancelToken()
         self.stopped_at_steps: list[bool] = []
 
     @property
@@ -74,21 +74,21 @@ class FakeEngine:
     def step(self) -> list[Any]:
         self.threads.add(threading.get_ident())
         self.todo_at_steps.append(len(self.todo))
-        self.stopped_at_steps.append(self.stop.wanted)
+        self.stopped_at_steps.append(self.cancel.cancelled)
         name = self.todo.pop(0)
         if name == self.fails_on:
             raise RuntimeError("the engine is broken")
         return [Done(name)] if name in self.epochs else []
 
-    def patience(self) -> float:
+    def batching_delay(self) -> float:
         return self.waits(len(self.todo))
 
-    def attend(self) -> None:
-        self.stop.forget()
+    def reset_cancel(self) -> None:
+        self.cancel.reset()
 
-    def announce(self, commands: Sequence[Any]) -> None:
+    def notify(self, commands: Sequence[Any]) -> None:
         self.announced.extend(commands)
-        self.stop.want()
+        self.cancel.cancel()
 
     def holds(self, sequence_id: str) -> bool:
         return sequence_id in self.epochs

@@ -40,17 +40,17 @@ def returned(gathering: Gathering, seconds: Sequence[float], rounds: int = 3, ro
 def test_who_is_back_soon_is_waited_for_until_then() -> None:
     gathering = known()
     now = returned(gathering, [2e-3, 5e-3])
-    assert gathering.patience(1, now) == pytest.approx(5e-3)
-    assert gathering.patience(1, now + 1e-3) == pytest.approx(4e-3)
+    assert gathering.batching_delay(1, now) == pytest.approx(5e-3)
+    assert gathering.batching_delay(1, now + 1e-3) == pytest.approx(4e-3)
 
 
 def test_who_has_come_is_not_waited_for() -> None:
     gathering = known()
     now = returned(gathering, [2e-3, 5e-3])
     gathering.back("s1", 1, now + 1e-3)
-    assert gathering.patience(2, now + 1e-3) == pytest.approx(1e-3)
+    assert gathering.batching_delay(2, now + 1e-3) == pytest.approx(1e-3)
     gathering.back("s0", 1, now + 2e-3)
-    assert gathering.patience(3, now + 2e-3) == 0
+    assert gathering.batching_delay(3, now + 2e-3) == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -59,8 +59,8 @@ def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
     now = returned(gathering, [2e-3])
     if lost:
         gathering.gone("s0")
-    assert gathering.patience(1, now + 2e-3) == 0
-    assert (gathering.patience(1, now + 1e-3) == 0) is lost
+    assert gathering.batching_delay(1, now + 2e-3) == 0
+    assert (gathering.batching_delay(1, now + 1e-3) == 0) is lost
 
 
 @pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.81, True), (0.83, False), (3.0, False)])
@@ -68,51 +68,51 @@ def test_only_who_takes_less_than_a_step_is_waited_for(usual: float, waited_for:
     """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
     gathering = known(row=0.0)
     now = returned(gathering, [usual * STEP])
-    assert (gathering.patience(1, now) > 0) is waited_for
+    assert (gathering.batching_delay(1, now) > 0) is waited_for
 
 
 def test_however_little_is_left_of_a_long_return_it_is_not_waited_for() -> None:
     """Once together all would leave and return at the same time, and the model would idle meanwhile."""
     gathering = known()
     now = returned(gathering, [STEP] * 4)
-    assert gathering.patience(4, now + 0.99 * STEP) == 0
+    assert gathering.batching_delay(4, now + 0.99 * STEP) == 0
 
 
 def test_where_rows_cost_more_than_steps_nobody_is_waited_for() -> None:
     gathering = known(step=1e-3, row=1e-3)
     now = returned(gathering, [0.3e-3] * 16, rows=5)
-    assert gathering.patience(80, now) == 0
-    assert gathering.patience(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
+    assert gathering.batching_delay(80, now) == 0
+    assert gathering.batching_delay(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
 
 
 def test_the_quick_are_waited_for_where_the_slow_are_not() -> None:
     gathering = known()
     now = returned(gathering, [50e-3, 2e-3, 40e-3])
-    assert gathering.patience(1, now) == pytest.approx(2e-3)
+    assert gathering.batching_delay(1, now) == pytest.approx(2e-3)
 
 
 def test_nobody_is_waited_for_while_nothing_is_known() -> None:
     gathering = known()
     gathering.answered("new", 1, 0.0)
-    assert gathering.patience(1, 0.0) == 0, "how long it takes"
+    assert gathering.batching_delay(1, 0.0) == 0, "how long it takes"
     gathering = Gathering()
     now = returned(gathering, [1e-3])
-    assert gathering.patience(1, now) == 0, "what passes cost"
+    assert gathering.batching_delay(1, now) == 0, "what passes cost"
     gathering.cost.observe(4, STEP)
-    assert gathering.patience(1, now) == 0, "what a step is of that"
+    assert gathering.batching_delay(1, now) == 0, "what a step is of that"
 
 
 def test_who_stops_drafting_is_waited_for_from_its_second_plain_round_on() -> None:
     """And who begins to draft is not: a mean of both would follow after a dozen rounds."""
     gathering = known()
     now = returned(gathering, [50e-3], rounds=MANY, rows=5)
-    assert gathering.patience(1, now) == 0
+    assert gathering.batching_delay(1, now) == 0
     gathering.back("s0", 1, now + 2e-3)
     gathering.answered("s0", 1, now + 1)
-    assert gathering.patience(1, now + 1) == pytest.approx(2e-3)
+    assert gathering.batching_delay(1, now + 1) == pytest.approx(2e-3)
     gathering.back("s0", 5, now + 1.05)
     gathering.answered("s0", 5, now + 2)
-    assert gathering.patience(1, now + 2) == 0
+    assert gathering.batching_delay(1, now + 2) == 0
 
 
 def test_times_that_vary_are_given_more() -> None:
@@ -121,7 +121,7 @@ def test_times_that_vary_are_given_more() -> None:
         gathering.answered("s", 1, float(i))
         gathering.back("s", 1, i + (2e-3 if i % 2 else 4e-3))
     gathering.answered("s", 1, 40.0)
-    assert gathering.patience(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
+    assert gathering.batching_delay(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
 
 
 def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
@@ -130,7 +130,7 @@ def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
     gathering.back("s0", 1, now + 60)
     gathering.answered("s0", 1, now + 60)
     usual = 2e-3 * (1 + (STALL - 1) / 8)
-    assert 0 < gathering.patience(1, now + 60) < usual + 2 * LATE * 1e-3
+    assert 0 < gathering.batching_delay(1, now + 60) < usual + 2 * LATE * 1e-3
 
 
 def test_the_cost_of_a_pass_is_a_step_and_its_rows() -> None:
@@ -185,7 +185,7 @@ def test_a_target_s_sequences_share_passes_however_they_began(
 
     monkeypatch.setattr(worker.runner, "forward", timed)
     if not waits:
-        monkeypatch.setattr(Gathering, "patience", lambda *_: 0.0)
+        monkeypatch.setattr(Gathering, "batching_delay", lambda *_: 0.0)
     rounds = dict.fromkeys("stuv", 0)
     coming = {name: 4.5 * i * STEP for i, name in enumerate(rounds)}
     for name in rounds:
@@ -199,9 +199,9 @@ def test_a_target_s_sequences_share_passes_however_they_began(
 
     while min(rounds.values()) < 30:
         take_up()
-        patience = worker.it.patience() if worker.it.has_work else math.inf
+        delay = worker.it.batching_delay() if worker.it.has_work else math.inf
         soonest = min(coming.values(), default=math.inf) - worker.clock()
-        if (pause := min(patience, soonest)) > 1e-9:
+        if (pause := min(delay, soonest)) > 1e-9:
             worker.clock.advance(pause)
         else:
             verdicts = worker.it.step()
@@ -221,6 +221,6 @@ def test_who_leaves_a_target_is_not_waited_for() -> None:
         worker.ask(name=name, number=2, base=len(PROMPT) + 1)
     worker.it.step()
     worker.ask(name="t", number=3, base=len(PROMPT) + 2)
-    assert worker.it.patience() > 0
+    assert worker.it.batching_delay() > 0
     worker.it.drop("s")
-    assert worker.it.patience() == 0
+    assert worker.it.batching_delay() == 0

@@ -8,7 +8,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.scheduling.sequences import Holdings
+from paceline.engine.scheduling.sequences import HeldSequences
 from paceline.kv import BlockPool, BlockTable
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
@@ -18,7 +18,9 @@ class Case:
     def __init__(self, max_sequences: int = 10) -> None:
         self.clock = ManualClock()
         self.pool = BlockPool(8, 4)
-        self.it: Holdings[str] = Holdings(lambda: BlockTable(self.pool), max_sequences, self.clock, 10.0)
+        self.it: HeldSequences[str] = HeldSequences(
+            lambda: BlockTable(self.pool), max_sequences, self.clock, 10.0
+        )
 
     def open(self, name: str, epoch: int = 1, *tokens: int) -> None:
         self.it.open(OpenSequence(name, epoch, tokens or (1, 2), PARAMS))

@@ -22,7 +22,8 @@ from paceline.core.messages import (
     OpenSequence,
 )
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.engine.multi_step import Chain, ChainInput, ChainSkills, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from tests.sim.toys import ToyModel, ToyRunner, draft_config
 
 VOCAB = 6
@@ -133,7 +134,7 @@ def second_round(worker: Worker, tail: tuple[int, ...], k: int) -> Proposal:
     """Its proposal, once the ledger is the prompt and `tail`."""
     events = worker.ask(2, 3 + len(tail), tail, k)
     proposal = answer(events + ([] if events else worker.run(k)))
-    held = worker.it.holdings.find("s")
+    held = worker.it.sequences.find("s")
     assert held is not None
     assert worker.runner.read(held.table)[: 3 + len(tail)] == [*PROMPT, *tail]
     return proposal
@@ -193,7 +194,7 @@ def test_so_it_does_where_branches_are_chains(
     hits = 0
     for steps in (1, 3, None):
         worker = Worker(8, skills=skills)
-        worker.runner.stops = lambda stop: bool(stop.flag[0]) or stopped
+        worker.runner.stops = lambda cancel: bool(cancel.flag[0]) or stopped
         hits += check_every_outcome(sampling, mode, steps, k, worker)
     assert hits > 6
 
@@ -217,7 +218,7 @@ def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
 ) -> None:
     """What was drawn beyond it is pushed at once, and is what a draft without lookahead would propose."""
     worker, base = Worker(8, skills=ON_CPU), 3
-    worker.runner.stops = lambda stop: stopped
+    worker.runner.stops = lambda cancel: stopped
     teach(worker, sampling)
     worker.open(sampling)
     proposal, told = worker.first_round(), worker.run()
@@ -237,7 +238,7 @@ def test_a_branch_that_comes_true_again_and_again_is_there_before_its_round(
         told = [first, *worker.run()]
         worker.runner.pool.check_integrity()
     assert followed == drafts_for(sampling, verdicts)
-    held = worker.it.holdings.find("s")
+    held = worker.it.sequences.find("s")
     assert held is not None
     assert worker.runner.read(held.table)[:base] == held.session.tokens
     worker.it.handle(CloseSequence("s", 1), 0.0)
@@ -421,12 +422,12 @@ def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -
     worker.open(name="another")
     worker.run()
     first = worker.first_round()
-    worker.runner.stops = lambda stop: stop.want() or True
+    worker.runner.stops = lambda cancel: cancel.cancel() or True
     assert worker.run(1) == []
     assert worker.it.has_work
     grown = worker.it.lookahead._aheads["s"].branches
     assert any(limb.drafting.drawn for limb in grown.values())
-    worker.runner.stops = lambda stop: False
+    worker.runner.stops = lambda cancel: False
     if same:
         told = worker.ask(2, 4 + K, (*first.token_ids, 0)) + worker.run()
         assert isinstance(told[0], DraftProposal)
@@ -460,9 +461,9 @@ def test_no_pass_ahead_has_more_rows_than_a_pass_may_have(skills: ChainSkills | 
     rows: list[int] = []
     draw = worker.runner.forward_chains
 
-    def counted(inputs: Sequence[ChainInput], stop: Stop | None = None) -> list[Chain]:
+    def counted(inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         rows.append(len(inputs))
-        return draw(inputs, stop)
+        return draw(inputs, cancel)
 
     worker.runner.forward_chains = counted  # type: ignore[method-assign]
     for name in names:
@@ -554,7 +555,7 @@ def test_all_that_grew_is_told_where_commands_come_all_the_time() -> None:
     told = []
     for interrupted in (False, True):
         worker = Worker(8, skills=ON_CPU)
-        worker.runner.stops = lambda stop, interrupted=interrupted: bool(interrupted and stop.want())
+        worker.runner.stops = lambda cancel, interrupted=interrupted: bool(interrupted and cancel.cancel())
         worker.open()
         worker.first_round()
         told.append(pushed(worker.run()))
@@ -621,11 +622,11 @@ def test_a_command_that_comes_before_the_chain_ends_it_after_a_step() -> None:
     worker = Worker(8, skills=ON_CPU)
     worker.open()
     worker.first_round()
-    worker.it.attend()
-    worker.it.announce([])
+    worker.it.reset_cancel()
+    worker.it.notify([])
     worker.runner.passes.clear()
     assert worker.run(1) == []
     limbs = worker.it.lookahead._aheads["s"].branches.values()
     assert {len(limb.drafting.drawn) for limb in limbs} <= {0, 1}
-    worker.it.attend()
+    worker.it.reset_cancel()
     assert pushed(worker.run())

@@ -16,7 +16,7 @@ from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.batch import SequenceInput
 from paceline.engine.scheduling import passes
 from paceline.engine.scheduling.passes import Job, PassResult, broken_rows, run_pass
-from paceline.engine.scheduling.sequences import RETRY_SECONDS, Held, Holdings
+from paceline.engine.scheduling.sequences import RETRY_SECONDS, HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Session
 from tests.sim.toys import ToyModel, ToyRunner
 
@@ -26,12 +26,12 @@ MODEL = ToyModel(9)
 
 def run(jobs: Sequence[Job], runner: ToyRunner, budget: int, clock: ManualClock) -> PassResult:
     """A pass of a worker that holds nothing else."""
-    return run_pass(jobs, runner, budget, clock, Holdings(runner.new_table, 9, clock, 1.0))
+    return run_pass(jobs, runner, budget, clock, HeldSequences(runner.new_table, 9, clock, 1.0))
 
 
 def job(runner: ToyRunner, name: str, feed: Sequence[int], rows: int = 1, arrived: float = 0.0) -> Job:
     session: Session[object] = Session(name, 1, PARAMS, list(feed))
-    return Job(Held(session, runner.new_table()), list(feed), rows, arrived)
+    return Job(HeldSequence(session, runner.new_table()), list(feed), rows, arrived)
 
 
 def names(jobs: Sequence[Job]) -> list[str]:
@@ -71,14 +71,14 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
 def test_a_prompt_is_read_in_small_chunks_while_others_run() -> None:
     """A sequence between two rounds runs as well: its next one may arrive during the pass."""
     runner, clock = ToyRunner(MODEL), ManualClock()
-    holdings: Holdings[object] = Holdings(runner.new_table, 9, clock, 1.0)
-    holdings.open(OpenSequence("long", 1, tuple(i % 9 for i in range(30)), PARAMS))
-    long = Job(holdings.get("long"), [i % 9 for i in range(30)], 1, 0.0)
-    run_pass([long], runner, 16, clock, holdings, beside=4)
-    holdings.open(OpenSequence("running", 1, (1, 2), PARAMS))
-    run_pass([long], runner, 16, clock, holdings, beside=4)
-    other = Job(holdings.get("running"), [1, 2], 2, 0.0)
-    run_pass([long, other], runner, 16, clock, holdings, beside=4)
+    sequences: HeldSequences[object] = HeldSequences(runner.new_table, 9, clock, 1.0)
+    sequences.open(OpenSequence("long", 1, tuple(i % 9 for i in range(30)), PARAMS))
+    long = Job(sequences.get("long"), [i % 9 for i in range(30)], 1, 0.0)
+    run_pass([long], runner, 16, clock, sequences, beside=4)
+    sequences.open(OpenSequence("running", 1, (1, 2), PARAMS))
+    run_pass([long], runner, 16, clock, sequences, beside=4)
+    other = Job(sequences.get("running"), [1, 2], 2, 0.0)
+    run_pass([long, other], runner, 16, clock, sequences, beside=4)
     assert runner.passes == [16, 4, 6]
 
 
@@ -221,10 +221,10 @@ def test_a_round_that_comes_during_a_pass_waits_for_the_rest_of_its_prompts(
     runner = SlowRunner(MODEL)
     runner.clock = clock
     jobs = [job(runner, "long", [1] * 12, 1), job(runner, "short", [2, 3], 2)]
-    holdings: Holdings[object] = Holdings(runner.new_table, 9, clock, 1.0)
-    assert holdings.prefill_rows_since(0.0) == 0
-    run_pass(jobs, runner, 8, clock, holdings)
-    assert holdings.prefill_rows_since(arrived) == rows
+    sequences: HeldSequences[object] = HeldSequences(runner.new_table, 9, clock, 1.0)
+    assert sequences.prefill_rows_since(0.0) == 0
+    run_pass(jobs, runner, 8, clock, sequences)
+    assert sequences.prefill_rows_since(arrived) == rows
 
 
 @pytest.mark.parametrize(
@@ -253,22 +253,22 @@ class Crowd:
     def __init__(self, num_blocks: int, **entries: int) -> None:
         self.clock = ManualClock()
         self.runner = ToyRunner(MODEL, num_blocks, block_size=4)
-        self.holdings: Holdings[object] = Holdings(self.runner.new_table, 99, self.clock, 1.0)
+        self.sequences: HeldSequences[object] = HeldSequences(self.runner.new_table, 99, self.clock, 1.0)
         for name, count in entries.items():
-            self.holdings.open(OpenSequence(name, 1, tuple([1] * (count + 1)), PARAMS))
+            self.sequences.open(OpenSequence(name, 1, tuple([1] * (count + 1)), PARAMS))
             if count:
                 self.run(self.job(name, count))
 
     def job(self, name: str, count: int) -> Job:
-        held = self.holdings.find(name)
+        held = self.sequences.find(name)
         assert held is not None
         return Job(held, [1] * count, 1, self.clock())
 
     def run(self, *jobs: Job, spare: Callable[[], bool] = lambda: False, budget: int = 99) -> PassResult:
-        return run_pass(jobs, self.runner, budget, self.clock, self.holdings, spare)
+        return run_pass(jobs, self.runner, budget, self.clock, self.sequences, spare)
 
     def lengths(self) -> list[int]:
-        return [held.table.length for held in self.holdings]
+        return [held.table.length for held in self.sequences]
 
 
 def test_the_youngest_gives_its_blocks_to_the_oldest_whoever_came_first() -> None:
@@ -278,7 +278,7 @@ def test_the_youngest_gives_its_blocks_to_the_oldest_whoever_came_first() -> Non
     assert names(result.finished) == ["a"]
     assert [job for job, _ in result.failed] == [young]
     assert crowd.lengths() == [5, 4, 0]
-    assert crowd.holdings.num_preemptions == 1
+    assert crowd.sequences.num_preemptions == 1
 
 
 def test_an_idle_sequence_is_preempted_without_a_word() -> None:
@@ -286,7 +286,7 @@ def test_an_idle_sequence_is_preempted_without_a_word() -> None:
     result = crowd.run(crowd.job("a", 1))
     assert (names(result.finished), result.failed) == (["a"], [])
     assert crowd.lengths() == [5, 4, 0]
-    assert crowd.holdings.num_preemptions == 1
+    assert crowd.sequences.num_preemptions == 1
 
 
 def test_the_youngest_yields_itself_when_it_is_the_one_that_lacks_room() -> None:
@@ -295,7 +295,7 @@ def test_the_youngest_yields_itself_when_it_is_the_one_that_lacks_room() -> None
     assert names(result.finished) == ["a"]
     assert {job.sequence_id for job, _ in result.failed} == {"b", "c"}
     assert crowd.lengths() == [5, 0, 0]
-    assert crowd.holdings.num_preemptions == 2
+    assert crowd.sequences.num_preemptions == 2
 
 
 def test_as_many_as_needed_are_preempted_and_no_more() -> None:
@@ -311,7 +311,7 @@ def test_a_new_sequence_waits_until_its_whole_feed_has_room() -> None:
     result = crowd.run(new, budget=8)
     assert [job for job, _ in result.failed] == [new]
     assert crowd.lengths() == [4, 0]
-    assert crowd.holdings.num_preemptions == 0, "it had nothing to lose"
+    assert crowd.sequences.num_preemptions == 0, "it had nothing to lose"
     assert crowd.run(crowd.job("b", 12), budget=8).failed == []
 
 
@@ -334,7 +334,7 @@ def test_what_is_worth_less_than_a_sequence_goes_first() -> None:
         return True
 
     assert crowd.run(crowd.job("b", 1), spare=spare).failed == []
-    assert (asked, crowd.holdings.num_preemptions) == ([1], 0)
+    assert (asked, crowd.sequences.num_preemptions) == ([1], 0)
     crowd.run(crowd.job("b", 1), spare=spare)
     assert asked == [1], "nothing was short"
 
@@ -360,19 +360,21 @@ class Cached:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.runner = ToyRunner(MODEL, block_size=4)
-        self.holdings: Holdings[object] = Holdings(self.runner.new_table, 99, self.clock, 1.0, True)
+        self.sequences: HeldSequences[object] = HeldSequences(
+            self.runner.new_table, 99, self.clock, 1.0, True
+        )
 
     def job(self, name: str, rows: int = 1, salt: str = "", proposed: Sequence[int] = ()) -> Job:
         params = replace(PARAMS, cache_salt=salt)
-        self.holdings.open(OpenSequence(name, 1, tuple(PROMPT), params))
-        return Job(self.holdings.get(name), [*PROMPT, *proposed], rows, 0.0)
+        self.sequences.open(OpenSequence(name, 1, tuple(PROMPT), params))
+        return Job(self.sequences.get(name), [*PROMPT, *proposed], rows, 0.0)
 
     def run(self, *jobs: Job, budget: int = 99) -> PassResult:
-        return run_pass(jobs, self.runner, budget, self.clock, self.holdings)
+        return run_pass(jobs, self.runner, budget, self.clock, self.sequences)
 
     @property
     def counts(self) -> tuple[int, int]:
-        index = self.holdings.prefix_index
+        index = self.sequences.prefix_index
         assert index is not None
         return index.queries, index.hits
 
@@ -391,8 +393,8 @@ def test_what_is_cached_is_not_fed_again() -> None:
 def test_the_rows_that_are_wanted_are_fed_even_if_they_are_cached() -> None:
     worker = Cached()
     worker.run(worker.job("a", 1, proposed=[]))
-    worker.holdings.open(OpenSequence("b", 1, tuple(PROMPT[:8]), PARAMS))
-    result = worker.run(Job(worker.holdings.get("b"), PROMPT[:8], 1, 0.0))
+    worker.sequences.open(OpenSequence("b", 1, tuple(PROMPT[:8]), PARAMS))
+    result = worker.run(Job(worker.sequences.get("b"), PROMPT[:8], 1, 0.0))
     assert worker.runner.passes == [9, 4]
     assert result.logits is not None
     assert torch.equal(result.logits, logits_of(PROMPT[:8], 1))
@@ -420,10 +422,10 @@ def test_a_scored_feed_computes_every_row() -> None:
 def test_a_proposal_is_not_cached_before_it_is_in_the_ledger() -> None:
     worker = Cached()
     worker.run(worker.job("a", 4, proposed=[2, 3, 4]))
-    index = worker.holdings.prefix_index
+    index = worker.sequences.prefix_index
     assert index is not None
     assert len(index) == 2
-    held = worker.holdings.get("a")
+    held = worker.sequences.get("a")
     held.session.tokens += [2, 3, 4]
     worker.run(Job(held, [4], 1, 0.0))
     assert len(index) == 3
@@ -441,6 +443,6 @@ def test_one_that_waits_for_its_first_chunk_takes_what_others_have_computed_mean
 
 def test_without_a_cache_nothing_is_kept() -> None:
     crowd = Crowd(8, a=8, b=0)
-    crowd.holdings.drop("a")
+    crowd.sequences.drop("a")
     assert crowd.runner.pool.cached_blocks == 0
-    assert crowd.holdings.prefix_index is None
+    assert crowd.sequences.prefix_index is None

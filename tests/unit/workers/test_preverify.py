@@ -41,7 +41,7 @@ def join(worker: Worker, *names: str) -> None:
 
 
 def ledger(worker: Worker) -> tuple[int, ...]:
-    held = worker.it.holdings.find("s")
+    held = worker.it.sequences.find("s")
     assert held is not None
     return tuple(held.session.tokens)
 
@@ -103,7 +103,7 @@ def test_drawn_verdicts_are_those_of_one_pass(mode: AcceptanceMode, seed: int) -
 
 def test_a_pass_that_is_given_up_leaves_no_trace() -> None:
     best, worker = right(4), waiting()
-    worker.runner.stops = lambda stop: True
+    worker.runner.stops = lambda cancel: True
     assert worker.it.step() == []
     assert worker.it.has_work, "it waits on"
     assert worker.length() == N
@@ -116,25 +116,25 @@ def test_a_pass_that_is_given_up_leaves_no_trace() -> None:
 def test_a_command_is_what_stops_it() -> None:
     worker = waiting()
     seen: list[bool] = []
-    worker.runner.stops = lambda stop: bool(
-        seen.append(bool(stop.flag[0])) or worker.it.announce([]) or stop.flag[0]
+    worker.runner.stops = lambda cancel: bool(
+        seen.append(bool(cancel.flag[0])) or worker.it.notify([]) or cancel.flag[0]
     )
     worker.it.step()
     assert seen == [False]
     assert worker.length() == N
     worker.it.step()
     assert seen == [False, True], "it is not taken up yet"
-    worker.it.attend()
-    worker.runner.stops = lambda stop: bool(stop.flag[0])
+    worker.it.reset_cancel()
+    worker.runner.stops = lambda cancel: bool(cancel.flag[0])
     worker.it.step()
     assert worker.length() == N + 1
 
 
 def test_it_begins_a_moment_after_the_verdict() -> None:
     worker = waiting()
-    assert worker.it.patience() == pytest.approx(PAUSE)
+    assert worker.it.batching_delay() == pytest.approx(PAUSE)
     worker.clock.advance(PAUSE)
-    assert worker.it.patience() == 0
+    assert worker.it.batching_delay() == 0
 
 
 @pytest.mark.parametrize("reason", ["told not to", "cannot stop", "over", "next round known"])
@@ -167,7 +167,7 @@ def test_a_row_without_its_entries_is_not_used() -> None:
     """An older sequence took the blocks: the ledger is computed again."""
     best, worker = right(4), waiting(num_blocks=4)
     worker.run()
-    held = worker.it.holdings.find("s")
+    held = worker.it.sequences.find("s")
     assert held is not None
     held.cut_to(0)
     worker.ask(best[1:3], number=2, base=N + 1)

@@ -73,7 +73,7 @@ class Worker:
         return event
 
     def cached(self, name: str = "s") -> list[int]:
-        held = self.it.holdings.find(name)
+        held = self.it.sequences.find(name)
         assert held is not None
         return self.runner.read(held.table)
 
@@ -190,7 +190,7 @@ def test_who_loses_its_blocks_while_it_is_read_is_read_from_the_beginning() -> N
     worker = Worker()
     worker.open()
     worker.it.step()
-    held = worker.it.holdings.find("s")
+    held = worker.it.sequences.find("s")
     assert held is not None
     held.cut_to(0)
     worker.run()
@@ -227,14 +227,14 @@ def drafting_ahead(**changes: Any) -> Worker:
 def test_what_grew_is_told_before_another_prompt_is_read() -> None:
     """Once: what the opening of a sequence interrupted was told when all of its prompt was read."""
     worker = drafting_ahead()
-    worker.runner.stops = lambda stop: bool(stop.want())
+    worker.runner.stops = lambda cancel: bool(cancel.cancel())
     assert worker.it.step() == []
-    worker.it.attend()
+    worker.it.reset_cancel()
     worker.open("other")
     (event,) = worker.it.step()
     assert isinstance(event, Continuations)
     assert event.sequence_id == "s"
-    held = worker.it.holdings.find("other")
+    held = worker.it.sequences.find("other")
     assert held is not None
     assert held.table.length == 0
     worker.run()
@@ -245,7 +245,7 @@ def test_a_prompt_is_read_by_turns_with_what_is_drafted_ahead() -> None:
     worker = drafting_ahead(prefix_cache=False)
     worker.open("other")
     steps: list[str] = []
-    held = worker.it.holdings.find("other")
+    held = worker.it.sequences.find("other")
     assert held is not None
     while held.table.length < len(PROMPT):
         before = held.table.length

@@ -335,7 +335,7 @@ def test_masks_of_all_sequences_together_have_the_time_of_one(monkeypatch: pytes
     expected = Pair(pair.params.sampling).run(0)
     for name in names:
         pair.target.handle(OpenSequence(name, 1, PROMPT, pair.params), 0.0)
-        pair.target.holdings.get(name).grammar.clock = clock  # type: ignore[union-attr]
+        pair.target.sequences.get(name).grammar.clock = clock  # type: ignore[union-attr]
         command = VerifyRound(name, 1, 1, N, PROMPT, Proposal(tuple(expected[:4])))
         assert not pair.target.handle(command, 0.0)
     begun, events = clock(), []

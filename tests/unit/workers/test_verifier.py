@@ -84,7 +84,7 @@ class Worker:
         return events
 
     def length(self, name: str = "s") -> int:
-        held = self.it.holdings.find(name)
+        held = self.it.sequences.find(name)
         assert held is not None
         assert self.runner.read(held.table) == held.session.cached
         return held.table.length

@@ -27,7 +27,7 @@ def decoder_chain(
     shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin, entries,
     ids, positions, slots, keys, key_first, key_count, wanted, steps, temperatures, noisy, seeds, decided,
     uniforms, masses, bounds, vocabulary, work, logits, tokens, others, margins, support_ids,
-    probabilities, lengths, stop,
+    probabilities, lengths, cancel,
 ):  # fmt: skip
     """Feed rows, and then each chain its own token, until it has steps[c]. Arguments as for `decoder_pass`,
     whose rows are those of the first step, besides:
@@ -49,7 +49,7 @@ def decoder_chain(
         margins: float64 [C, steps[0]]: what a token's score is above the best other one's, where O > 0.
         support_ids, probabilities: uint32 and float32 [C, steps[0], largest bound]: what was drawn from.
         lengths: int64 [C, steps[0]]: of these supports.
-        stop: int8 [1]: where another thread makes it other than 0, no step begins but the first, and one
+        cancel: int8 [1]: where another thread makes it other than 0, no step begins but the first, and one
             that is not half done is given up.
     """
     chains = len(wanted)
@@ -58,7 +58,7 @@ def decoder_chain(
     at, slot, first, count = positions[wanted], slots[wanted], key_first[wanted], key_count[wanted]
     never = np.zeros(1, dtype=np.int8)
     for step in range(steps[0]):
-        if step > 0 and stop[0] != 0:
+        if step > 0 and cancel[0] != 0:
             break
         going = 0
         while going < chains and steps[going] > step:
@@ -74,7 +74,7 @@ def decoder_chain(
         elif not decoder_pass(
             shape, epsilon, scaling, windows, embedding, weights, gains, biases, head_gains, cos, sin,
             entries, newest[:going], at[:going], slot[:going], keys, first[:going], count[:going],
-            rows[:going], work, logits[:going], stop,
+            rows[:going], work, logits[:going], cancel,
         ):  # fmt: skip
             break
         for c in range(going):

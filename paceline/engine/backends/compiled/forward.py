@@ -17,9 +17,10 @@ from paceline.engine.backends.compiled.kernels import decoder_pass, scratch_of
 from paceline.engine.backends.compiled.layout import Layout
 from paceline.engine.backends.compiled.weights import Weights, aligned, fits, release
 from paceline.engine.cache import LayerLayout, PagedCache
-from paceline.engine.multi_step import Chain, ChainInput, Stop
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput
 
-_NEVER: Final = Stop()
+_NEVER: Final = CancelToken()
 
 
 class CompiledForward:
@@ -46,7 +47,7 @@ class CompiledForward:
         assert logits is not None
         return logits
 
-    def unless(self, stop: Stop, layout: Layout, cache: PagedCache) -> Tensor | None:
+    def unless(self, cancel: CancelToken, layout: Layout, cache: PagedCache) -> Tensor | None:
         """The same, but None where the pass was stopped before it was half done."""
         self._make_room(layout, cache)
         logits = np.zeros((len(layout.wanted), self._weights.shape[6]), dtype=np.float32)
@@ -63,12 +64,17 @@ class CompiledForward:
             layout.wanted,
             self._work,
             logits,
-            stop.flag,
+            cancel.flag,
         )
         return torch.from_numpy(logits) if done else None
 
     def chain(
-        self, inputs: Sequence[ChainInput], layout: Layout, cache: PagedCache, vocab_size: int, stop: Stop
+        self,
+        inputs: Sequence[ChainInput],
+        layout: Layout,
+        cache: PagedCache,
+        vocab_size: int,
+        cancel: CancelToken,
     ) -> list[Chain]:
         """Every input's chain, those with most steps first; all that was fed is in `cache` afterwards."""
         count, longest = len(inputs), inputs[0].steps
@@ -114,7 +120,7 @@ class CompiledForward:
             ids,
             probabilities,
             lengths,
-            stop.flag,
+            cancel.flag,
         )
         chains: list[Chain] = []
         for i, (item, row) in enumerate(zip(inputs, tokens.tolist(), strict=True)):

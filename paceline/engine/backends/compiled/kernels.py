@@ -211,7 +211,7 @@ def decoder_pass(
     wanted,
     work,
     logits,
-    stop,
+    cancel,
 ):
     """Feed rows to a decoder, write their keys and values, and give the logits of the rows wanted.
 
@@ -235,7 +235,7 @@ def decoder_pass(
         wanted: int64 [W]: rows whose logits are wanted.
         work: float32, flat: scratch as `scratch_of` says, which begins where a line of the cache does.
         logits: float32 [W, vocabulary in whole tiles], zeroed.
-        stop: int8 [1]: where another thread makes it other than 0 before half of the layers have begun, the
+        cancel: int8 [1]: where another thread makes it other than 0 before half of the layers have begun, the
             pass is given up.
 
     Returns:
@@ -265,7 +265,7 @@ def decoder_pass(
         x[r * ldx : r * ldx + hidden] = embedding[ids[r]]
     offset = 0
     for layer in range(layers):
-        if 2 * layer < layers and stop[0] != 0:
+        if 2 * layer < layers and cancel[0] != 0:
             return False
         cache = entries[layer]
         for r in range(rows):
