@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Final
 
 from coordinator.proposers import prompt_lookup
 from coordinator.proposers.interface import ContextSource
 from coordinator.proposers.prompt_lookup import PromptLookup
 
-CONTEXT_SOURCES: Final[Mapping[str, Callable[[], ContextSource]]] = MappingProxyType(
-    {prompt_lookup.NAME: PromptLookup}
-)
+CONTEXT_SOURCES: Final[dict[str, Callable[[], ContextSource]]] = {prompt_lookup.NAME: PromptLookup}
