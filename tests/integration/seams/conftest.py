@@ -23,6 +23,7 @@ def with_toys(
 ) -> Callable[..., contextlib.AbstractContextManager[RunningStack]]:
     """A stack whose processes all know the toys named first; then options as for `sound_stack`."""
     from harness import stacks
+
     from paceline.supervisor import stack as supervising
 
     @contextlib.contextmanager

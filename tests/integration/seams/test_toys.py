@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from harness.waiting import HANG
 
 if TYPE_CHECKING:
     from harness.stacks import RunningStack
+
     from paceline.client import Client
 
 pytestmark = pytest.mark.timeout(300)
