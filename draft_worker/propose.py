@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.limits import MAX_BAD_WORD_TOKENS
-from paceline.core.types import AcceptanceMode, SequenceParams, SparseDistribution
+from paceline.core.types import SequenceParams, SparseDistribution
 from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.rows.row_context import RowContext, ledger_counts
@@ -50,7 +50,7 @@ class NoiseTape:
         assert seed is not None
         if params.sampling.greedy:
             return cls()
-        if params.mode is AcceptanceMode.COUPLED:
+        if params.mode.facts.shares_noise:
             return cls(CoupledNoise(seed, base_length))
         return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
 

@@ -266,6 +266,6 @@ def conclusions(speculative: list[Measured], plain: list[Measured], temperature:
 
 def _why(mode: AcceptanceMode, temperature: float) -> str:
     """Why the tokens of one seed may differ."""
-    if mode is AcceptanceMode.COUPLED or temperature == 0:
+    if mode.facts.shares_noise or temperature == 0:
         return "other matrix shapes, other last bits of logits"
     return f"in {mode.value} mode a seed's tokens depend on the rounds, and their distribution does not"

@@ -45,7 +45,7 @@ class Machines:
             ledger=ledger,
             params=params,
             num_speculative_tokens=self._controller.max_draft if k == AUTO else k,
-            policy=self._policy(k, kind_of(params.mode.value, sampling.temperature)),
+            policy=self._policy(k, kind_of(params.mode, sampling.temperature)),
             deadlines=Deadlines(config.draft_timeout, config.target_timeout, config.recovery_timeout),
             vocabulary_size=info.vocabulary_size,
             target_max_len=info.max_model_len,

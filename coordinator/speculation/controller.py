@@ -15,6 +15,7 @@ from coordinator.proposers.interface import Evidence, Guess
 from coordinator.speculation.cost_model import CostModel, bracket
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, ReplayedAcceptance
 from coordinator.speculation.exploration import SETTLE, Exploration
+from paceline.core.types import AcceptanceMode
 
 MEMORY = 500.0
 """Verdicts that the acceptance of a kind of requests remembers."""
@@ -40,13 +41,11 @@ second of plain rounds."""
 HOTTEST = 4
 """Temperatures from this many halves on are one kind."""
 
-Kind = tuple[str, int]
+Kind = tuple[AcceptanceMode, int]
 """Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
-BY_DEPTH = frozenset({"block"})
-"""Acceptance modes in which acceptance belongs to the depth in the proposal."""
 
 
-def kind_of(mode: str, temperature: float) -> Kind:
+def kind_of(mode: AcceptanceMode, temperature: float) -> Kind:
     """The kind of a request."""
     return mode, min(math.ceil(2 * temperature), HOTTEST)
 
@@ -96,7 +95,8 @@ class Controller:
     def pool(self, kind: Kind) -> Acceptance:
         """What is known of the requests of a kind."""
         if kind not in self._pools:
-            by_depth = kind[0] in BY_DEPTH
+            # What depends on the tokens after it belongs to a depth in the proposal, not to a token.
+            by_depth = kind[0].facts.whole_chain
             self._pools[kind] = DepthAcceptance(MEMORY) if by_depth else ReplayedAcceptance(MEMORY)
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]

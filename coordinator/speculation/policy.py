@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coordinator.proposers.interface import Evidence, Guess
 from coordinator.speculation.controller import Controller, Kind, pays
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
-from paceline.core.types import Timings
+from paceline.core.types import AcceptanceMode, Timings
 
 MEMORY = 200.0
 """Verdicts that a sequence's own acceptance remembers."""
@@ -52,7 +52,7 @@ class Policy(ABC):
     controller: Controller
     num_speculative_tokens: int
     """K, or the greatest K."""
-    kind: Kind = ("", 0)
+    kind: Kind = (AcceptanceMode.COUPLED, 0)
     drafts: Acceptance = field(init=False)
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False

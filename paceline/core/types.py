@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from paceline.core.acceptance import GREEDY_MODE, AcceptanceMode
 from paceline.core.sampling import SamplingParams
 from paceline.core.structured import StructuredOutputs
 from paceline.core.validation import DraftTokens, draft_tokens, from_mapping, require
@@ -30,14 +31,6 @@ __all__ = [
     "TokenOrigin",
     "Verdict",
 ]
-
-
-class AcceptanceMode(enum.Enum):
-    """How the target decides on draft tokens; each one leaves the target's distribution unchanged."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
 
 
 class FinishReason(enum.Enum):
@@ -116,9 +109,15 @@ class SequenceParams:
     """W3C trace context of the request's span; empty where the request is not traced."""
 
     @property
+    def judged_as(self) -> AcceptanceMode:
+        """The mode whose rule judges this request."""
+        return GREEDY_MODE if self.sampling.greedy else self.mode
+
+    @property
     def target_decides(self) -> bool:
-        """True when the target's own choice decides: coupled mode, and every mode at temperature 0."""
-        return self.sampling.greedy or self.mode is AcceptanceMode.COUPLED
+        """True when every token is the target's own choice: with shared noise, and in every mode at
+        temperature 0."""
+        return self.judged_as.facts.shares_noise
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def check_request(config: LoadConfig, sampling: SamplingParams, mode: Acceptance
     bounded = sampling.max_tokens is not None or not config.length_spread
     require(bounded, "length_spread", "needs max_tokens")
     # Only where the target's own choice decides are the tokens of a seed the same without a draft.
-    equal = mode is None or mode is AcceptanceMode.COUPLED or sampling.greedy
+    equal = mode is None or mode.facts.shares_noise or sampling.greedy
     require(
         equal or not config.verify,
         "verify",

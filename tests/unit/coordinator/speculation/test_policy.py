@@ -20,6 +20,7 @@ from coordinator.speculation.policy import (
     TablePolicy,
     Verification,
 )
+from paceline.core.types import AcceptanceMode
 
 MOST = 8
 
@@ -158,7 +159,7 @@ def test_rounds_beside_prompts_are_measured_when_starved() -> None:
 @pytest.mark.parametrize("end", ["suspend", "verdict"])
 def test_sequences_and_readers_are_counted(end: str) -> None:
     controller = Controller(MOST)
-    policy = GoodputPolicy(controller, MOST, kind_of("coupled", 0.0))
+    policy = GoodputPolicy(controller, MOST, kind_of(AcceptanceMode.COUPLED, 0.0))
     policy.on_verify(0, prefills=True)
     policy.on_verify(0, prefills=True)
     assert (controller.sequences, controller.reading) == (1, 1)
@@ -172,8 +173,8 @@ def test_sequences_and_readers_are_counted(end: str) -> None:
 
 def test_acceptance_of_block_mode_belongs_to_the_depth() -> None:
     controller = Controller(MOST)
-    assert isinstance(controller.pool(kind_of("block", 1.0)), DepthAcceptance)
-    assert isinstance(controller.pool(kind_of("coupled", 1.0)), ReplayedAcceptance)
+    assert isinstance(controller.pool(kind_of(AcceptanceMode.BLOCK, 1.0)), DepthAcceptance)
+    assert isinstance(controller.pool(kind_of(AcceptanceMode.COUPLED, 1.0)), ReplayedAcceptance)
 
 
 # ---- copies ----------------------------------------------------------------------------------------
