@@ -2,7 +2,7 @@
 
 It runs in the measuring process while Paceline's processes sleep, on the same device, with as many threads as
 one of our models has. It computes in the same number format (float32 on a CPU, unless another is asked for)
-and has its weights in it too, where ours may be in 16 bits (decision 41).
+and has its weights in it too, where ours may be in 16 bits (decision 18).
 """
 
 from __future__ import annotations

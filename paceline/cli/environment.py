@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 """gRPC's event engine hands each message from thread to thread before it reaches a completion queue. Without
 it the thread that waits for the queue polls the socket itself: two hand-overs fewer, a third of a round trip
-(docs/decisions/0026-fewer-threads-in-the-wire.md)."""
+(docs/decisions/0035-frames-through-unix-sockets.md)."""
 
 _PORT = re.compile(r"PACELINE_(\w+_)?PORT")
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
