@@ -1,6 +1,6 @@
 """64 streams of all kinds for as long as one likes: every answer is the one it is alone, nothing grows.
 
-Runs for `PACELINE_SOAK_SECONDS` (10 unless set); docs/benchmarks-first-pair.md has a run of some minutes.
+Runs for `PACELINE_SOAK_SECONDS` (10 unless set); docs/benchmarks-archive.md has a run of two minutes.
 """
 
 from __future__ import annotations
