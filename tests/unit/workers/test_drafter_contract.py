@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,8 @@ from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.messages import DraftProposal, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.multi_step import ChainInput, ChainSkills
+from paceline.engine.cancel import CancelToken
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.scheduling.passes import Job
 from paceline.engine.scheduling.sequences import HeldSequence
 from paceline.telemetry.worker import Passes
@@ -239,11 +240,15 @@ def of_tokens() -> Drafter:
     return TokenDrafter(hashed, draft_config(), ManualClock())
 
 
-def of_a_toy_model(skills: ChainSkills | None = None) -> Drafter:
+def a_toy_model(skills: ChainSkills | None = None) -> ToyRunner:
     runner = ToyRunner(TOY, num_blocks=60, block_size=4)
     runner.chain_skills = skills
     runner.crash_on = lambda tokens: RuntimeError("no such token") if BAD in tokens else None
-    return ModelDrafter(runner, draft_config(), ManualClock())
+    return runner
+
+
+def of_a_toy_model(skills: ChainSkills | None = None) -> Drafter:
+    return ModelDrafter(a_toy_model(skills), draft_config(), ManualClock())
 
 
 @cache
@@ -351,16 +356,26 @@ class Keeping(TokenDrafter):
     free_entries = property(lambda self: -self.sequences._opened)  # type: ignore[assignment]
 
 
-def late() -> Drafter:
-    drafter = TokenDrafter(hashed, draft_config(), ManualClock())
-    drafter.sequences.new_table = LateState  # type: ignore[assignment]
-    return drafter
+class Late(TokenDrafter):
+    """See `LateState`."""
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self.sequences.new_table = LateState  # type: ignore[assignment]
+
+
+class Misspelling(ModelDrafter):
+    """Its chains draw other tokens than those it takes in."""
+
+    def draw_chains(self, chains: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
+        drawn = super().draw_chains(chains, cancel)
+        return [replace(chain, token_ids=[9 - token for token in chain.token_ids]) for chain in drawn]
 
 
 @pytest.mark.parametrize(
-    ("make", "check"),
+    ("wrong", "check"),
     [
-        (late, check_rollback),
+        (Late, check_rollback),
         (Swapping, check_rows),
         (Mixing, check_neighbours),
         (Sharing, check_branches),
@@ -369,9 +384,13 @@ def late() -> Drafter:
         (Keeping, check_release),
     ],
 )
-def test_wrong_drafter_breaks_the_contract(
-    make: Callable[..., Drafter], check: Callable[[Case], None]
-) -> None:
-    drafter = make() if make is late else make(hashed, draft_config(), ManualClock())
+def test_wrong_drafter_breaks_the_contract(wrong: type[TokenDrafter], check: Callable[[Case], None]) -> None:
+    drafter = wrong(hashed, draft_config(), ManualClock())
     with pytest.raises((AssertionError, RuntimeError)):
         check(Case(drafter))
+
+
+def test_wrong_chains_break_the_contract() -> None:
+    runner = a_toy_model(ChainSkills(supports=True, max_feed=16))
+    with pytest.raises(AssertionError):
+        check_chains(Case(Misspelling(runner, draft_config(), ManualClock())))
