@@ -3,66 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError, ResourceExhaustedError
-from paceline.engine import branches
-from paceline.engine.backends.attention import IMPLEMENTATION, running
-from paceline.engine.backends.captured import PATIENCE, ROWS, CapturedPasses, Recorder
-from paceline.engine.backends.compiled import CompiledForward, Layout
-from paceline.engine.backends.fused_eager import LeanForward
-from paceline.engine.batch import RaggedBatch, SequenceInput
-from paceline.engine.branches import BranchInput
+from paceline.engine.backends.interface import Backend
 from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import BranchInput, PassLayout, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockTable, Branch
 
-MAX_FEED = 16
-"""Tokens that a compiled chain may begin with: more are a prompt's, and a pass that can be shared."""
+_NEVER: Final = CancelToken()
 
 
 class ModelRunner:
-    """A transformers decoder on a paged cache. Not thread safe: one thread owns it."""
+    """A model's passes on a paged cache: checks and reservations around one backend.
+
+    Not thread safe: one thread owns it.
+    """
 
     def __init__(
         self,
         model: Any,
         cache: PagedCache,
-        device: torch.device | str = "cpu",
+        backend: Backend,
         *,
         vocab_size: int | None = None,
         max_model_len: int | None = None,
-        short: LeanForward | CompiledForward | None = None,
-        recorder: Recorder | None = None,
-        room: Tensor | None = None,
     ) -> None:
-        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer.
-
-        `short` computes the logits instead of the model's own modules. With a `recorder` passes of common
-        shapes are recorded when they come again; a compiled pass has nothing to record. `room` is where
-        recorded ones leave their logits (`room_for_logits`); None makes one.
-        """
+        """`vocab_size` cuts padded logits off; None keeps the width of the model's output layer."""
         config = model.config.get_text_config(decoder=True)
-        if model.config._attn_implementation != IMPLEMENTATION:
-            raise InvalidArgumentError("model", f"must use the attention implementation {IMPLEMENTATION!r}")
-        if model.training:
-            raise InvalidArgumentError("model", "must be in evaluation mode")
-        accepted = inspect.signature(model.forward).parameters
-        if "position_ids" not in accepted:
-            raise InvalidArgumentError("model", f"{type(model).__name__} does not take position_ids")
         if len(cache.layers) != config.num_hidden_layers:
             raise InvalidArgumentError("model", "does not have the layers the cache was made for")
         self._model = model
         self._cache = cache
-        self._device = torch.device(device)
-        self._keeps_logits = "logits_to_keep" in accepted
-        self._keeps_by_index = bool(getattr(config, "num_kv_shared_layers", 0))
+        self._backend = backend
         width = output_width(model)
         self._num_embeddings = int(config.vocab_size)
         self._vocab_size = width if vocab_size is None else vocab_size
@@ -74,17 +53,7 @@ class ModelRunner:
             raise InvalidArgumentError(
                 "max_model_len", f"must be in [1, {longest}], got {self._max_model_len}"
             )
-        self._lean = short if isinstance(short, LeanForward) else None
-        self._compiled = short if isinstance(short, CompiledForward) else None
         self._num_layers = int(config.num_hidden_layers)
-        # A mask with four dimensions is passed through as it is: transformers then builds none of its own,
-        # which our attention would not look at.
-        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=self._device)
-        self.captured: CapturedPasses | None = None
-        """The passes recorded so far, where there is somebody to record them."""
-        if recorder is not None and self._compiled is None:
-            limits = {"max_model_len": self._max_model_len, "vocab_size": self._vocab_size}
-            self.captured = CapturedPasses(self._logits, cache, recorder, room=room, **limits)
 
     @property
     def model(self) -> Any:
@@ -99,7 +68,7 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where the model and the cache live."""
-        return self._device
+        return self._cache.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,14 +76,9 @@ class ModelRunner:
         return self._cache.dtype
 
     @property
-    def row_invariant(self) -> bool:
-        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
-        return self._compiled is not None
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of weights in the layout of the compiled pass; 0 where another one serves."""
-        return 0 if self._compiled is None else self._compiled.weight_bytes
+    def backend(self) -> Backend:
+        """What computes its passes."""
+        return self._backend
 
     @property
     def num_layers(self) -> int:
@@ -131,17 +95,6 @@ class ModelRunner:
         """Entries a sequence can have."""
         return self._max_model_len
 
-    def record_passes_of_one(self) -> None:
-        """Record the passes of a single short sequence, so that no first request waits for that."""
-        if self.captured is None:
-            return
-        longest = min(self._max_model_len, self._cache.num_blocks * self._cache.block_size)
-        for rows in (rows for rows in ROWS if rows <= longest):
-            table = self.new_table()
-            for _ in range(1 + PATIENCE):
-                self.forward([SequenceInput(table, [0] * rows, rows)])
-                table.truncate_to(0)
-
     def new_table(self) -> BlockTable:
         """An empty sequence."""
         return BlockTable(self._cache.pool)
@@ -154,64 +107,46 @@ class ModelRunner:
         blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
         anything is touched. Any other error leaves the tables as long as they were.
         """
-        logits = self.forward_unless(inputs, CancelToken())
+        logits = self.forward_unless(inputs, _NEVER)
         assert logits is not None
         return logits
 
     @property
     def can_stop(self) -> bool:
         """True where passes can be given up."""
-        return self._compiled is not None
+        return self._backend.skills.cancellable
 
     def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> Tensor | None:
         """Like `forward`, but where passes `can_stop` given up if that is wanted before it is half done: None
         then, and the tables are as long as they were."""
-        logits: Tensor | None
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
-            if self._compiled is not None:
-                logits = self._compiled.unless(cancel, Layout.of_sequences(inputs), self._cache)
-            else:
-                logits = self._replay_or_run(
-                    lambda captured: captured.sequences(inputs),
-                    lambda: RaggedBatch.build(inputs, self._cache),
-                )
+            logits = self._backend.forward(PassLayout.of_sequences(inputs), self._cache, cancel)
         for item in inputs:
             if logits is None:
                 item.table.truncate_to(item.table.length)
             else:
                 item.table.commit(len(item.token_ids))
-        if logits is None or logits.shape[1] == self._vocab_size:  # to slice a tensor takes its time
-            return logits
-        return logits[:, : self._vocab_size]
+        return None if logits is None else self._cut(logits)
 
     def forward_branches(self, inputs: Sequence[BranchInput]) -> Tensor:
         """Feed every branch one token in one pass; returns float32 [len(inputs), vocab_size].
 
-        Branches of one sequence must stand together. Every branch has one entry more afterwards, unless an
-        error is raised: ResourceExhaustedError when a region is full.
+        Every branch has one entry more afterwards, unless an error is raised: ResourceExhaustedError when a
+        region is full.
         """
         for item in inputs:
             item.branch.reserve(1)
-        if self._compiled is not None:
-            logits = self._compiled(Layout.of_branches(inputs), self._cache)[:, : self._vocab_size]
-        else:
-            logits = self._replay_or_run(
-                lambda captured: captured.branches(inputs),
-                lambda: branches.build(inputs, self._cache),
-            )
+        logits = self._backend.forward(PassLayout.of_branches(inputs), self._cache, _NEVER)
+        assert logits is not None
         for item in inputs:
             item.branch.commit(1)
-        return logits
+        return self._cut(logits)
 
     @property
     def chain_skills(self) -> ChainSkills | None:
         """What `forward_chains` does here; None where it does nothing."""
-        if self._compiled is not None:
-            return ChainSkills(supports=True, max_feed=MAX_FEED, row_by_row=True)
-        if self.captured is not None and self.captured.usable:
-            return ChainSkills(supports=False, max_feed=1)
-        return None
+        return self._backend.skills.chains
 
     def forward_chains(self, inputs: Sequence[ChainInput], cancel: CancelToken | None = None) -> list[Chain]:
         """Feed every end some tokens, then what it chose, and so on; returns what each one chose.
@@ -228,12 +163,8 @@ class ModelRunner:
             for item in ordered:
                 if isinstance(item.end, Branch):
                     item.end.reserve(item.room)
-            if self._compiled is not None:
-                layout = Layout.of_chains(ordered)
-                how = self._cache, self._vocab_size, CancelToken() if cancel is None else cancel
-                chosen = self._compiled.chain(ordered, layout, *how)
-            else:
-                chosen = self._replay_chains(ordered)
+            layout, given_up = PassLayout.of_chains(ordered), _NEVER if cancel is None else cancel
+            chosen = self._backend.draw_chains(layout, ordered, self._cache, given_up)
         for item, chain in zip(ordered, chosen, strict=True):
             item.end.commit(item.entries(chain))
             if isinstance(item.end, BlockTable):
@@ -271,51 +202,9 @@ class ModelRunner:
         self._cache.copy_slots([branch.of.slots[place] for place in branch.own], targets)
         table.commit(len(branch.own))
 
-    @torch.inference_mode()
-    def _replay_or_run(
-        self, replay: Callable[[CapturedPasses], Tensor | None], build: Callable[[], RaggedBatch]
-    ) -> Tensor:
-        """float32 [rows wanted, vocab_size], by a recorded pass where there is one."""
-        logits = None if self.captured is None else replay(self.captured)
-        if logits is not None:
-            # The next replay overwrites what this one returned.
-            return logits.to(torch.float32, copy=True)
-        batch = build()
-        return self._logits(batch)[: batch.num_logits, : self._vocab_size].float()
-
-    @torch.inference_mode()
-    def _replay_chains(self, inputs: Sequence[ChainInput]) -> list[Chain]:
-        """Those of equally many steps together, on branches and on tables apart."""
-        chosen: dict[int, Chain] = {}
-        kinds = [(item.steps, isinstance(item.end, Branch)) for item in inputs]
-        for kind in dict.fromkeys(kinds):
-            alike = [i for i, own in enumerate(kinds) if own == kind]
-            found = None if self.captured is None else self.captured.chains([inputs[i] for i in alike])
-            chosen.update(zip(alike, found or [Chain(())] * len(alike), strict=True))
-        return [chosen[i] for i in range(len(inputs))]
-
-    def _logits(self, batch: RaggedBatch) -> Tensor:
-        return self._through_modules(batch) if self._lean is None else self._lean(batch)
-
-    def _through_modules(self, batch: RaggedBatch) -> Tensor:
-        keep = batch.logits_to_keep
-        if self._keeps_by_index and isinstance(keep, int) and keep:
-            # For a count such a model drops the other rows before the layers that share keys and values.
-            rows = batch.input_ids.shape[1]
-            keep = torch.arange(rows - keep, rows, device=self._device)
-        limit = {"logits_to_keep": keep} if self._keeps_logits else {}
-        with running(batch):
-            logits: Tensor = self._model(
-                input_ids=batch.input_ids,
-                attention_mask=self._no_mask,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                paceline_batch=batch,
-                **limit,
-            ).logits[0]
-        if not self._keeps_logits:
-            logits = logits[-keep:] if isinstance(keep, int) else logits.index_select(0, keep)
-        return logits
+    def _cut(self, logits: Tensor) -> Tensor:
+        # To slice a tensor takes its time.
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _check(self, inputs: Sequence[SequenceInput]) -> None:
         if not inputs:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from paceline.engine.backends import attention
 from paceline.engine.backends.attention import attend
-from paceline.engine.batch import RaggedBatch, SequenceInput
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 from paceline.engine.device import keep_attention_from_cudnn
+from paceline.engine.layout import PassLayout, SequenceInput
 from paceline.kv import BlockTable
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +66,7 @@ def test_a_sequence_by_itself(
             query = torch.randn(
                 rows, per_kv * KV_HEADS, head_dim, generator=generator, device=cuda, dtype=dtype
             )
-            batch = RaggedBatch.build([SequenceInput(table, [1] * rows, 1)], cache)
+            batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * rows, 1)]), cache)
             out = attend(batch, 0, query, None).double()
             wanted = expected(cache, slots, query, length - rows)
             error = (out - wanted).norm(dim=-1) / wanted.norm(dim=-1)

@@ -13,16 +13,16 @@ import torch
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.backends.captured import PATIENCE, ROWS, CudaGraphs
-from paceline.engine.backends.fused_eager import LeanForward
-from paceline.engine.batch import SequenceInput
-from paceline.engine.branches import BranchInput
+from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache import PagedCache
 from paceline.engine.device import keep_attention_from_cudnn, make_current
+from paceline.engine.layout import BranchInput, SequenceInput
 from paceline.engine.loading.build import _recorders
 from paceline.engine.loading.model import load_model, make_runner
 from paceline.engine.multi_step import ChainInput
 from paceline.engine.runner import ModelRunner
 from paceline.kv import Branching
+from tests.unit.engine.runners import captured_of, recording_runner, runner_of
 
 pytestmark = pytest.mark.gpu
 
@@ -41,27 +41,26 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture
 def runners(request: pytest.FixtureRequest, cuda: torch.device) -> tuple[ModelRunner, ModelRunner]:
-    """The embedded target without and with recordings: through its modules or the short pass, of a dtype."""
+    """The embedded target without and with recordings: by one backend, of a dtype."""
     from paceline import assets
 
-    short, dtype = request.param
+    name, dtype = request.param
     model: Any = load_model(assets.path("target"), device=cuda, dtype=dtype).model
     layers = inspect_attention(model)
     made = []
     for recorder in (None, CudaGraphs(cuda)):
         cache = PagedCache(layers, num_blocks=512, dtype=model.dtype, device=cuda)
-        lean = LeanForward(model, 2048) if short else None
-        made.append(ModelRunner(model, cache, cuda, short=lean, recorder=recorder))
+        made.append(
+            runner_of(model, cache, name)
+            if recorder is None
+            else recording_runner(model, cache, recorder, name)
+        )
     return made[0], made[1]
 
 
-FLOAT32 = [
-    pytest.param((short, "float32"), id=f"{'short' if short else 'modules'}") for short in (False, True)
-]
-BFLOAT16 = [
-    pytest.param((short, "bfloat16"), id=f"{'short' if short else 'modules'} in 16 bits")
-    for short in (False, True)
-]
+NAMES = ["torch", "fused_eager"]
+FLOAT32 = [pytest.param((name, "float32"), id=name) for name in NAMES]
+BFLOAT16 = [pytest.param((name, "bfloat16"), id=f"{name} in 16 bits") for name in NAMES]
 
 
 def close(runner: ModelRunner, actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -89,8 +88,7 @@ def test_batches(runners: tuple[ModelRunner, ModelRunner]) -> None:
             for i, length, k in zip(chosen, lengths, kept, strict=True):
                 own[i].truncate_to(length + k)
         close(runners[0], logits[1], logits[0])
-    captured = runners[1].captured
-    assert captured is not None
+    captured = captured_of(runners[1])
     assert captured.usable
     assert captured.num_recorded >= 3
 
@@ -157,9 +155,8 @@ def test_a_runner_that_was_compared_records(cuda: torch.device, dtype: str) -> N
     from paceline import assets
 
     loaded = load_model(assets.path("target"), device=cuda, dtype=dtype)
-    runner = make_runner(loaded, num_blocks=512, lean=True, new_recorder=_recorders(cuda))
-    captured = runner.captured
-    assert captured is not None
+    runner = make_runner(loaded, num_blocks=512, backends=BACKENDS, new_recorder=_recorders(cuda))
+    captured = captured_of(runner)
     assert captured.num_recorded == len(ROWS)
     gc.collect()
     torch.cuda.empty_cache()

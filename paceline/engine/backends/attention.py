@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from paceline.core.errors import InternalError, InvalidArgumentError
-from paceline.engine.batch import AttentionGroup, RaggedBatch
+from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
 
 IMPLEMENTATION: Final = "paceline"

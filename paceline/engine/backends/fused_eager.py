@@ -1,4 +1,4 @@
-"""A short forward pass for the Llama family: the model's own arithmetic in a third of the calls.
+"""A fused forward pass for the Llama family: the model's own arithmetic in a third of the calls.
 
 A step of a small model is a hundred matrix products inside a thousand module calls. Here projections that
 share an input are one product, rotary tables are looked up, and what can be written in place is. Where
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from paceline.engine.backends.attention import attend
+from paceline.engine.backends.interface import ServedModel
 from paceline.engine.backends.linear import Linear, NormedLinear, Product, can_pack
-from paceline.engine.batch import RaggedBatch
+from paceline.engine.backends.ragged_batch import RaggedBatch
+from paceline.engine.backends.torch_backend import TorchBackend, bytes_read
 
 _FAMILY: Final = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
@@ -38,7 +40,7 @@ class _Layer:
     down: Product
 
 
-class LeanForward:
+class FusedForward:
     """Computes a batch's logits from a model's weights, without its modules."""
 
     def __init__(self, model: Any, max_model_len: int) -> None:
@@ -77,7 +79,7 @@ class LeanForward:
         )
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
-        """Logits of the rows the batch wants, [rows, vocabulary]; to be called in inference mode."""
+        """Logits of the rows the batch keeps, [rows, vocabulary]; to be called in inference mode."""
         hidden = F.embedding(batch.input_ids[0], self._embedding)
         rows, dim, rotated = hidden.shape[0], self._head_dim, self._heads + self._kv_heads
         width = (rotated + self._kv_heads) * dim
@@ -97,14 +99,14 @@ class LeanForward:
         keep = batch.logits_to_keep
         return self._head(hidden[-keep:] if isinstance(keep, int) else hidden.index_select(0, keep))
 
-    def pack(self) -> None:
+    def pack(self) -> bool:
         """Lay the weights out for products of few rows, where that is possible.
 
         The model's modules lose those weights and cannot run any more. Only a head that is also the
         embedding is then held twice.
         """
         if not can_pack(self._embedding):
-            return
+            return False
         # The dimensions of query and key heads may stand in any order that both share.
         in_head = self._halves.paired_order()
         rotated = self._heads + self._kv_heads
@@ -118,6 +120,7 @@ class LeanForward:
                 layer.head_gain = layer.head_gain[:, in_head]
         self._head = self._head.packed()
         self._rotary = self._halves.paired()
+        return True
 
 
 class _Rotary(Protocol):
@@ -170,8 +173,16 @@ class _Pairs:
         heads.view(torch.complex64).mul_(angles)
 
 
+def fused_eager_backend(served: ServedModel) -> TorchBackend | None:
+    """For models that the fused pass covers, on any device."""
+    if not covers(served.model):
+        return None
+    weight_bytes = bytes_read(served.model)
+    return TorchBackend(FusedForward(served.model, served.max_positions), weight_bytes)
+
+
 def covers(model: Any) -> bool:
-    """True for a model that a short pass computes exactly: of a known family, with nothing unusual in it."""
+    """True for a model that the fused pass computes exactly: of a known family, with nothing unusual."""
     if type(model) not in _FAMILY:
         return False
     config = model.config

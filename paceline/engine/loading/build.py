@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,17 +15,11 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.system.cores import within_quota
 from paceline.decoding.cpu.kernel_cache import warn_of_what_is_not_kept
 from paceline.engine.backends.captured import CudaGraphs, Recorder
+from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache_size import check_before_weights
 from paceline.engine.device import keep_attention_from_cudnn, make_current
-from paceline.engine.loading.model import (
-    DTYPES,
-    LoadedModel,
-    load_model,
-    load_vocabulary,
-    make_runner,
-)
+from paceline.engine.loading.model import DTYPES, LoadedModel, load_model, make_runner
 from paceline.engine.runner import ModelRunner
-from paceline.kv import BlockPool
 from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
@@ -34,30 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a worker loaded: a model on its cache, or its vocabulary alone."""
+    """A loaded model on its cache."""
 
     loaded: LoadedModel
-    runner: ModelRunner | None
-    """None without weights."""
+    runner: ModelRunner
     max_model_len: int
     num_parameters: int
     weight_bytes: int
     """Bytes that a decode step reads."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return torch.device("cpu") if self.runner is None else self.runner.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in."""
-        return torch.float32 if self.runner is None else self.runner.dtype
-
-    @property
-    def pool(self) -> BlockPool | None:
-        """The blocks of its cache; None without one."""
-        return None if self.runner is None else self.runner.cache.pool
 
 
 def choose_device(name: str) -> torch.device:
@@ -82,7 +59,13 @@ def build(config: WorkerConfig) -> Built:
 
     Raises InvalidArgumentError naming the field.
     """
-    _prepare_process(config)
+    if threads := config.threads or _threads_within_quota():
+        torch.set_num_threads(threads)
+    warn_of_what_is_not_kept()
+    # Nobody looks at a hub or at telemetry while a request waits.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     device = choose_device(config.device)
     make_current(device)
     keep_attention_from_cudnn(device)
@@ -96,28 +79,6 @@ def build(config: WorkerConfig) -> Built:
             f"{device} has no room for {config.model} and its cache; another process may have taken it. "
             "Ask for a smaller cache (--num-blocks), or give it a device of its own (--device cuda:1)",
         ) from error
-
-
-def build_vocabulary(config: WorkerConfig) -> Built:
-    """Load the model's tokenizer and configuration, for a drafter that needs no weights.
-
-    Raises InvalidArgumentError naming the field.
-    """
-    _prepare_process(config)
-    step("loading the tokenizer of %s; what is not on this machine yet is fetched first", config.model)
-    loaded = load_vocabulary(assets.resolve(config.model), trust_remote_code=config.trust_remote_code)
-    return Built(loaded, None, _length(config, loaded.max_model_len), num_parameters=0, weight_bytes=0)
-
-
-def _prepare_process(config: WorkerConfig) -> None:
-    """Settings of the libraries, before they load anything."""
-    if threads := config.threads or _threads_within_quota():
-        torch.set_num_threads(threads)
-    warn_of_what_is_not_kept()
-    # Nobody looks at a hub or at telemetry while a request waits.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
-    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
 
 
 def _build_on(device: torch.device, config: WorkerConfig) -> Built:
@@ -140,8 +101,6 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         scale=assets.scale_of(config.model),
     )
     num_parameters = sum(p.numel() for p in loaded.model.parameters())
-    # Before a pass that has weights of its own empties the model's.
-    weight_bytes = _bytes_read(loaded.model)
     max_model_len = _length(config, loaded.max_model_len)
     runner = make_runner(
         loaded,
@@ -149,7 +108,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         num_blocks=config.num_blocks,
         memory_share=config.gpu_memory_utilization,
         max_model_len=max_model_len,
-        lean=True,
+        backends=BACKENDS,
         deterministic=config.deterministic,
         new_recorder=_recorders(device) if config.cuda_graphs and device.type == "cuda" else None,
     )
@@ -165,7 +124,7 @@ def _build_on(device: torch.device, config: WorkerConfig) -> Built:
         runner.cache.pool.num_blocks,
         config.block_size,
     )
-    return Built(loaded, runner, max_model_len, num_parameters, runner.packed_bytes or weight_bytes)
+    return Built(loaded, runner, max_model_len, num_parameters, runner.backend.weight_bytes)
 
 
 def _length(config: WorkerConfig, longest: int) -> int:
@@ -192,10 +151,3 @@ def _threads_within_quota() -> int:
     chosen = torch.get_num_threads()
     threads = within_quota(chosen)
     return threads if threads < chosen else 0
-
-
-def _bytes_read(model: Any) -> int:
-    """Bytes of weights that a decode step reads: of all but an embedding that is not the head as well."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    looked_up = None if head is not None and head.weight is embedding.weight else embedding.weight
-    return sum(p.numel() * p.itemsize for p in model.parameters() if p is not looked_up)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
 
@@ -23,13 +22,13 @@ from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.core.limits import MAX_RUNNING_SEQUENCES
 from paceline.engine.backends.attention import IMPLEMENTATION, inspect_attention
 from paceline.engine.backends.captured import Recorder, room_for_logits
-from paceline.engine.backends.compiled import CompiledForward, compiled_forward
-from paceline.engine.backends.fused_eager import LeanForward, covers
+from paceline.engine.backends.interface import ServedModel
 from paceline.engine.cache import DEFAULT_BLOCK_SIZE, PagedCache, bytes_per_block, num_blocks_for
 from paceline.engine.cache_size import check_fits, memory_for_cache
+from paceline.engine.loading.backend_choice import choose_backend, recorded_backend
 from paceline.engine.loading.checkpoint import check_weights, refuse_single_file
 from paceline.engine.loading.scaled import scaled
-from paceline.engine.loading.self_check import error_on_paged_cache, logits_of_transformers, tokens_to_compare
+from paceline.engine.loading.self_check import logits_of_transformers, tokens_to_compare
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 from paceline.telemetry.steps import step
 
@@ -47,7 +46,6 @@ class LoadedModel:
     """A model ready to serve, and what others must know to talk to it."""
 
     model: Any
-    """None where only its vocabulary was loaded."""
     tokenizer: Any
     eos_token_ids: frozenset[int]
     """All below `vocab_size`; possibly none."""
@@ -79,12 +77,20 @@ def load_model(
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
     name = str(path_or_id)
     device = torch.device(device)
-    config = _load_config(name, trust_remote_code)
+    refuse_single_file(name)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # of whatever kind: transformers and its configs have many
+        raise _refusal(name, "has no configuration that can be loaded", error) from error
+    _refuse_unsupported(config)
     _refuse_quantised(name, config)
     # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
     config._attn_implementation = None
     check_weights(name, config)
-    tokenizer = _load_tokenizer(name, trust_remote_code)  # before the weights, which take longer
+    try:  # before the weights, which take longer
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -105,54 +111,15 @@ def load_model(
         # Its config did not say so.
         model = model.float()
     model = prepare(scaled(model.to(device), scale))
-    return _loaded(name, model, tokenizer, model.config, eos_token_ids(model), output_width(model))
-
-
-def load_vocabulary(path_or_id: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
-    """Load all but the weights of a decoder, by path or Hugging Face id: `model` is None.
-
-    Raises InvalidArgumentError naming `model`.
-    """
-    name = str(path_or_id)
-    config = _load_config(name, trust_remote_code)
-    tokenizer = _load_tokenizer(name, trust_remote_code)
-    generation = None
-    with contextlib.suppress(OSError):  # a checkpoint need not have one
-        generation = GenerationConfig.from_pretrained(name)
-    width = int(config.get_text_config(decoder=True).vocab_size)
-    return _loaded(name, None, tokenizer, config, _eos_of(generation, config), width)
-
-
-def _load_config(name: str, trust_remote_code: bool) -> Any:
-    refuse_single_file(name)
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of whatever kind: transformers and its configs have many
-        raise _refusal(name, "has no configuration that can be loaded", error) from error
-    _refuse_unsupported(config)
-    return config
-
-
-def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
-
-
-def _loaded(
-    name: str, model: Any, tokenizer: Any, config: Any, ends: frozenset[int], width: int
-) -> LoadedModel:
-    """`ends`: its end-of-sequence tokens. `width`: logits of a row, padding included."""
     vocabulary = _vocabulary(name, tokenizer)
-    vocab_size = min(max(vocabulary.values()) + 1, width)
+    vocab_size = min(max(vocabulary.values()) + 1, output_width(model))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         # What no text can contain ends none.
-        eos_token_ids=frozenset(i for i in ends if 0 <= i < vocab_size),
+        eos_token_ids=frozenset(i for i in eos_token_ids(model) if 0 <= i < vocab_size),
         vocab_size=vocab_size,
-        max_model_len=max_length_of(config),
+        max_model_len=max_length_of(model.config),
         fingerprint=vocabulary_fingerprint(vocabulary),
     )
 
@@ -182,7 +149,7 @@ def make_runner(
     memory_bytes: int | None = None,
     memory_share: float | None = None,
     max_model_len: int | None = None,
-    lean: bool = False,
+    backends: Iterable[str] = ("torch",),
     deterministic: bool = False,
     new_recorder: Callable[[], Recorder] | None = None,
 ) -> ModelRunner:
@@ -193,8 +160,9 @@ def make_runner(
     sized by memory never has more blocks than all sequences the server admits could fill. Before it is
     handed out the runner is compared with transformers on a few tokens; a model that gives other logits
     here (one that ignores `position_ids`, say) is refused with an InvalidArgumentError naming `model`.
-    `lean` asks for the compiled pass or, where that does not serve, the short one of fused_eager.py, if the
-    model has one. Such a pass may take the weights over: the model then runs through the runner only.
+    `backends` names those of the registry that may serve. The last one in the registry's order that serves
+    this model with the right logits is taken. It may take the weights over: the model then runs through the
+    runner only.
     A length that the model's positions cannot be kept for is refused, naming `max_model_len`.
     `deterministic` refuses what cannot give a row the same bits in any pass, naming that field.
     `new_recorder` makes what records passes, if the logits of recorded ones are right here: one to see that,
@@ -221,49 +189,21 @@ def make_runner(
     step("making a cache of %d blocks, %.1f GiB", num_blocks, num_blocks * block_bytes / (1 << 30))
     cache = PagedCache(layers, num_blocks=num_blocks, block_size=size, dtype=model.dtype, device=model.device)
     vocab_size = loaded.vocab_size if isinstance(loaded, LoadedModel) else None
-    short: LeanForward | CompiledForward | None = None
     step("comparing the model with transformers on a few tokens")
     expected = logits_of_transformers(model)
-    if lean and covers(model):
-        # What it is compared on may be longer than what it serves.
-        positions = max(longest, len(tokens_to_compare(model)))
-        short = compiled_forward(model, layers, positions, any_threads=deterministic)
-        short = short or LeanForward(model, positions)
-        error = error_on_paged_cache(model, layers, short, expected)
-        if error is None:
-            short.pack()
-        else:
-            log.warning("%s goes through its modules: its short pass %s", type(model).__name__, error)
-            short = None
-    error = error_on_paged_cache(model, layers, short, expected)
-    if error is not None:
-        raise InvalidArgumentError("model", f"{type(model).__name__} {error}")
-    recorder = None
-    if new_recorder is not None:
-        step("recording passes of common shapes; that takes some seconds")
-        error = error_on_paged_cache(model, layers, short, expected, new_recorder(), room)
-        if error is None:
-            recorder = new_recorder()
-        else:
-            log.warning("passes of %s are not recorded: a recorded one %s", type(model).__name__, error)
-    runner = ModelRunner(
-        model,
-        cache,
-        model.device,
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        short=short,
-        recorder=recorder,
-        room=room,
-    )
-    runner.record_passes_of_one()
-    if deterministic and not runner.row_invariant:
+    # What it is compared on may be longer than what it serves.
+    positions = max(longest, len(tokens_to_compare(model)))
+    served = ServedModel(model, layers, positions, vocab_size or output_width(model), deterministic)
+    backend = choose_backend(served, backends, expected)
+    if new_recorder is not None and room is not None:
+        backend = recorded_backend(served, backend, cache, expected, new_recorder, room, longest)
+    if deterministic and not backend.skills.row_invariant:
         raise InvalidArgumentError(
             "deterministic",
             f"cannot be kept for {type(model).__name__} in {str(model.dtype).removeprefix('torch.')} on "
             f"{model.device.type}: float32 models of the Llama family on a CPU can",
         )
-    return runner
+    return ModelRunner(model, cache, backend, vocab_size=vocab_size, max_model_len=max_model_len)
 
 
 def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
@@ -278,13 +218,10 @@ def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float
 
 def eos_token_ids(model: Any) -> frozenset[int]:
     """The tokens that end a sequence: the generation config's, else the config's; possibly none."""
-    return _eos_of(getattr(model, "generation_config", None), model.config)
-
-
-def _eos_of(generation: Any, config: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
-        ids = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)

@@ -12,17 +12,16 @@ refused when it fails with each of three, of which the further ones are judged m
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from paceline.engine.backends.attention import IMPLEMENTATION
-from paceline.engine.backends.captured import PATIENCE, Recorder
-from paceline.engine.backends.compiled import CompiledForward
-from paceline.engine.backends.fused_eager import LeanForward
-from paceline.engine.batch import SequenceInput
+from paceline.engine.backends.interface import Backend
 from paceline.engine.cache import LayerLayout, PagedCache
+from paceline.engine.layout import SequenceInput
 from paceline.engine.runner import ModelRunner, max_length_of, output_width
 
 _COMPARED: Final = {"cpu": 8, "cuda": 80}
@@ -61,8 +60,8 @@ def tokens_to_compare(model: Any, of_set: int = 0) -> list[int]:
 def logits_of_transformers(model: Any) -> list[Tensor]:
     """Each set's tokens fed at once through transformers' eager attention: [tokens, vocabulary].
 
-    One set, or all of a 16-bit model with experts: a short pass may leave a model without weights before it
-    is known which are needed. In the model's own numbers, which are half as large.
+    One set, or all of a 16-bit model with experts: a backend may leave a model without weights before
+    it is known which are needed. In the model's own numbers, which are half as large.
     """
     model.set_attn_implementation("eager")
     try:
@@ -80,27 +79,26 @@ def _has_experts(config: Any) -> bool:
     return any("expert" in name and isinstance(value, int) and value > 1 for name, value in fields)
 
 
+def small_cache(model: Any, layers: Sequence[LayerLayout]) -> PagedCache:
+    """One that holds what a runner is compared on."""
+    count = len(tokens_to_compare(model))
+    return PagedCache(layers, num_blocks=count + _LAST, block_size=1, dtype=model.dtype, device=model.device)
+
+
 @torch.inference_mode()
 def error_on_paged_cache(
-    model: Any,
-    layers: tuple[LayerLayout, ...],
-    short: LeanForward | CompiledForward | None,
-    expected: list[Tensor],
-    recorder: Recorder | None = None,
-    room: Tensor | None = None,
+    model: Any, cache: PagedCache, backend: Backend, expected: list[Tensor], fed_before: int = 0
 ) -> str | None:
-    """What is wrong with the logits of the same tokens fed through a small cache; None where nothing is.
+    """What is wrong with a backend's logits of the same tokens; None where nothing is.
 
-    `expected` are `logits_of_transformers`. With a `recorder` those of recorded passes are judged.
+    `cache` is a `small_cache`, `expected` are `logits_of_transformers`. As often as `fed_before` says other
+    tokens are fed in the same shapes first: what comes again is recorded, and a replay that did nothing would
+    give their logits.
     """
     count = len(expected[0])
-    cache = PagedCache(layers, num_blocks=count + _LAST, block_size=1, dtype=model.dtype, device=model.device)
-    runner = ModelRunner(model, cache, model.device, short=short, recorder=recorder, room=room)
-    if recorder is not None:
-        # What comes again is recorded, here with other tokens: a replay that did nothing would tell their
-        # logits.
-        for _ in range(1 + PATIENCE):
-            _fed(runner, [0] * count)
+    runner = ModelRunner(model, cache, backend)
+    for _ in range(fed_before):
+        _fed(runner, [0] * count)
     wrong = None
     for of_set, right in enumerate(expected):
         passes = _fed(runner, tokens_to_compare(model, of_set))
@@ -108,11 +106,6 @@ def error_on_paged_cache(
         # Neither rounding nor another expert makes NaN.
         if wrong is None or not math.isfinite(wrong):
             break
-    # Taken off the runner, which it knows: what was recorded goes with this call, and not with a cycle that
-    # is found some time later, maybe while another pass is recorded.
-    captured, runner.captured = runner.captured, None
-    if captured is not None and not captured.usable:
-        return "cannot be made"
     if wrong is None:
         return None
     return f"gives other logits on the paged cache than in transformers (relative difference {wrong:.1e})"

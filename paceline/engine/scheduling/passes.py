@@ -17,8 +17,8 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.errors import InternalError, PacelineError, ResourceExhaustedError
 from paceline.core.types import Timings
-from paceline.engine.batch import SequenceInput
 from paceline.engine.device import ensure_alive
+from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling.planner import Chunk, Feed, plan_pass
 from paceline.engine.scheduling.preemption import Need, make_room
 from paceline.engine.scheduling.sequences import RETRY_SECONDS, HeldSequence, HeldSequences

@@ -110,4 +110,4 @@ def test_a_chain_is_compiled_of_all_that_it_calls() -> None:
     draws = {"decoding/gumbel_argmax", "decoding/noise"}
     kernels = {f"cpu/{name}" for name in ("distributions", "philox", "kernel_cache")}
     assert names >= calls | draws | kernels
-    assert "compiled/forward" not in names, "nothing that only calls it"
+    assert "compiled/backend" not in names, "nothing that only calls it"

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from paceline.engine.backends import attention
 from paceline.engine.backends.attention import attend
-from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
+from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import LayerLayout, PagedCache
+from paceline.engine.layout import PassLayout, SequenceInput
 from paceline.kv import BlockTable
 
 HEAD_DIM = 8
@@ -32,7 +34,7 @@ def given(monkeypatch: pytest.MonkeyPatch, device: str, kv_heads: int, heads: in
     cache = PagedCache(layers, num_blocks=8, block_size=16, device=device)
     table = BlockTable(cache.pool)
     table.reserve(rows)
-    batch = RaggedBatch.build([SequenceInput(table, [1] * rows, 1)], cache)
+    batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * rows, 1)]), cache)
     out = attend(batch, 0, torch.zeros(rows, heads, HEAD_DIM, device=device), None)
     assert out.shape == (rows, heads, HEAD_DIM)
     return seen
@@ -102,7 +104,7 @@ def test_query_heads_in_parts_have_the_results_of_all_together(
     table.commit(start)
     table.reserve(65)
     query = torch.randn(65, 8, HEAD_DIM, generator=generator)
-    batch = RaggedBatch.build([SequenceInput(table, [1] * 65, 1)], cache)
+    batch = RaggedBatch.build(PassLayout.of_sequences([SequenceInput(table, [1] * 65, 1)]), cache)
     whole = attend(batch, 0, query, None, softcap)
     entries, calls = AttentionGroup.entries, list[int]()
     sdpa = attention._sdpa

@@ -10,11 +10,13 @@ import torch
 
 from paceline.core.errors import ResourceExhaustedError
 from paceline.engine.backends.attention import inspect_attention
-from paceline.engine.branches import BranchInput
+from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache import PagedCache
+from paceline.engine.layout import BranchInput
 from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
+from tests.unit.engine.runners import runner_of
 from tests.unit.engine.test_runner import (
     Models,
     Reference,
@@ -62,7 +64,12 @@ def test_each_branch_sees_its_own_ancestors_only(
 ) -> None:
     # Packing takes the weights out of the model it is given.
     model = copy.deepcopy(models(kind)) if packed else models(kind)
-    runner = make_runner(model, num_blocks=1024 // block_size, block_size=block_size, lean=packed)
+    runner = make_runner(
+        model,
+        num_blocks=1024 // block_size,
+        block_size=block_size,
+        backends=BACKENDS if packed else ("torch",),
+    )
     rng = random.Random(3)
     trees = [Tree(runner, tokens_of(n, seed=n)) for n in (23, 9)]
     for tree in trees:
@@ -92,7 +99,7 @@ def test_places_that_nobody_has_written_are_not_read(models: Models, reference: 
     cache = PagedCache(inspect_attention(models(kind)), num_blocks=64, block_size=4)
     for entries in cache.entries:
         entries.fill_(torch.nan)
-    tree, rng = Tree(ModelRunner(models(kind), cache), tokens_of(14)), random.Random(6)
+    tree, rng = Tree(runner_of(models(kind), cache), tokens_of(14)), random.Random(6)
     for kept in (14, 11):
         tree.open(kept)
         tree.branches[-1][0].reserve(3)

@@ -13,7 +13,8 @@ from transformers import AutoConfig, LlamaConfig
 from paceline import assets
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.loading.build import _bytes_read, build, choose_device
+from paceline.engine.backends.torch_backend import bytes_read
+from paceline.engine.loading.build import build, choose_device
 from paceline.engine.loading.model import random_model
 
 
@@ -81,7 +82,7 @@ def test_an_embedding_is_read_if_it_is_the_head(tied: bool) -> None:
     shape = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
     model = random_model(LlamaConfig(**shape, num_attention_heads=4, tie_word_embeddings=tied))
     parameters = sum(p.numel() for p in model.parameters())
-    assert _bytes_read(model) == 4 * (parameters - (0 if tied else 97 * 64))
+    assert bytes_read(model) == 4 * (parameters - (0 if tied else 97 * 64))
 
 
 @pytest.mark.parametrize(("name", "made_current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from paceline.core.errors import ResourceExhaustedError
 from paceline.decoding.noise import CoupledNoise, gumbel
 from paceline.engine.backends.attention import inspect_attention
+from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.captured.backend import PATIENCE, PATIENCE_FULL
 from paceline.engine.backends.captured.buckets import (
     MAX_BATCH_ROWS,
     MAX_KEYS,
@@ -31,21 +32,18 @@ from paceline.engine.backends.captured.buckets import (
     MAX_SEQUENCES,
     bucket_of,
 )
-from paceline.engine.backends.captured.passes import PATIENCE, PATIENCE_FULL, CapturedPasses
 from paceline.engine.backends.captured.recording import Step
-from paceline.engine.backends.captured.static_inputs import Slate
-from paceline.engine.backends.fused_eager import LeanForward
-from paceline.engine.batch import AttentionGroup, SequenceInput
-from paceline.engine.branches import BranchInput
+from paceline.engine.backends.captured.static_inputs import StaticInputs
 from paceline.engine.cache import PagedCache
+from paceline.engine.layout import BranchInput, Indices, SequenceInput
 from paceline.engine.loading import model as loading
 from paceline.engine.loading.model import make_runner
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branching
+from tests.unit.engine.runners import captured_of, recording_runner
 from tests.unit.engine.test_branches import Tree
 from tests.unit.engine.test_runner import (
-    MAX_LEN,
     VOCAB,
     Models,
     Reference,
@@ -85,15 +83,14 @@ def traced() -> Tracer:
     return Tracer()
 
 
-def recording(model: Any, recorder: Any, *, block_size: int = 4, lean: bool = False) -> ModelRunner:
+def recording(model: Any, recorder: Any, *, block_size: int = 4, name: str = "torch") -> ModelRunner:
     """A runner that is not compiled, whichever pass it takes."""
     layers = inspect_attention(model)
     cache = PagedCache(layers, num_blocks=1024 // block_size, block_size=block_size)
     # What is not written must not be read, and 0 times it must not be taken for 0.
     for entries in cache.entries:
         entries.fill_(torch.nan)
-    short = LeanForward(model, MAX_LEN) if lean else None
-    return ModelRunner(model, cache, short=short, recorder=recorder)
+    return recording_runner(model, cache, recorder, name)
 
 
 @pytest.mark.parametrize(("kind", "block_size"), [*((kind, 4) for kind in KINDS), ("llama", 16)])
@@ -190,7 +187,7 @@ def one_by_one(runner: ModelRunner, item: ChainInput) -> Chain:
 
 def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, traced: Tracer) -> None:
     """Greedy and with noise in one loop, of several lengths; the cache has the same entries afterwards."""
-    runner, rng = recording(models("llama"), traced, lean=True), random.Random(7)
+    runner, rng = recording(models("llama"), traced, name="fused_eager"), random.Random(7)
     assert runner.chain_skills == ChainSkills(supports=False, max_feed=1)
     tables = [runner.new_table() for _ in range(5)]
     for i, table in enumerate(tables):
@@ -223,7 +220,7 @@ def test_a_recorded_loop_chooses_what_single_passes_choose(models: Models, trace
 
 def test_a_recorded_loop_goes_on_from_branches(models: Models, traced: Tracer) -> None:
     """Beside one on a table, and after entries that a branch has already."""
-    runner = recording(models("llama"), traced, lean=True)
+    runner = recording(models("llama"), traced, name="fused_eager")
     text = tokens_of(21)
     made: list[list[Chain]] = []
     for _ in range(1 + PATIENCE):
@@ -286,7 +283,7 @@ def test_a_loop_ends_where_the_logits_do(models: Models, traced: Tracer) -> None
 
 def test_without_blocks_nothing_changes(models: Models, traced: Tracer) -> None:
     layers = inspect_attention(models("llama"))
-    runner = ModelRunner(models("llama"), PagedCache(layers, num_blocks=2, block_size=4), recorder=traced)
+    runner = recording_runner(models("llama"), PagedCache(layers, num_blocks=2, block_size=4), traced)
     tables = [runner.new_table(), runner.new_table()]
     with pytest.raises(ResourceExhaustedError):
         runner.forward_chains([ChainInput(tables[0], [1], 4), ChainInput(tables[1], [1], 5)])
@@ -302,8 +299,7 @@ def test_what_no_bucket_holds_is_computed_all_the_same(
         table = runner.new_table()
         assert_close(feed(runner, table, text), reference("llama", text))
         table.free()
-    assert runner.captured is not None
-    assert (runner.captured.num_recorded, traced.replays) == (0, 0)
+    assert (captured_of(runner).num_recorded, traced.replays) == (0, 0)
 
 
 def test_a_model_that_cannot_be_recorded_is_served_without(
@@ -323,11 +319,11 @@ def test_a_model_that_cannot_be_recorded_is_served_without(
     assert "not permitted" in caplog.text
 
 
-@pytest.mark.parametrize("lean", [False, True], ids=["modules", "short"])
+@pytest.mark.parametrize("name", ["torch", "fused_eager"])
 def test_recordings_are_compared_before_they_serve(
     models: Models,
     traced: Tracer,
-    lean: bool,
+    name: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -344,19 +340,17 @@ def test_recordings_are_compared_before_they_serve(
     def model() -> Any:
         return loading.random_model(models("llama").config, seed=1)
 
-    monkeypatch.setattr("paceline.engine.runner.ROWS", (1, 3))
-    # Two threads: the compiled pass, which has nothing to record, does not serve.
+    monkeypatch.setattr("paceline.engine.backends.captured.backend.ROWS", (1, 3))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        kept = make_runner(model(), num_blocks=64, block_size=4, lean=lean, new_recorder=lambda: traced)
-        assert kept.captured is not None
-        assert kept.captured.num_recorded == 2
+        kept = make_runner(model(), num_blocks=64, block_size=4, backends=[name], new_recorder=lambda: traced)
+        assert captured_of(kept).num_recorded == 2
         assert kept.cache.pool.used_blocks == 0
         assert not caplog.text
         for wrong in (lambda: spoilt, lambda: stuck):
-            none = make_runner(model(), num_blocks=64, block_size=4, lean=lean, new_recorder=wrong)
-            assert none.captured is None
+            none = make_runner(model(), num_blocks=64, block_size=4, backends=[name], new_recorder=wrong)
+            assert none.backend.recordable is not None, "it is not recorded"
             assert "are not recorded: a recorded one gives other logits" in caplog.text
             caplog.clear()
     finally:
@@ -367,22 +361,22 @@ def test_recordings_that_were_not_used_for_long_are_given_up(
     models: Models, traced: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: of three shapes in turn, with room for two, each was recorded again whenever it was used."""
-    monkeypatch.setattr("paceline.engine.backends.captured.passes.MAX_RECORDED", 2)
+    monkeypatch.setattr("paceline.engine.backends.captured.backend.MAX_RECORDED", 2)
     runner = recording(models("llama"), traced)
-    assert runner.captured is not None
+    captured = captured_of(runner)
     table = runner.new_table()
     compared = traced.recordings
     for turn in range(2 * PATIENCE_FULL):
         for rows in (1, 2, 3):
             feed(runner, table, [1] * rows)
             table.truncate_to(0)
-        assert runner.captured.num_recorded <= 2
+        assert captured.num_recorded <= 2
         # Two, then one for each that waited long enough for its turn.
         assert traced.recordings - compared <= 2 + 2 * (turn // PATIENCE_FULL)
     assert traced.recordings - compared >= 3
 
 
-class Unwritten(Slate):
+class Unwritten(StaticInputs):
     """Reads what nobody has written, for rows that do not see it."""
 
     def __init__(self, *args: Any) -> None:
@@ -390,15 +384,15 @@ class Unwritten(Slate):
         self._keys.fill_(-1)
 
 
-class Forgetful(Slate):
+class Forgetful(StaticInputs):
     """Does not fill up rows: what the last batch had there is written once more."""
 
-    def _rows(self, row: int, token_ids: Sequence[int], start: int) -> None:
+    def _rows(self, row: int, token_ids: Indices, start: int) -> None:
         self._ids[row, : len(token_ids)] = token_ids
         self._positions[row, : len(token_ids)] = range(start, start + len(token_ids))
 
 
-class Uncounted(Slate):
+class Uncounted(StaticInputs):
     """Leaves the padding sequences as the last batch had them."""
 
     def _send(self, count: int) -> None:
@@ -420,7 +414,7 @@ def test_planted_bugs_are_seen(
 
         monkeypatch.setattr(AttentionGroup, "plan", plan)
     elif bug is not None:
-        monkeypatch.setattr("paceline.engine.backends.captured.passes.Slate", bug)
+        monkeypatch.setattr("paceline.engine.backends.captured.backend.StaticInputs", bug)
     tracer = Tracer()
     runner, texts = recording(models("llama"), tracer), [tokens_of(n, seed=n) for n in (9, 33, 70)]
     wrong = False
@@ -468,9 +462,9 @@ def test_a_bucket_holds_its_batch_and_is_its_own(
     assert bucket.keys < max(2 * keys, 257) + (block_size or 1)
 
 
-@pytest.mark.parametrize("lean", [False, True], ids=["modules", "short"])
+@pytest.mark.parametrize("name", ["torch", "fused_eager"])
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind: str, lean: bool) -> None:
+def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind: str, name: str) -> None:
     """Sequences, branches and loops on a device whose tensors hold nothing."""
     layers = inspect_attention(models(kind))
     with torch.device("meta"):
@@ -482,15 +476,12 @@ def test_a_step_looks_at_no_number_and_stays_on_its_device(models: Models, kind:
         step()
         return lambda: results.append(step()) or results[-1]  # type: ignore[func-returns-value]
 
-    short = LeanForward(model, MAX_LEN) if lean else None
-    runner = ModelRunner(model, cache, "meta", short=short, recorder=recorder)
+    runner = recording_runner(model, cache, recorder, name)
     tables = [runner.new_table() for _ in range(3)]
     for _ in range(1 + PATIENCE):
         logits = runner.forward([SequenceInput(t, [1, 2, 3][: i + 1], 1) for i, t in enumerate(tables)])
         assert (logits.shape, logits.device.type) == ((3, VOCAB), "meta")
     assert len(results) == 1
-    captured = runner.captured
-    assert isinstance(captured, CapturedPasses)
     tree = Tree(runner, [1, 2, 3, 4])
     tree.open(4)
     tree.open(2)

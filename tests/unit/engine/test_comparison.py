@@ -15,8 +15,10 @@ from transformers.models.zaya.modeling_zaya import ZayaForCausalLM
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.attention import inspect_attention
-from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
+from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
+from paceline.engine.layout import PassLayout, SequenceInput
 from paceline.engine.loading import model as loading
 from paceline.engine.loading import self_check
 from paceline.engine.loading.model import load_model, make_runner, random_model
@@ -96,31 +98,29 @@ def target() -> Any:
     return load_model(assets.resolve("embedded:target"), dtype="bfloat16").model
 
 
-def one_too_high(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
-    behind = [bool(item.table.length) for item in inputs for _ in item.token_ids]
+def one_too_high(layout: PassLayout, positions: Tensor) -> Tensor:
+    behind = [bool(rows.start) for rows in layout.sequences for _ in range(rows.count)]
     return positions + torch.tensor(behind)
 
 
-def from_zero(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
-    return positions - torch.tensor([item.table.length for item in inputs for _ in item.token_ids])
+def from_zero(layout: PassLayout, positions: Tensor) -> Tensor:
+    return positions - torch.tensor([rows.start for rows in layout.sequences for _ in range(rows.count)])
 
 
-def from_zero_beside_others(inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
-    return positions if len(inputs) == 1 else from_zero(inputs, positions)
+def from_zero_beside_others(layout: PassLayout, positions: Tensor) -> Tensor:
+    return positions if len(layout.sequences) == 1 else from_zero(layout, positions)
 
 
-def all_zero(_inputs: Sequence[SequenceInput], positions: Tensor) -> Tensor:
+def all_zero(_layout: PassLayout, positions: Tensor) -> Tensor:
     return positions * 0
 
 
-def planted(
-    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def planted(fault: Callable[[PassLayout, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     build = RaggedBatch.build
 
-    def wrong(inputs: Sequence[SequenceInput], cache: PagedCache) -> RaggedBatch:
-        batch = build(inputs, cache)
-        batch.position_ids = fault(inputs, batch.position_ids)
+    def wrong(layout: PassLayout, cache: PagedCache) -> RaggedBatch:
+        batch = build(layout, cache)
+        batch.position_ids = fault(layout, batch.position_ids)
         return batch
 
     monkeypatch.setattr(RaggedBatch, "build", wrong)
@@ -129,7 +129,7 @@ def planted(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
 def test_wrong_positions_are_seen_in_16_bits(
-    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor],
+    fault: Callable[[PassLayout, Tensor], Tensor],
     device: str,
     target: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,9 +165,9 @@ def test_another_row_in_the_place_of_the_wanted_one_is_seen(
     """As a prompt's pass wants one; all rows of a pass are in order by themselves."""
     build = RaggedBatch.build
 
-    def wrong(inputs: Sequence[SequenceInput], cache: PagedCache) -> RaggedBatch:
-        batch = build(inputs, cache)
-        if len(inputs) == 1 and inputs[0].num_logits < len(inputs[0].token_ids):
+    def wrong(layout: PassLayout, cache: PagedCache) -> RaggedBatch:
+        batch = build(layout, cache)
+        if len(layout.sequences) == 1 and len(layout.wanted) < layout.sequences[0].count:
             batch.logits_to_keep = torch.tensor([0])
         return batch
 
@@ -332,7 +332,7 @@ def test_sets_of_tokens_differ() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", [one_too_high, from_zero, from_zero_beside_others, all_zero])
 def test_wrong_positions_are_seen_with_each_set(
-    fault: Callable[[Sequence[SequenceInput], Tensor], Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[PassLayout, Tensor], Tensor], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared_as_on(device, monkeypatch)
     model = sensitive_model()

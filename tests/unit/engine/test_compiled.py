@@ -19,14 +19,15 @@ from paceline.decoding.sampling import check_sparse
 from paceline.decoding.support import draw_sparse
 from paceline.engine.backends.compiled import gemm, tiles, vectors, weights
 from paceline.engine.backends.compiled.chain import decoder_chain
-from paceline.engine.backends.compiled.forward import compiled_forward
-from paceline.engine.batch import SequenceInput
+from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading import model as loading
 from paceline.engine.loading.model import inspect_attention, make_runner, random_model
 from paceline.engine.multi_step import Chain, ChainInput, SparseDraws
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable, Branch, Branching
+from tests.unit.engine.runners import runner_of
 
 Make = Callable[[str], Any]
 
@@ -94,8 +95,8 @@ def in_halves(name: str) -> Any:
 
 
 def compiled(name: str, make: Make = model_of) -> ModelRunner:
-    runner = make_runner(make(name), num_blocks=64, block_size=4, lean=True)
-    assert runner.row_invariant
+    runner = make_runner(make(name), num_blocks=64, block_size=4, backends=BACKENDS)
+    assert runner.backend.skills.row_invariant
     return runner
 
 
@@ -180,7 +181,7 @@ def test_the_whole_vocabulary_comes_back_and_nothing_more() -> None:
 def test_the_model_gives_its_weights_up(name: str) -> None:
     """All but the embedding, which is looked up."""
     model = model_of(name)
-    make_runner(model, num_blocks=8, lean=True)
+    make_runner(model, num_blocks=8, backends=BACKENDS)
     layer = model.model.layers[1]
     projections = (*layer.self_attn.children(), *layer.mlp.children())
     assert all(p.weight.numel() == 0 for p in projections if hasattr(p, "weight"))
@@ -192,15 +193,12 @@ def test_the_model_gives_its_weights_up(name: str) -> None:
 def test_a_broken_weight_is_noticed(place: str) -> None:
     """NaN in a weight that a row uses is NaN in its logits."""
     model = model_of("llama, two")
-    forward = None
     for name, parameter in model.named_parameters():
         if place in name:
             parameter.data[3] = float("nan")
     layers = inspect_attention(model)
-    forward = compiled_forward(model, layers, 128)
-    assert forward is not None
     cache = loading.PagedCache(layers, num_blocks=8, block_size=4)
-    runner = ModelRunner(model, cache, short=forward)
+    runner = runner_of(model, cache, "compiled")
     logits = runner.forward([SequenceInput(runner.new_table(), [3, 3], 1)])
     assert torch.isnan(logits).any()
 
@@ -212,10 +210,10 @@ def test_what_serves_few_tokens_is_compared_on_more(
 ) -> None:
     """Once: its tables of positions were too short for that, and what lay behind them was read."""
     torch.set_num_threads(threads)
-    runner = make_runner(model_of("llama, two"), num_blocks=8, max_model_len=longest, lean=True)
+    runner = make_runner(model_of("llama, two"), num_blocks=8, max_model_len=longest, backends=BACKENDS)
     assert runner.max_model_len == longest
-    assert runner.row_invariant is (threads == 1)
-    assert "goes through its modules" not in caplog.text
+    assert runner.backend.skills.row_invariant is (threads == 1)
+    assert "is not served" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -228,8 +226,8 @@ def test_what_serves_few_tokens_is_compared_on_more(
     ids=["biases of the MLP", "narrow heads", "odd width"],
 )
 def test_what_does_not_fit_takes_another_pass(config: Any) -> None:
-    runner = make_runner(random_model(config), num_blocks=8, lean=True)
-    assert not runner.row_invariant
+    runner = make_runner(random_model(config), num_blocks=8, backends=BACKENDS)
+    assert not runner.backend.skills.row_invariant
     assert not weights.fits(random_model(config))
 
 
@@ -239,29 +237,31 @@ def test_other_workers_take_another_pass(reason: str) -> None:
         torch.set_num_threads(2)
     dtype = torch.bfloat16 if reason == "dtype" else torch.float32
     model = random_model(CONFIGS["llama, two"](), dtype=dtype)
-    assert not make_runner(model, num_blocks=8, lean=True).row_invariant
+    assert not make_runner(model, num_blocks=8, backends=BACKENDS).backend.skills.row_invariant
 
 
 def test_determinism_is_kept_or_refused() -> None:
     """With more threads too: the pass uses one of them."""
     torch.set_num_threads(2)
     model = random_model(CONFIGS["llama, two"]())
-    assert make_runner(model, num_blocks=8, lean=True, deterministic=True).row_invariant
+    assert make_runner(
+        model, num_blocks=8, backends=BACKENDS, deterministic=True
+    ).backend.skills.row_invariant
     half = random_model(CONFIGS["llama, two"](), dtype=torch.bfloat16)
     with pytest.raises(InvalidArgumentError, match="bfloat16 on cpu") as refusal:
-        make_runner(half, num_blocks=8, lean=True, deterministic=True)
+        make_runner(half, num_blocks=8, backends=BACKENDS, deterministic=True)
     assert refusal.value.field == "deterministic"
 
 
 def test_a_wrong_pass_is_left_out_at_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planted: keys and values are those of the queries. The modules serve, unharmed."""
+    """Planted: keys and values are those of the queries. Another backend serves, unharmed."""
     monkeypatch.setattr(weights, "_inputs", lambda attention: (attention.q_proj,) * 3)
     config = LlamaConfig(**SHAPE, num_key_value_heads=4)
-    runner = make_runner(random_model(config), num_blocks=8, lean=True)
-    assert not runner.row_invariant
-    assert "goes through its modules" in caplog.text
+    runner = make_runner(random_model(config), num_blocks=8, backends=BACKENDS)
+    assert not runner.backend.skills.row_invariant
+    assert "is not served by the backend compiled" in caplog.text
     expected = make_runner(random_model(config), num_blocks=8)
     logits = [r.forward([SequenceInput(r.new_table(), [1, 2, 3], 3)]) for r in (expected, runner)]
     torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5)
@@ -361,11 +361,11 @@ def test_large_arrays_begin_where_a_large_page_may() -> None:
 def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of prefill, of a step, of more rows than share a read; and those of the modules but for rounding."""
     modules = make_runner(in_halves(name), num_blocks=64, block_size=4)
-    halves = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
+    halves = make_runner(in_halves(name), num_blocks=64, block_size=4, backends=BACKENDS)
     monkeypatch.setattr(weights, "_is_bfloat16", lambda weight: False)
-    wide = make_runner(in_halves(name), num_blocks=64, block_size=4, lean=True)
-    assert halves.row_invariant
-    assert 0 < 2 * halves.packed_bytes == wide.packed_bytes
+    wide = make_runner(in_halves(name), num_blocks=64, block_size=4, backends=BACKENDS)
+    assert halves.backend.skills.row_invariant
+    assert 0 < 2 * halves.backend.weight_bytes == wide.backend.weight_bytes
     rng = random.Random(11)
     tables = {runner: [runner.new_table() for _ in range(2)] for runner in (modules, halves, wide)}
     for counts in ([40, 3], [1, 1], [5, 9], [1, 0]):
@@ -383,9 +383,10 @@ def test_half_the_bytes_give_the_same_bits(name: str, monkeypatch: pytest.Monkey
 def test_one_weight_that_is_no_bfloat16_keeps_all_of_them_whole() -> None:
     model = in_halves("llama, two")
     model.model.layers[1].mlp.down_proj.weight.data[3, 5] = 0.1
-    whole = make_runner(model, num_blocks=8, lean=True)
+    whole = make_runner(model, num_blocks=8, backends=BACKENDS)
     assert (
-        whole.packed_bytes == 2 * make_runner(in_halves("llama, two"), num_blocks=8, lean=True).packed_bytes
+        whole.backend.weight_bytes
+        == 2 * make_runner(in_halves("llama, two"), num_blocks=8, backends=BACKENDS).backend.weight_bytes
     )
 
 
@@ -401,8 +402,10 @@ def test_wrong_halves_are_left_out_at_start(
         "turned": lambda words: words[::-1].copy(),
     }
     monkeypatch.setattr(weights, "_tiles", lambda weight, halves: faults[fault](packed(weight, halves)))
-    assert not make_runner(in_halves("llama, two"), num_blocks=8, lean=True).row_invariant
-    assert "goes through its modules" in caplog.text
+    assert not make_runner(
+        in_halves("llama, two"), num_blocks=8, backends=BACKENDS
+    ).backend.skills.row_invariant
+    assert "is not served by the backend compiled" in caplog.text
 
 
 # ---- chains --------------------------------------------------------------------------------------------
@@ -540,7 +543,7 @@ def test_a_chain_in_progress_is_stopped(layers: int) -> None:
     A thread that stops it in time would need luck: the flag lies where the sixth step writes.
     """
     model = random_model(LlamaConfig(**(SHAPE | {"num_hidden_layers": layers}), num_key_value_heads=2))
-    runner, cancel = make_runner(model, num_blocks=64, block_size=4, lean=True), CancelToken()
+    runner, cancel = make_runner(model, num_blocks=64, block_size=4, backends=BACKENDS), CancelToken()
     assert runner.cache.flat is not None
     entries = runner.cache.flat.numpy().reshape(-1).view(np.int8)
 
@@ -569,7 +572,7 @@ def test_a_chain_in_progress_is_stopped(layers: int) -> None:
 def test_of_equal_logits_the_lowest_id_is_chosen() -> None:
     model = model_of("llama, two")
     model.lm_head.weight.data[7:] = model.lm_head.weight.data[7]
-    runner = make_runner(model, num_blocks=32, block_size=4, lean=True)
+    runner = make_runner(model, num_blocks=32, block_size=4, backends=BACKENDS)
     chains = runner.forward_chains([ChainInput(runner.new_table(), [t], 3) for t in range(20)])
     assert {token for own in chains for token in own.token_ids} <= set(range(8))
 
@@ -580,7 +583,7 @@ def test_a_chain_ends_where_its_logits_do(drawn: bool) -> None:
     model = model_of("llama, two")
     model.lm_head.weight.data[50] = 100 * model.lm_head.weight.data[50]
     model.model.embed_tokens.weight.data[50] = torch.nan
-    runner = make_runner(model, num_blocks=64, block_size=4, lean=True)
+    runner = make_runner(model, num_blocks=64, block_size=4, backends=BACKENDS)
     tables = [runner.new_table() for _ in range(20)]
     draws = SparseDraws(np.full(6, 0.5), 0.9, 64) if drawn else None
     inputs = [ChainInput(table, [t], 6, float(drawn), draws=draws) for t, table in enumerate(tables)]
@@ -595,7 +598,7 @@ def test_a_chain_ends_where_its_logits_do(drawn: bool) -> None:
 
 
 def test_without_blocks_a_chain_changes_nothing() -> None:
-    runner = make_runner(model_of("llama, two"), num_blocks=2, block_size=4, lean=True)
+    runner = make_runner(model_of("llama, two"), num_blocks=2, block_size=4, backends=BACKENDS)
     tables = [runner.new_table(), runner.new_table()]
     with pytest.raises(ResourceExhaustedError):
         runner.forward_chains([ChainInput(tables[0], [1], 4), ChainInput(tables[1], [1], 5)])

@@ -29,7 +29,7 @@ from transformers import (
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 from paceline.engine.backends.attention import IMPLEMENTATION
-from paceline.engine.batch import SequenceInput
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import (
     _refuse_changing_positions,
     load_model,

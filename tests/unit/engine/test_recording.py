@@ -15,12 +15,13 @@ from torch import Tensor
 from paceline.engine.backends.attention import inspect_attention
 from paceline.engine.backends.captured import PATIENCE, CudaGraphs, room_for_logits
 from paceline.engine.backends.captured.recording import Step
-from paceline.engine.batch import SequenceInput
 from paceline.engine.cache import PagedCache
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading import model as loading
 from paceline.engine.loading.build import _recorders
 from paceline.engine.loading.model import make_runner
 from paceline.engine.runner import ModelRunner
+from tests.unit.engine.runners import captured_of, recording_runner
 from tests.unit.engine.test_captured import Tracer
 from tests.unit.engine.test_runner import VOCAB, Models, Reference, assert_close, feed, models, reference
 
@@ -139,7 +140,7 @@ def test_what_is_compared_at_start_is_recorded_apart_and_gone_at_once(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: both recorded into the same memory, and whether that was given up in between was up to chance."""
-    monkeypatch.setattr("paceline.engine.runner.ROWS", (1, 3))
+    monkeypatch.setattr("paceline.engine.backends.captured.backend.ROWS", (1, 3))
     made: list[Watched] = []
     alive: list[int] = []
 
@@ -153,7 +154,7 @@ def test_what_is_compared_at_start_is_recorded_apart_and_gone_at_once(
         runner = make_runner(models("llama"), num_blocks=64, block_size=4, new_recorder=new_recorder)
     finally:
         gc.enable()
-    assert runner.captured is not None
+    assert captured_of(runner).usable
     # Compared are chunks of two shapes and two sequences in a pass.
     assert [recorder.recordings for recorder in made] == [3, 2]
     assert alive == [0]
@@ -173,7 +174,7 @@ def keeping(results: list[Tensor]) -> Any:
 def recording(models: Models, recorder: Any, room: Tensor | None = None) -> ModelRunner:
     model = models("llama")
     cache = PagedCache(inspect_attention(model), num_blocks=64, block_size=4)
-    return ModelRunner(model, cache, recorder=recorder, room=room)
+    return recording_runner(model, cache, recorder, room=room)
 
 
 def test_all_recorded_passes_leave_their_logits_in_one_place(models: Models, reference: Reference) -> None:
@@ -217,10 +218,10 @@ def test_logits_have_their_room_before_the_cache_takes_the_rest(
 
     monkeypatch.setattr(loading, "room_for_logits", room)
     monkeypatch.setattr(loading, "memory_for_cache", memory)
-    monkeypatch.setattr("paceline.engine.runner.ROWS", (1,))
+    monkeypatch.setattr("paceline.engine.backends.captured.backend.ROWS", (1,))
     results: list[Tensor] = []
     runner = make_runner(models("llama"), new_recorder=lambda: keeping(results))
     assert order == ["room", "memory"]
-    assert runner.captured is not None
+    assert captured_of(runner).usable
     assert len({result.untyped_storage().data_ptr() for result in results}) == 1, "the same for both"
     assert runner.forward([SequenceInput(runner.new_table(), [1], 1)]).shape == (1, VOCAB)

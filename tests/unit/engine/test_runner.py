@@ -26,8 +26,10 @@ from transformers import (
 
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.engine.backends import attention
-from paceline.engine.batch import AttentionGroup, SequenceInput
+from paceline.engine.backends.attention_group import AttentionGroup
+from paceline.engine.backends.modules import ModulesForward
 from paceline.engine.cache import LayerLayout
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import make_runner, prepare, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.kv import BlockTable
@@ -271,7 +273,7 @@ def test_a_failing_pass_leaves_the_tables_as_they_were(
         raise InternalError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_logits", fail)
+        patch.setattr(runner.backend, "_forward", fail)
         with pytest.raises(InternalError):
             feed(runner, table, tokens_of(5))
     assert (table.length, len(table.blocks)) == (16, 1)
@@ -297,7 +299,7 @@ def test_one_sequence_that_turns_to_nan_harms_no_other(models: Models, reference
 
 def test_logits_are_cut_to_the_vocabulary(models: Models, reference: Reference) -> None:
     runner = make_runner(models("llama"), num_blocks=8)
-    cut = ModelRunner(runner.model, runner.cache, vocab_size=90)
+    cut = ModelRunner(runner.model, runner.cache, runner.backend, vocab_size=90)
     tokens = tokens_of(9)
     assert_close(feed(cut, cut.new_table(), tokens), reference("llama", tokens)[:, :90])
 
@@ -445,11 +447,10 @@ class TestInspection:
             models("llama")(torch.tensor([[1, 2]]), use_cache=False)
 
     def test_training_mode_and_other_attention_are_refused(self, models: Models) -> None:
-        runner = make_runner(models("llama"), num_blocks=4)
         twin = copy.deepcopy(models("llama"))
         with pytest.raises(InvalidArgumentError, match="evaluation"):
-            ModelRunner(twin.train(), runner.cache)
+            ModulesForward(twin.train())
         twin.eval().set_attn_implementation("sdpa")
         with pytest.raises(InvalidArgumentError, match="attention implementation"):
-            ModelRunner(twin, runner.cache)
+            ModulesForward(twin)
         assert prepare(twin).config._attn_implementation == attention.IMPLEMENTATION

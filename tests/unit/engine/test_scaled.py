@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from paceline import assets
 from paceline.core.errors import InvalidArgumentError
-from paceline.engine.batch import SequenceInput
+from paceline.engine.backends.registry import BACKENDS
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.loading.scaled import UNIT, checkpoint_of, scaled, shape_of
 
@@ -41,8 +42,8 @@ def small_model(*, tied: bool) -> Any:
 
 def compiled_logits(model: Any) -> list[torch.Tensor]:
     """Of a prompt, of one token after it, and of five in one pass, through the compiled pass."""
-    runner = make_runner(model, num_blocks=8, lean=True, deterministic=True)
-    assert runner.row_invariant
+    runner = make_runner(model, num_blocks=8, backends=BACKENDS, deterministic=True)
+    assert runner.backend.skills.row_invariant
     tokens = torch.randint(0, 97, (26,), generator=torch.Generator().manual_seed(1)).tolist()
     table = runner.new_table()
     parts = [tokens[:20], tokens[20:21], tokens[21:]]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.decoding.noise import gumbel_of
 from paceline.engine.backends.captured.recording import Step
-from paceline.engine.backends.captured.static_inputs import Slate
-from paceline.engine.batch import RaggedBatch
+from paceline.engine.backends.captured.static_inputs import StaticInputs
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.multi_step import Chain
 
 MARGIN_UNIT = 2.0**-20
@@ -19,22 +19,22 @@ MAX_MARGIN = 1e6
 """Margins come to the host with the tokens, as whole numbers."""
 
 
-def choosing_step(forward: Callable[[RaggedBatch], Tensor], slate: Slate, vocab_size: int) -> Step:
+def choosing_step(forward: Callable[[RaggedBatch], Tensor], inputs: StaticInputs, vocab_size: int) -> Step:
     """A step with the result int64 [sequences, steps, 1], and [sequences, steps, 3 + ranks] with ranks.
 
     Of each step of a sequence the token, -1 where the logits are none, then its margin in `MARGIN_UNIT`, at
     most `MAX_MARGIN`, and the best tokens.
     """
-    bucket = slate.bucket
+    bucket = inputs.bucket
 
     def step() -> Tensor:
-        ids, positions = slate.ids, slate.positions
-        warm = slate.temperatures > 0
-        divisors = torch.where(warm, slate.temperatures, 1.0)[:, None]
-        noise = _noise(slate, vocab_size).unbind(1) if bucket.noisy else ()
+        ids, positions = inputs.ids, inputs.positions
+        warm = inputs.temperatures > 0
+        divisors = torch.where(warm, inputs.temperatures, 1.0)[:, None]
+        noise = _noise(inputs, vocab_size).unbind(1) if bucket.noisy else ()
         told = []
         for i in range(bucket.steps):
-            logits = forward(slate.batch(ids, positions))[:, :vocab_size].double()
+            logits = forward(inputs.batch(ids, positions))[:, :vocab_size].double()
             values = logits / divisors
             if bucket.noisy:
                 values = values + torch.where(warm[:, None], noise[i], 0.0)
@@ -58,11 +58,11 @@ def _ranked(values: Tensor, ranks: int) -> Sequence[Tensor]:
     return (margin / MARGIN_UNIT).long(), best.indices
 
 
-def _noise(slate: Slate, vocab_size: int) -> Tensor:
+def _noise(inputs: StaticInputs, vocab_size: int) -> Tensor:
     """float64 [sequences, steps, vocabulary]: of the tokens that the steps decide."""
-    bucket, device = slate.bucket, slate.ids.device
-    decided = slate.positions[:, None] + torch.arange(1, bucket.steps + 1, device=device)
-    seeds = slate.seeds[:, None].expand_as(decided)
+    bucket, device = inputs.bucket, inputs.ids.device
+    decided = inputs.positions[:, None] + torch.arange(1, bucket.steps + 1, device=device)
+    seeds = inputs.seeds[:, None].expand_as(decided)
     return gumbel_of(seeds.reshape(-1), decided.reshape(-1), vocab_size).view(
         bucket.sequences, bucket.steps, vocab_size
     )

@@ -10,17 +10,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.engine.backends.attention_group import AttentionGroup
 from paceline.engine.backends.captured.buckets import Bucket
-from paceline.engine.batch import AttentionGroup, RaggedBatch, SequenceInput
-from paceline.engine.branches import BranchInput
+from paceline.engine.backends.ragged_batch import RaggedBatch
 from paceline.engine.cache import PagedCache
+from paceline.engine.layout import Indices, PassLayout, SequenceRows
 from paceline.engine.multi_step import ChainInput
-from paceline.kv import BlockTable, Branch
 
 _MASK: Final = 2**64 - 1
 
 
-class Slate:
+class StaticInputs:
     """Everything a step reads, in one transfer to the cache's device, which is the current one.
 
     Padding repeats: rows of a sequence its last one, sequences the last of them. A repeated row writes the
@@ -54,38 +54,32 @@ class Slate:
         self._keys = torch.arange(bucket.keys, device=device)
         self._sent = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
-    def write_sequences(self, inputs: Sequence[SequenceInput]) -> None:
-        """Take up sequences with their reservations."""
+    def write(self, layout: PassLayout) -> None:
+        """Take up a pass: one row or more of each sequence, or of each branch where entries are scattered."""
         self._begin()
-        wanted: list[int] = []
-        for row, item in enumerate(inputs):
-            count, start = len(item.token_ids), item.table.length
-            self._rows(row, item.token_ids, start)
-            self._blocks(row, item.table, start + count)
-            first = row * self.bucket.rows + count
-            wanted.extend(range(first - item.num_logits, first))
-        self._wanted[: len(wanted)] = wanted
-        self._wanted[len(wanted) :] = 0
-        self._send(len(inputs))
+        places: list[Indices] = []
+        for row, sequence in enumerate(layout.sequences):
+            self._write(row, sequence, layout, sequence.stop)
+            first = row * self.bucket.rows
+            places.append(np.arange(first, first + sequence.count))
+        count = len(layout.wanted)
+        self._wanted[:count] = np.concatenate(places)[layout.wanted]
+        self._wanted[count:] = 0
+        self._send(len(layout.sequences))
 
-    def write_branches(self, inputs: Sequence[BranchInput]) -> None:
-        """Take up branches with their reservations, each as a sequence of its own that has one new row."""
-        self.write_chains([ChainInput(item.branch, [item.token_id], 1) for item in inputs])
-
-    def write_chains(self, inputs: Sequence[ChainInput]) -> None:
-        """Take up chains, all of as many steps as the bucket has, and all on branches or none."""
+    def write_chains(
+        self, layout: PassLayout, sequences: Sequence[SequenceRows], inputs: Sequence[ChainInput]
+    ) -> None:
+        """Take up some of a pass's chains: all of as many steps as the bucket has, and all on branches or
+        none."""
         self._begin()
-        for row, item in enumerate(inputs):
-            self._rows(row, item.token_ids, item.end.length)
-            if isinstance(item.end, Branch):
-                self._address_row(row, item.end.slots(item.room))
-            else:
-                self._blocks(row, item.end, item.end.length + item.room)
+        for row, (sequence, item) in enumerate(zip(sequences, inputs, strict=True)):
+            self._write(row, sequence, layout, sequence.length)
             seed = 0 if item.noise is None else item.noise.seed & _MASK
             self._seeds[row] = np.uint64(seed).astype(np.int64)
             self._temperatures[row] = item.temperature
         self._wanted[:] = np.arange(self._wanted.size)
-        self._send(len(inputs))
+        self._send(len(sequences))
 
     def batch(self, ids: Tensor, positions: Tensor) -> RaggedBatch:
         """The pass over these rows, int64 [sequences * rows]; made anew in each step that is recorded.
@@ -124,16 +118,20 @@ class Slate:
             unpack=None,
         )
 
-    def _rows(self, row: int, token_ids: Sequence[int], start: int) -> None:
+    def _write(self, row: int, sequence: SequenceRows, layout: PassLayout, length: int) -> None:
+        self._rows(row, layout.rows[0, sequence.first : sequence.first + sequence.count], sequence.start)
+        if self.bucket.scattered:
+            self._address_row(row, sequence.slots(0, length))
+        else:
+            self._address_row(row, sequence.blocks_of_table(-(-length // self._unit)))
+
+    def _rows(self, row: int, token_ids: Indices, start: int) -> None:
         count = len(token_ids)
         self._ids[row, :count] = token_ids
         self._ids[row, count:] = token_ids[-1]
         self._positions[row] = np.minimum(np.arange(self.bucket.rows), count - 1) + start
 
-    def _blocks(self, row: int, table: BlockTable, length: int) -> None:
-        self._address_row(row, table.blocks[: -(-length // self._unit)])
-
-    def _address_row(self, row: int, addresses: Sequence[int]) -> None:
+    def _address_row(self, row: int, addresses: Sequence[int] | Indices) -> None:
         line: npt.NDArray[np.int64] = self._addresses[row]
         line[: len(addresses)] = addresses
         line[len(addresses) :] = addresses[0]

@@ -1,4 +1,4 @@
-"""The short forward pass gives the logits of transformers' modules, and knows when it cannot."""
+"""The fused forward pass gives the logits of transformers' modules, and knows when it cannot."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from transformers import (
 
 from paceline.engine.backends import fused_eager, linear
 from paceline.engine.backends.fused_eager import covers
-from paceline.engine.batch import SequenceInput
-from paceline.engine.loading import model as loading
+from paceline.engine.backends.torch_backend import TorchBackend
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import make_runner, random_model
+from paceline.engine.runner import ModelRunner
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -41,6 +42,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+UNCOMPILED = ["torch", "fused_eager"]
 LAYER_TYPES = ["full_attention", "sliding_attention"]
 COVERED: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama, grouped": lambda: LlamaConfig(**SHAPE, num_key_value_heads=2),
@@ -58,10 +60,10 @@ COVERED: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would go before."""
-    monkeypatch.setattr(loading, "compiled_forward", lambda *_, **__: None)
+def is_fused(runner: ModelRunner) -> bool:
+    return isinstance(runner.backend, TorchBackend) and isinstance(
+        runner.backend.recordable, fused_eager.FusedForward
+    )
 
 
 def with_random_norms_and_biases(config: PreTrainedConfig) -> Any:
@@ -89,8 +91,10 @@ def test_equals_transformers_modules_on_ragged_batches(name: str) -> None:
     """Prefill, chunks, decode and verification rows, batches in which sequences come and go."""
     config = COVERED[name]()
     plain = make_runner(with_random_norms_and_biases(config), num_blocks=64, block_size=4)
-    short = make_runner(with_random_norms_and_biases(config), num_blocks=64, block_size=4, lean=True)
-    assert short._lean is not None
+    short = make_runner(
+        with_random_norms_and_biases(config), num_blocks=64, block_size=4, backends=UNCOMPILED
+    )
+    assert is_fused(short)
     rng = random.Random(5)
     tables = {runner: [runner.new_table() for _ in range(3)] for runner in (plain, short)}
     for _ in range(8):
@@ -113,7 +117,7 @@ def test_joined_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_eager, "can_pack", lambda _: False)
     model = random_model(COVERED["llama, grouped"]())
     before = model.model.layers[0].self_attn.k_proj.weight.clone()
-    make_runner(model, num_blocks=8, lean=True)
+    make_runner(model, num_blocks=8, backends=UNCOMPILED)
     attention = model.model.layers[0].self_attn
     assert torch.equal(attention.k_proj.weight, before)
     storages = {p.weight.untyped_storage().data_ptr() for p in (attention.q_proj, attention.v_proj)}
@@ -124,7 +128,7 @@ def test_joined_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packed_weights_take_the_place_of_the_models(name: str) -> None:
     """The embedding stays, whoever else uses it."""
     model = random_model(COVERED[name]())
-    make_runner(model, num_blocks=8, lean=True)
+    make_runner(model, num_blocks=8, backends=UNCOMPILED)
     layer = model.model.layers[1]
     projections = (*layer.self_attn.children(), *layer.mlp.children())
     assert all(p.weight.numel() == 0 for p in projections if hasattr(p, "weight"))
@@ -174,8 +178,8 @@ def test_a_wrong_short_pass_is_left_out_at_start(
     config = COVERED["llama, grouped"]()
     expected = make_runner(random_model(config), num_blocks=8)
     monkeypatch.setattr(fused_eager._Halves, "__init__", without_sign)
-    runner = make_runner(random_model(config), num_blocks=8, lean=True)
-    assert runner._lean is None
-    assert "goes through its modules" in caplog.text
+    runner = make_runner(random_model(config), num_blocks=8, backends=UNCOMPILED)
+    assert not is_fused(runner)
+    assert "is not served by the backend fused_eager" in caplog.text
     logits = [r.forward([SequenceInput(r.new_table(), [1, 2, 3], 3)]) for r in (expected, runner)]
     torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5)

@@ -1,10 +1,10 @@
-"""The compiled pass of one model."""
+"""The backend that computes a model's passes by one compiled function."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,24 +13,37 @@ from torch import Tensor
 from paceline.decoding.sampling import wire_form
 from paceline.engine.backends.compiled import compile_lock
 from paceline.engine.backends.compiled.chain import decoder_chain
+from paceline.engine.backends.compiled.flat_rows import FlatRows
 from paceline.engine.backends.compiled.kernels import decoder_pass, scratch_of
-from paceline.engine.backends.compiled.layout import Layout
 from paceline.engine.backends.compiled.weights import Weights, aligned, fits, release
-from paceline.engine.cache import LayerLayout, PagedCache
+from paceline.engine.backends.fused_eager import covers
+from paceline.engine.backends.interface import ServedModel, Skills
+from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
-from paceline.engine.multi_step import Chain, ChainInput
+from paceline.engine.layout import PassLayout
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 
-_NEVER: Final = CancelToken()
+MAX_FEED: Final = 16
+"""Tokens that a chain may begin with: more are a prompt's, and a pass that can be shared."""
 
 
-class CompiledForward:
-    """Computes logits by `decoder_pass`. Not thread safe: it owns its scratch."""
+class CompiledBackend:
+    """Computes passes by `decoder_pass` and chains by `decoder_chain`. It owns their scratch memory."""
 
-    def __init__(self, model: Any, windows: Sequence[int | None], max_model_len: int) -> None:
-        self._weights = w = Weights.of(model, windows, max_model_len)
+    skills = Skills(
+        row_invariant=True,
+        cancellable=True,
+        chains=ChainSkills(supports=True, max_feed=MAX_FEED, row_by_row=True),
+    )
+    recordable = None
+
+    def __init__(self, served: ServedModel) -> None:
+        windows = [layer.window for layer in served.layers]
+        self._weights = w = Weights.of(served.model, windows, served.max_positions)
         norms = w.shape, w.epsilon, w.scaling, w.windows
         self._model_of_pass = *norms, w.embedding, w.weights, w.gains, w.biases, w.head_gains, w.cos, w.sin
-        self._model = model
+        self._model = served.model
+        self._vocab_size = served.vocab_size
         self._per_row, self._per_key, self._besides = scratch_of(self._weights.shape.tolist())
         self._work = np.empty(0, dtype=np.float32)
         self._cache: PagedCache | None = None
@@ -41,44 +54,35 @@ class CompiledForward:
         """Bytes of weights that a decode step reads."""
         return self._weights.weights.nbytes
 
-    def __call__(self, layout: Layout, cache: PagedCache) -> Tensor:
-        """float32 [rows wanted, vocabulary, padded]; the rows' keys and values are in `cache` afterwards."""
-        logits = self.unless(_NEVER, layout, cache)
-        assert logits is not None
-        return logits
-
-    def unless(self, cancel: CancelToken, layout: Layout, cache: PagedCache) -> Tensor | None:
-        """The same, but None where the pass was stopped before it was half done."""
-        self._make_room(layout, cache)
-        logits = np.zeros((len(layout.wanted), self._weights.shape[6]), dtype=np.float32)
+    def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
+        """float32 [rows wanted, vocabulary in whole tiles]; None where it was cancelled in its first half."""
+        rows = FlatRows.of(layout)
+        self._make_room(rows, cache)
+        logits = np.zeros((len(rows.wanted), self._weights.shape[6]), dtype=np.float32)
         done = compile_lock.call(
             decoder_pass,
             *self._model_of_pass,
             self._entries,
-            layout.ids,
-            layout.positions,
-            layout.slots,
-            layout.keys,
-            layout.key_first,
-            layout.key_count,
-            layout.wanted,
+            rows.ids,
+            rows.positions,
+            rows.slots,
+            rows.keys,
+            rows.key_first,
+            rows.key_count,
+            rows.wanted,
             self._work,
             logits,
             cancel.flag,
         )
         return torch.from_numpy(logits) if done else None
 
-    def chain(
-        self,
-        inputs: Sequence[ChainInput],
-        layout: Layout,
-        cache: PagedCache,
-        vocab_size: int,
-        cancel: CancelToken,
-    ) -> list[Chain]:
-        """Every input's chain, those with most steps first; all that was fed is in `cache` afterwards."""
+    def draw_chains(
+        self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
+    ) -> Sequence[Chain]:
+        """Every input's chain; all that was fed is in `cache` afterwards."""
+        rows, vocab_size = FlatRows.of(layout), self._vocab_size
         count, longest = len(inputs), inputs[0].steps
-        self._make_room(layout, cache, longest)
+        self._make_room(rows, cache, longest)
         uniforms = np.zeros((count, longest) if any(item.draws is not None for item in inputs) else (1, 1))
         masses, bounds = np.zeros(count), np.zeros(count, dtype=np.int64)
         for i, item in enumerate(inputs):
@@ -96,13 +100,13 @@ class CompiledForward:
             decoder_chain,
             *self._model_of_pass,
             self._entries,
-            layout.ids,
-            layout.positions,
-            layout.slots,
-            layout.keys,
-            layout.key_first,
-            layout.key_count,
-            layout.wanted,
+            rows.ids,
+            rows.positions,
+            rows.slots,
+            rows.keys,
+            rows.key_first,
+            rows.key_count,
+            rows.wanted,
             np.array([item.steps for item in inputs], dtype=np.int64),
             np.array([item.temperature or 1.0 for item in inputs], dtype=np.float64),
             np.array([item.noise is not None for item in inputs], dtype=np.bool_),
@@ -132,29 +136,30 @@ class CompiledForward:
             chains.append(Chain(drawn, supports, tuple(map(tuple, told)), ahead))
         return chains
 
-    def _make_room(self, layout: Layout, cache: PagedCache, more_keys: int = 0) -> None:
+    def _make_room(self, rows: FlatRows, cache: PagedCache, more_keys: int = 0) -> None:
         """See to it that the cache's entries and enough scratch are at hand."""
         if cache is not self._cache:
             assert cache.flat is not None
             self._cache, self._entries = cache, cache.flat.numpy()
-        keys = int(layout.key_count.max()) + more_keys
-        size = len(layout.ids) * self._per_row + keys * self._per_key + self._besides
+        keys = int(rows.key_count.max()) + more_keys
+        size = len(rows.ids) * self._per_row + keys * self._per_key + self._besides
         if size > len(self._work):
             self._work = aligned(size).view(np.float32)
 
-    def pack(self) -> None:
-        """Give up the model's own copies of the weights: it runs through this pass only from here on."""
+    def pack(self) -> bool:
+        """Give up the model's own copies of the weights: it runs through this backend only from here on."""
         release(self._model)
+        return True
 
 
-def compiled_forward(
-    model: Any, layers: Sequence[LayerLayout], max_model_len: int, *, any_threads: bool = False
-) -> CompiledForward | None:
-    """The compiled pass for a model that fused_eager.py covers; None where it does not serve.
+def compiled_backend(served: ServedModel) -> CompiledBackend | None:
+    """For float32 models on a CPU that the fused pass covers, in widths of whole tiles.
 
-    It uses one thread: with more of them oneDNN's products are faster, and it serves only if `any_threads`.
+    It uses one thread: with more of them oneDNN's products are faster, and it serves only where
+    `deterministic` asks for it.
     """
-    alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}) == 1
-    if (torch.get_num_threads() > 1 and not any_threads) or not alike or not fits(model):
+    alike = len({(layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in served.layers}) == 1
+    enough = torch.get_num_threads() == 1 or served.deterministic
+    if not enough or not alike or not covers(served.model) or not fits(served.model):
         return None
-    return CompiledForward(model, [layer.window for layer in layers], max_model_len)
+    return CompiledBackend(served)

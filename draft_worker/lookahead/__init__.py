@@ -1,1 +1,0 @@
-"""Drafts ahead of verdicts and rounds: branches for likely outcomes, prompts before anybody asks."""

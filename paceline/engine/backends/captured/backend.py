@@ -1,0 +1,209 @@
+"""Passes of common shapes through recordings: padded to a bucket, replayed, cut back.
+
+A bucket is recorded when it is asked for again; until then, and for what no bucket holds, the backend that
+is recorded computes the pass itself. A model that cannot be recorded is not tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.decoding.noise import MAX_NOISE
+from paceline.engine.backends.captured.buckets import MAX_BATCH_ROWS, ROWS, Bucket, bucket_of
+from paceline.engine.backends.captured.choosing import choosing_step, chosen_of
+from paceline.engine.backends.captured.recording import Recorder, Step
+from paceline.engine.backends.captured.static_inputs import StaticInputs
+from paceline.engine.backends.interface import Backend, Skills
+from paceline.engine.backends.ragged_batch import RaggedBatch
+from paceline.engine.cache import PagedCache
+from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import PassLayout, SequenceInput
+from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
+from paceline.kv import BlockTable
+
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = 1
+"""How often a bucket is left to the caller before it is recorded."""
+_CHOOSES: Final = Skills(chains=ChainSkills(supports=False, max_feed=1))
+MAX_RECORDED: Final = 128
+"""Recordings kept; the one used longest ago goes."""
+PATIENCE_FULL: Final = 16
+"""The same where another recording must go for it: more buckets in turn than are kept would else be recorded
+in every pass, which takes longer than none recorded."""
+
+
+def room_for_logits(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where every recorded pass leaves its logits, [MAX_BATCH_ROWS, width]: only the last one's are used."""
+    return torch.empty(MAX_BATCH_ROWS, width, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    inputs: StaticInputs
+    replay: Step
+
+
+class CapturedBackend:
+    """Another backend's passes over one cache, recorded."""
+
+    recordable = None
+
+    def __init__(
+        self,
+        backend: Backend,
+        recordable: Callable[[RaggedBatch], Tensor],
+        cache: PagedCache,
+        recorder: Recorder,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        room: Tensor | None = None,
+    ) -> None:
+        """`recordable` is `backend`'s.
+
+        `room` is a `room_for_logits` of at least that width, which others may use as well; None makes one.
+        """
+        self._backend = backend
+        self._forward = recordable
+        self._cache = cache
+        self._recorder = recorder
+        self._vocab_size = vocab_size
+        self._room = room_for_logits(vocab_size, cache.dtype, cache.device) if room is None else room
+        self._max_keys = min(max_model_len, cache.num_blocks * cache.block_size)
+        self._recorded: OrderedDict[Bucket, _Recording] = OrderedDict()
+        self._asked: dict[Bucket, int] = {}
+        self.usable = True
+        """False once a recording has failed."""
+
+    @property
+    def skills(self) -> Skills:
+        """It draws chains as long as it can record."""
+        return _CHOOSES if self.usable else self._backend.skills
+
+    @property
+    def weight_bytes(self) -> int:
+        """Those of the recorded backend."""
+        return self._backend.weight_bytes
+
+    @property
+    def num_recorded(self) -> int:
+        """Recordings there are."""
+        return len(self._recorded)
+
+    def warm_up(self) -> None:
+        """Record the passes of a single short sequence, so that no first request waits for that."""
+        table, never = BlockTable(self._cache.pool), CancelToken()
+        for rows in (rows for rows in ROWS if rows <= self._max_keys):
+            for _ in range(1 + PATIENCE):
+                self._cache.apply(table.reserve(rows))
+                layout = PassLayout.of_sequences([SequenceInput(table, [0] * rows, rows)])
+                self.forward(layout, self._cache, never)
+                table.free()
+
+    @torch.inference_mode()
+    def forward(self, layout: PassLayout, cache: PagedCache, cancel: CancelToken) -> Tensor | None:
+        """float32 [rows wanted, vocab_size], or the recorded backend's answer where nothing is replayed."""
+        scattered = any(sequence.own for sequence in layout.sequences)
+        bucket = bucket_of(
+            len(layout.sequences),
+            max(sequence.count for sequence in layout.sequences),
+            max(sequence.stop for sequence in layout.sequences),
+            max_keys=self._max_keys,
+            block_size=0 if scattered else cache.block_size,
+        )
+        logits = self._replayed(bucket, lambda inputs: inputs.write(layout))
+        if logits is None:
+            return self._backend.forward(layout, cache, cancel)
+        # The next replay overwrites what this one returned.
+        return logits[: len(layout.wanted)].to(torch.float32, copy=True)
+
+    @torch.inference_mode()
+    def draw_chains(
+        self, layout: PassLayout, inputs: Sequence[ChainInput], cache: PagedCache, cancel: CancelToken
+    ) -> Sequence[Chain]:
+        """Those of equally many steps together, on branches and on tables apart; `draws` are not known."""
+        chosen: dict[int, Chain] = {}
+        kinds = [(item.steps, bool(rows.own)) for item, rows in zip(inputs, layout.sequences, strict=True)]
+        for kind in dict.fromkeys(kinds):
+            alike = [i for i, own in enumerate(kinds) if own == kind]
+            found = self._chains_alike(layout, alike, [inputs[i] for i in alike])
+            chosen.update(zip(alike, found or [Chain(())] * len(alike), strict=True))
+        return [chosen[i] for i in range(len(inputs))]
+
+    def pack(self) -> bool:
+        """As the recorded backend does."""
+        return self._backend.pack()
+
+    def _chains_alike(
+        self, layout: PassLayout, which: Sequence[int], inputs: Sequence[ChainInput]
+    ) -> list[Chain] | None:
+        """Those `which` of the layout's sequences, of equally many steps, all on branches or none."""
+        sequences = [layout.sequences[i] for i in which]
+        steps, noisy = inputs[0].steps, any(item.noise is not None for item in inputs)
+        bucket = bucket_of(
+            len(inputs),
+            1,
+            max(sequence.start for sequence in sequences) + steps,
+            max_keys=self._max_keys,
+            block_size=0 if sequences[0].own else self._cache.block_size,
+        )
+        if bucket is None or (noisy and bucket.sequences * steps * self._vocab_size > MAX_NOISE):
+            return None
+        ranks = min(max(item.num_others for item in inputs), self._vocab_size - 1)
+        bucket = replace(bucket, steps=steps, noisy=noisy, ranks=ranks)
+        told = self._replayed(bucket, lambda static: static.write_chains(layout, sequences, inputs))
+        # The one copy to the host.
+        return None if told is None else chosen_of(told.tolist(), [item.num_others for item in inputs])
+
+    def _replayed(self, bucket: Bucket | None, write: Callable[[StaticInputs], None]) -> Tensor | None:
+        if bucket is None or not self.usable:
+            return None
+        recording = self._recorded.get(bucket)
+        if recording is None:
+            self._asked[bucket] = self._asked.get(bucket, 0) + 1
+            patience = PATIENCE if len(self._recorded) < MAX_RECORDED else PATIENCE_FULL
+            recording = self._record(bucket, write) if self._asked[bucket] > patience else None
+        else:
+            self._recorded.move_to_end(bucket)
+            write(recording.inputs)
+        return None if recording is None else recording.replay()
+
+    def _record(self, bucket: Bucket, write: Callable[[StaticInputs], None]) -> _Recording | None:
+        inputs = StaticInputs(bucket, self._cache)
+        # Recording runs the step, which writes to the cache: it must be what the caller wants written.
+        write(inputs)
+        try:
+            recording = _Recording(inputs, self._recorder(self._step(inputs)))
+        except Exception:
+            log.exception("%s cannot be recorded; going on with passes that are launched one by one", bucket)
+            self.usable = False
+            self._recorded.clear()
+            return None
+        if len(self._recorded) >= MAX_RECORDED:
+            evicted, _ = self._recorded.popitem(last=False)
+            del self._asked[evicted]
+        self._recorded[bucket] = recording
+        return recording
+
+    def _step(self, inputs: StaticInputs) -> Step:
+        if inputs.bucket.steps:
+            return choosing_step(self._forward, inputs, self._vocab_size)
+        return lambda: self._left_in_room(self._forward(inputs.batch(inputs.ids, inputs.positions)))
+
+    def _left_in_room(self, logits: Tensor) -> Tensor:
+        """The logits where the next replay of any recording overwrites them: else each recording would keep
+        room for its own.
+        """
+        logits = logits[:, : self._vocab_size]
+        if logits.dtype != self._room.dtype:
+            # A model whose logits have more bits than its weights keeps them.
+            return logits
+        return self._room[: len(logits), : self._vocab_size].copy_(logits)

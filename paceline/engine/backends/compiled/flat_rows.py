@@ -1,0 +1,39 @@
+"""The rows of a pass as the compiled functions read them: flat arrays of integers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.engine.layout import Indices, PassLayout
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """R rows; row r sees the slots keys[key_first[r]:][:key_count[r]], of which its own is the last."""
+
+    ids: Indices
+    positions: Indices
+    slots: Indices
+    keys: Indices
+    """Of a chain those of all its steps."""
+    key_first: Indices
+    key_count: Indices
+    wanted: Indices
+    """Rows whose logits are wanted."""
+
+    @classmethod
+    def of(cls, layout: PassLayout) -> FlatRows:
+        """The same rows."""
+        ids, positions, slots = layout.rows
+        sequences = layout.sequences
+        if len(sequences) == 1:
+            keys = sequences[0].slots(0, sequences[0].length)
+            first = np.zeros(len(ids), dtype=np.int64)
+        else:
+            keys = np.concatenate([s.slots(0, s.length) for s in sequences])
+            firsts = [0, *itertools.accumulate(s.length for s in sequences[:-1])]
+            first = np.repeat(np.array(firsts, dtype=np.int64), [s.count for s in sequences])
+        return cls(ids, positions, slots, keys, first, positions + 1, layout.wanted)

@@ -1,0 +1,158 @@
+"""What one forward pass computes: its rows, where their entries go, and what each row sees. No tensors here.
+
+One layout serves prompts, decode steps, verification rows, chains and branches, and every backend. A backend
+derives from it whatever its kernels read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engine.multi_step import ChainInput
+from paceline.kv import BlockTable, Branch
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInput:
+    """Feed `token_ids` at the end of `table`; return the logits of the last `num_logits` rows (may be 0)."""
+
+    table: BlockTable
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchInput:
+    """Feed `token_id` at the end of `branch`; the logits of the row are wanted."""
+
+    branch: Branch
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Consecutive rows of a pass at the end of one sequence, or of one branch of a sequence.
+
+    Its entries stand at positions [0, length): those of a block table first, then those of its own. A row at
+    position p sees the entries [0, p]; its own entry is the last of them.
+    """
+
+    first: int
+    """The index of its first row in the pass."""
+    count: int
+    """Rows, at least 1."""
+    start: int
+    """The position of its first row."""
+    length: int
+    """Entries, including those of its rows and those reserved for later steps of a chain."""
+    table: int
+    """Equal for the sequences of a pass that share a block table."""
+    block_size: int
+    base: int | None
+    """The slot of position 0 where the table's entries have consecutive slots."""
+    blocks: Sequence[int]
+    """The table's blocks otherwise."""
+    own: Sequence[int] = ()
+    """Slots of the last entries, where they are not in the table: a branch's. They may lie anywhere."""
+
+    @property
+    def stop(self) -> int:
+        """Entries there are once its rows are written."""
+        return self.start + self.count
+
+    @property
+    def shared(self) -> int:
+        """Entries that are in the table."""
+        return self.length - len(self.own)
+
+    def slots(self, start: int, stop: int) -> Indices:
+        """Slots of positions [start, stop)."""
+        shared = self.length - len(self.own)
+        if stop <= shared:
+            return self._slots_of_table(start, stop)
+        own = np.array(self.own[max(start - shared, 0) : stop - shared], dtype=np.int64)
+        return own if start >= shared else np.concatenate([self._slots_of_table(start, shared), own])
+
+    def blocks_of_table(self, count: int) -> Sequence[int]:
+        """The first `count` blocks of its table."""
+        if self.base is None:
+            return self.blocks[:count]
+        first = self.base // self.block_size
+        return range(first, first + count)
+
+    def _slots_of_table(self, start: int, stop: int) -> Indices:
+        if self.base is not None:
+            return np.arange(self.base + start, self.base + stop)
+        size = self.block_size
+        first = start // size
+        blocks = np.array(self.blocks[first : -(-stop // size)], dtype=np.int64)
+        slots: Indices = (blocks[:, None] * size + np.arange(size)).ravel()
+        return slots[start - first * size : stop - first * size]
+
+
+@dataclass(frozen=True, slots=True)
+class PassLayout:
+    """The rows of one pass, those of each sequence side by side."""
+
+    rows: Indices
+    """int64 [3, R]: the token, the position and the slot to write of each row."""
+    sequences: Sequence[SequenceRows]
+    """In the order of their rows."""
+    wanted: Indices
+    """int64 [W], increasing: the rows whose logits are wanted."""
+
+    @classmethod
+    def of_sequences(cls, inputs: Sequence[SequenceInput]) -> PassLayout:
+        """Tokens at the end of block tables, which hold a reservation for them."""
+        return cls._build((item.table, item.token_ids, item.num_logits, 0) for item in inputs)
+
+    @classmethod
+    def of_branches(cls, inputs: Sequence[BranchInput]) -> PassLayout:
+        """One token at the end of each branch, which holds a reservation for it."""
+        return cls._build((item.branch, (item.token_id,), 1, 0) for item in inputs)
+
+    @classmethod
+    def of_chains(cls, inputs: Sequence[ChainInput]) -> PassLayout:
+        """The rows of the first step of each chain; each end holds a reservation for all steps."""
+        return cls._build((item.end, item.token_ids, 1, item.steps - 1) for item in inputs)
+
+    @classmethod
+    def _build(cls, ends: Iterable[tuple[BlockTable | Branch, Sequence[int], int, int]]) -> PassLayout:
+        """`ends`: what is fed to, the tokens, rows wanted from the end, entries reserved beyond them."""
+        sequences: list[SequenceRows] = []
+        wanted: list[int] = []
+        tokens: list[Sequence[int]] = []
+        total = 0
+        for end, token_ids, num_logits, more in ends:
+            tokens.append(token_ids)
+            sequences.append(_rows_at(end, total, len(token_ids), more))
+            total += len(token_ids)
+            wanted += range(total - num_logits, total)
+        rows = np.empty((3, total), dtype=np.int64)
+        for sequence, token_ids in zip(sequences, tokens, strict=True):
+            start, stop = sequence.start, sequence.stop
+            part = rows[:, sequence.first : sequence.first + sequence.count]
+            part[0] = token_ids
+            part[1] = np.arange(start, stop)
+            part[2] = sequence.slots(start, stop)
+        return cls(rows, sequences, np.array(wanted, dtype=np.int64))
+
+
+def _rows_at(end: BlockTable | Branch, first: int, count: int, more: int) -> SequenceRows:
+    start = end.length
+    length = start + count + more
+    own: Sequence[int] = ()
+    if isinstance(end, Branch):
+        own = end.own_slots(count + more)
+        end = end.of.trunk
+    shared = length - len(own)
+    size = end.pool.block_size
+    base = end.contiguous_start(shared)
+    blocks = () if base is not None else end.blocks[: -(-shared // size)]
+    return SequenceRows(first, count, start, length, id(end), size, base, blocks, own)
