@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 
-from draft_worker.chaining import warm_up
-from draft_worker.drafter import Drafter
+from draft_worker.drafters.registry import kind_of
+from draft_worker.engine import DraftEngine
+from paceline.core.clock import monotonic
 from paceline.core.config import DraftConfig
 from paceline.engine.loading.build import Built
 from paceline.engine.scheduling.mask import grammars_of
@@ -53,10 +54,13 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             yield frame
 
 
-def _make_drafter(built: Built, config: DraftConfig, observer: WorkerObserver) -> Drafter:
-    warm_up(built.runner)
-    return Drafter(
-        built.runner,
+def _load(config: DraftConfig) -> Built:
+    return kind_of(config).load(config)
+
+
+def _make_engine(built: Built, config: DraftConfig, observer: WorkerObserver) -> DraftEngine:
+    return DraftEngine(
+        kind_of(config).make(built, config, monotonic),
         config,
         vocabulary_size=built.loaded.vocab_size,
         max_model_len=built.max_model_len,
@@ -70,7 +74,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftService(shell), server)
 
 
-ROLE = Role("draft", "draft", "paceline.v1.DraftService", _make_drafter, _register, FRAME_CODEC)
+ROLE = Role("draft", "draft", "paceline.v1.DraftService", _load, _make_engine, _register, FRAME_CODEC)
 
 
 def run(config: DraftConfig) -> None:

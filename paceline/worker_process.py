@@ -25,7 +25,7 @@ from paceline.core.config import WorkerConfig
 from paceline.core.errors import InternalError
 from paceline.core.security.secret import read_secret
 from paceline.core.system.exit import leave
-from paceline.engine.loading.build import Built, build
+from paceline.engine.loading.build import Built
 from paceline.engine.loading.model import take_over_library_logs
 from paceline.engine.scheduling.engine_thread import Engine, EngineThread
 from paceline.engine.scheduling.mask import tokenizer_of
@@ -84,6 +84,8 @@ class Role(Generic[ConfigT]):
     """What it does in a round, as spans call it."""
     service: str
     """Full name of the gRPC service, for health checks."""
+    load: Callable[[ConfigT], Built]
+    """Loads what the engine is made of, on the thread whose device it then works on."""
     make_engine: Callable[[Built, ConfigT, WorkerObserver], Holder]
     """The parts of an engine keep what the observer has for them: none may replace it later."""
     register: Callable[[WorkerShell, grpc.aio.Server], None]
@@ -100,8 +102,8 @@ class WorkerShell:
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
         """Set when streams are to end."""
-        self._built = build(config)
-        chosen = _for_device(config, self._built.runner.device.type)
+        self._built = role.load(config)
+        chosen = _for_device(config, self._built.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
         self._checked_at = -math.inf
         self.certificates = CertificateExpiry({"tls": config.tls})
@@ -149,8 +151,8 @@ class WorkerShell:
             eos_token_ids=sorted(built.loaded.eos_token_ids),
             max_model_len=built.max_model_len,
             max_speculative_tokens=limits.MAX_SPECULATIVE_TOKENS,
-            device=str(built.runner.device),
-            dtype=str(built.runner.dtype).removeprefix("torch."),
+            device=str(built.device),
+            dtype=str(built.dtype).removeprefix("torch."),
             num_parameters=built.num_parameters,
             weight_bytes=built.weight_bytes,
             local_socket=self._local.path if self._local is not None else "",
@@ -169,7 +171,7 @@ class WorkerShell:
             self._role.name,
             config.model,
             self._engine.observer,
-            self._built.runner.cache.pool,
+            self._built.pool,
             self._sequences,
             self.certificates.days_left,
         )
@@ -180,8 +182,8 @@ class WorkerShell:
 
     def _cache_info(self) -> common_pb2.CacheInfo:
         """Raises InternalError when the bookkeeping is damaged."""
-        pool, sequences, now = self._built.runner.cache.pool, self._engine.sequences, monotonic()
-        if not len(sequences) and now - self._checked_at >= CHECK_SECONDS:
+        pool, sequences, now = self._built.pool, self._engine.sequences, monotonic()
+        if pool is not None and not len(sequences) and now - self._checked_at >= CHECK_SECONDS:
             check_cache(pool, sequences)
             self._checked_at = now
         return cache_info(pool, sequences)
@@ -194,8 +196,10 @@ def check_cache(pool: BlockPool, sequences: HeldSequences[Any]) -> None:
         sequences.prefix_index.check_integrity()
 
 
-def cache_info(pool: BlockPool, sequences: HeldSequences[Any]) -> common_pb2.CacheInfo:
-    """A worker's cache in numbers, all of which it has at hand."""
+def cache_info(pool: BlockPool | None, sequences: HeldSequences[Any]) -> common_pb2.CacheInfo:
+    """A worker's cache in numbers, all of which it has at hand; no blocks where it has no cache."""
+    if pool is None:
+        return common_pb2.CacheInfo(sequences=len(sequences))
     index = sequences.prefix_index
     return common_pb2.CacheInfo(
         block_size=pool.block_size,

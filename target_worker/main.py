@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from paceline.core.config import TargetConfig
-from paceline.engine.loading.build import Built
+from paceline.engine.loading.build import Built, build
 from paceline.engine.scheduling.mask import grammars_of
 from paceline.rpc.streams import frames
 from paceline.rpc.streams.worker_stream import FrameCodec, serve_stream
@@ -54,6 +54,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
 
 def _make_verifier(built: Built, config: TargetConfig, observer: WorkerObserver) -> Verifier:
+    assert built.runner is not None
     warm_up(built.runner.device)
     return Verifier(
         built.runner,
@@ -70,7 +71,7 @@ def _register(shell: WorkerShell, server: grpc.aio.Server) -> None:
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetService(shell), server)
 
 
-ROLE = Role("target", "verify", "paceline.v1.TargetService", _make_verifier, _register, FRAME_CODEC)
+ROLE = Role("target", "verify", "paceline.v1.TargetService", build, _make_verifier, _register, FRAME_CODEC)
 
 
 def run(config: TargetConfig) -> None:

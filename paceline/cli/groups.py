@@ -16,7 +16,7 @@ GROUPS: Final = {
     "Ports": ("host port http http_port target_port draft_port targets drafts local_sockets local_socket"),
     "Speculation": (
         "num_speculative_tokens max_num_speculative_tokens num_speculative_tokens_per_batch_size "
-        "acceptance prompt_lookup lookahead_branches lookahead_sequences pre_verify"
+        "acceptance prompt_lookup drafter lookahead_branches lookahead_sequences pre_verify"
     ),
     "Memory": (
         "num_blocks target_num_blocks draft_num_blocks gpu_memory_utilization "

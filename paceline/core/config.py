@@ -161,6 +161,8 @@ class WorkerConfig:
 class DraftConfig(WorkerConfig):
     """A draft worker."""
 
+    drafter: str = "model"
+    """What proposes the tokens: `model` is the model itself. Other drafters use its tokenizer alone."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT

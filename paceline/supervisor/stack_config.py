@@ -37,7 +37,7 @@ _SHARED = (
     "reflection",
 )
 """Fields of both workers' WorkerConfig."""
-_DRAFT_ONLY = ("support_mass", "support_bound")
+_DRAFT_ONLY = ("drafter", "support_mass", "support_bound")
 """Fields of DraftConfig."""
 _COORDINATOR = (
     "model_name",

@@ -69,6 +69,8 @@ class StackOptions:
     target_threads: int = 0
     """CPU threads; 0 divides the cores by the number of workers, and leaves one where there is one worker."""
     draft_threads: int = 0
+    drafter: str = "model"
+    """What the draft worker proposes tokens with: `model` is the draft model."""
     lookahead_branches: int | None = None
     """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict. If not given,
     as many as a draft worker's default where each model has a core, else 0."""

@@ -46,11 +46,12 @@ class WorkerCollector(Collector):
         role: str,
         model: str,
         observer: WorkerObserver,
-        pool: Pool,
+        pool: Pool | None,
         sequences: Callable[[], int],
         certificate_days: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`certificate_days` gives the days that are left of each certificate file, by its setting."""
+        """`pool` is None where there is no cache. `certificate_days` gives the days that are left of each
+        certificate file, by its setting."""
         self._families = Families({"model_name": model, "role": role})
         self._observer = observer
         self._pool = pool
@@ -78,13 +79,14 @@ class WorkerCollector(Collector):
             [([kind], each.sequences) for kind, each in passes],
             ["kind"],
         )
-        free = self._pool.free_blocks
-        yield make.gauge(
-            "worker_kv_cache_blocks",
-            "Blocks of the KV cache.",
-            [(["used"], self._pool.num_blocks - free), (["free"], free)],
-            ["state"],
-        )
+        if self._pool is not None:
+            free = self._pool.free_blocks
+            yield make.gauge(
+                "worker_kv_cache_blocks",
+                "Blocks of the KV cache.",
+                [(["used"], self._pool.num_blocks - free), (["free"], free)],
+                ["state"],
+            )
         yield make.gauge(
             "worker_sequences_held", "Sequences that hold state here.", [((), self._sequences())]
         )

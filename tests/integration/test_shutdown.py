@@ -53,8 +53,8 @@ if sys.argv[1] == "coordinator":
     main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m", exit_with_parent=True))
 else:
     from paceline import worker_process
-    worker_process.build = load
-    worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m", exit_with_parent=True))
+    role = SimpleNamespace(name="target", load=load)
+    worker_process.run(role, TargetConfig(model="m", exit_with_parent=True))
 """
 
 

@@ -22,7 +22,7 @@ from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.sequence.messages import Action, Emit, Fail
 from coordinator.sequence.worker_view import WorkerView
-from draft_worker.drafter import Drafter
+from draft_worker.engine import DraftEngine
 from paceline.core.errors import InternalError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import (
     CloseSequence,
@@ -42,8 +42,8 @@ from paceline.engine.scheduling.session import Disposition, Session
 from paceline.kv import prefix
 from target_worker import rounds
 from target_worker.verifier import Verifier
-from tests.property.workers.test_drafter import SETTINGS as DRAFTER_SETTINGS
-from tests.property.workers.test_drafter import DrafterMachine
+from tests.property.workers.test_draft_engine import SETTINGS as DRAFTER_SETTINGS
+from tests.property.workers.test_draft_engine import DraftEngineMachine
 from tests.property.workers.test_verifier import SETTINGS as VERIFIER_SETTINGS
 from tests.property.workers.test_verifier import VerifierMachine
 from tests.sim.scenarios import check_equal, crowded_world, foreseeing_world, random_world
@@ -128,22 +128,22 @@ def test_a_target_that_believes_its_rejected_entries(monkeypatch: pytest.MonkeyP
 
 def test_a_draft_that_misses_the_entry_of_dk(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full acceptance it feeds only the bonus, as if the last draft token had an entry."""
-    real = Drafter._begin
+    real = DraftEngine._begin
 
-    def begin(self: Drafter, command: DraftRound, arrived: float) -> Any:
+    def begin(self: DraftEngine, command: DraftRound, arrived: float) -> Any:
         events = real(self, command, arrived)
         r = self._rounds.get(command.sequence_id)
         if r is not None and r.job.held.table.length and len(r.job.feed) == 2:
             del r.job.feed[0]
         return events
 
-    monkeypatch.setattr(Drafter, "_begin", begin)
-    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+    monkeypatch.setattr(DraftEngine, "_begin", begin)
+    machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
 def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
-    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+    machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
 # ---- rounds that begin ahead of the verdict --------------------------------------------------------
@@ -381,7 +381,7 @@ def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Session, "begin", begin)
     machine_catches(VerifierMachine, VERIFIER_SETTINGS)
-    machine_catches(DrafterMachine, DRAFTER_SETTINGS)
+    machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
 @pytest.mark.parametrize("what", ["rounds", "openings", "closings"])

@@ -7,10 +7,14 @@ back through the block table. An entry that is missing, stale or another sequenc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from draft_worker.drafters.model import ModelDrafter
+from draft_worker.engine import DraftEngine
+from paceline.core.clock import Clock, monotonic
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
@@ -79,6 +83,7 @@ class ToyRunner:
         """What it can do when it draws several tokens by itself."""
         self.can_stop = False
         """Passes can be given up."""
+        self.row_invariant = True
         self.longest_branch = 0
         """Entries of the longest branch so far."""
         self.stops: Callable[[CancelToken], bool] = lambda cancel: bool(cancel.flag[0])
@@ -240,6 +245,13 @@ def draft_config(**changes: object) -> DraftConfig:
     """A draft worker's configuration with bounds small enough to be met."""
     values = {"max_batch_tokens": MAX_BATCH_TOKENS, "support_mass": 0.98, "lookahead_branches": 0}
     return DraftConfig(model="toy", **values | changes)  # type: ignore[arg-type]
+
+
+def draft_engine(
+    runner: ToyRunner, config: DraftConfig, *, clock: Clock = monotonic, **rest: Any
+) -> DraftEngine:
+    """A draft worker without sockets whose drafter is a toy model."""
+    return DraftEngine(ModelDrafter(runner, config, clock), config, clock=clock, **rest)
 
 
 def target_config(**changes: object) -> TargetConfig:

@@ -28,7 +28,7 @@ from coordinator.sequence.ledger import Commit, Finish, Ledger
 from coordinator.sequence.messages import Deadlines, Phase
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength, GoodputPolicy
-from draft_worker.drafter import Drafter
+from draft_worker.engine import DraftEngine
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig, TargetConfig
@@ -40,9 +40,9 @@ from paceline.engine.multi_step import ChainSkills
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.rpc.streams import frames
 from target_worker.verifier import Verifier
-from tests.sim.caches import CacheChecker
+from tests.sim.caches import CacheChecker, branch_tables
 from tests.sim.reference import LetterDetokenizer
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, target_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, target_config
 
 TICK = 0.005
 """Seconds between two sweeps of the deadlines."""
@@ -126,7 +126,7 @@ class SimWorker:
             self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
-        core = Verifier if self.role == "target" else Drafter
+        core = Verifier if self.role == "target" else draft_engine
         self.core: Any = core(
             self.runner,
             self._config(),
@@ -174,7 +174,7 @@ class SimWorker:
 
     def check(self) -> None:
         """Between two steps."""
-        branches = self.core.lookahead.tables if isinstance(self.core, Drafter) else []
+        branches = branch_tables(self.core.lookahead) if isinstance(self.core, DraftEngine) else []
         self.caches.check(self.runner, self.core.sequences, branches)
 
 

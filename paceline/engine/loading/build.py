@@ -18,8 +18,15 @@ from paceline.engine.backends.captured import CudaGraphs, Recorder
 from paceline.engine.backends.registry import BACKENDS
 from paceline.engine.cache_size import check_before_weights
 from paceline.engine.device import keep_attention_from_cudnn, make_current
-from paceline.engine.loading.model import DTYPES, LoadedModel, load_model, make_runner
+from paceline.engine.loading.model import (
+    DTYPES,
+    LoadedModel,
+    load_model,
+    load_vocabulary,
+    make_runner,
+)
 from paceline.engine.runner import ModelRunner
+from paceline.kv import BlockPool
 from paceline.telemetry.steps import step
 
 log = logging.getLogger(__name__)
@@ -27,14 +34,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A loaded model on its cache."""
+    """What a worker loaded: a model on its cache, or its vocabulary alone."""
 
     loaded: LoadedModel
-    runner: ModelRunner
+    runner: ModelRunner | None
+    """None without weights."""
     max_model_len: int
     num_parameters: int
     weight_bytes: int
     """Bytes that a decode step reads."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return torch.device("cpu") if self.runner is None else self.runner.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return torch.float32 if self.runner is None else self.runner.dtype
+
+    @property
+    def pool(self) -> BlockPool | None:
+        """The blocks of its cache; None without one."""
+        return None if self.runner is None else self.runner.cache.pool
 
 
 def choose_device(name: str) -> torch.device:
@@ -59,13 +82,7 @@ def build(config: WorkerConfig) -> Built:
 
     Raises InvalidArgumentError naming the field.
     """
-    if threads := config.threads or _threads_within_quota():
-        torch.set_num_threads(threads)
-    warn_of_what_is_not_kept()
-    # Nobody looks at a hub or at telemetry while a request waits.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
-    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
+    _prepare_process(config)
     device = choose_device(config.device)
     make_current(device)
     keep_attention_from_cudnn(device)
@@ -79,6 +96,28 @@ def build(config: WorkerConfig) -> Built:
             f"{device} has no room for {config.model} and its cache; another process may have taken it. "
             "Ask for a smaller cache (--num-blocks), or give it a device of its own (--device cuda:1)",
         ) from error
+
+
+def build_vocabulary(config: WorkerConfig) -> Built:
+    """Load the model's tokenizer and configuration, for a drafter that needs no weights.
+
+    Raises InvalidArgumentError naming the field.
+    """
+    _prepare_process(config)
+    step("loading the tokenizer of %s; what is not on this machine yet is fetched first", config.model)
+    loaded = load_vocabulary(assets.resolve(config.model), trust_remote_code=config.trust_remote_code)
+    return Built(loaded, None, _length(config, loaded.max_model_len), num_parameters=0, weight_bytes=0)
+
+
+def _prepare_process(config: WorkerConfig) -> None:
+    """Settings of the libraries, before they load anything."""
+    if threads := config.threads or _threads_within_quota():
+        torch.set_num_threads(threads)
+    warn_of_what_is_not_kept()
+    # Nobody looks at a hub or at telemetry while a request waits.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Weights of the hub that are not safetensors are refused, not replaced by those of a pull request.
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
 
 
 def _build_on(device: torch.device, config: WorkerConfig) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import logging as hub_logging
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as library_logging
 from transformers.utils.hub import cached_file
 
@@ -46,6 +47,7 @@ class LoadedModel:
     """A model ready to serve, and what others must know to talk to it."""
 
     model: Any
+    """None where only its vocabulary was loaded."""
     tokenizer: Any
     eos_token_ids: frozenset[int]
     """All below `vocab_size`; possibly none."""
@@ -77,20 +79,12 @@ def load_model(
         raise InvalidArgumentError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype}")
     name = str(path_or_id)
     device = torch.device(device)
-    refuse_single_file(name)
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of whatever kind: transformers and its configs have many
-        raise _refusal(name, "has no configuration that can be loaded", error) from error
-    _refuse_unsupported(config)
+    config = _load_config(name, trust_remote_code)
     _refuse_quantised(name, config)
     # A config may name a kernel of the hub, which is code. The model gets Paceline's attention in any case.
     config._attn_implementation = None
     check_weights(name, config)
-    try:  # before the weights, which take longer
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
+    tokenizer = _load_tokenizer(name, trust_remote_code)  # before the weights, which take longer
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -111,15 +105,54 @@ def load_model(
         # Its config did not say so.
         model = model.float()
     model = prepare(scaled(model.to(device), scale))
+    return _loaded(name, model, tokenizer, model.config, eos_token_ids(model), output_width(model))
+
+
+def load_vocabulary(path_or_id: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
+    """Load all but the weights of a decoder, by path or Hugging Face id: `model` is None.
+
+    Raises InvalidArgumentError naming `model`.
+    """
+    name = str(path_or_id)
+    config = _load_config(name, trust_remote_code)
+    tokenizer = _load_tokenizer(name, trust_remote_code)
+    generation = None
+    with contextlib.suppress(OSError):  # a checkpoint need not have one
+        generation = GenerationConfig.from_pretrained(name)
+    width = int(config.get_text_config(decoder=True).vocab_size)
+    return _loaded(name, None, tokenizer, config, _eos_of(generation, config), width)
+
+
+def _load_config(name: str, trust_remote_code: bool) -> Any:
+    refuse_single_file(name)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # of whatever kind: transformers and its configs have many
+        raise _refusal(name, "has no configuration that can be loaded", error) from error
+    _refuse_unsupported(config)
+    return config
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise _refusal(name, "has no tokenizer that can be loaded", error) from error
+
+
+def _loaded(
+    name: str, model: Any, tokenizer: Any, config: Any, ends: frozenset[int], width: int
+) -> LoadedModel:
+    """`ends`: its end-of-sequence tokens. `width`: logits of a row, padding included."""
     vocabulary = _vocabulary(name, tokenizer)
-    vocab_size = min(max(vocabulary.values()) + 1, output_width(model))
+    vocab_size = min(max(vocabulary.values()) + 1, width)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         # What no text can contain ends none.
-        eos_token_ids=frozenset(i for i in eos_token_ids(model) if 0 <= i < vocab_size),
+        eos_token_ids=frozenset(i for i in ends if 0 <= i < vocab_size),
         vocab_size=vocab_size,
-        max_model_len=max_length_of(model.config),
+        max_model_len=max_length_of(config),
         fingerprint=vocabulary_fingerprint(vocabulary),
     )
 
@@ -218,10 +251,13 @@ def random_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float
 
 def eos_token_ids(model: Any) -> frozenset[int]:
     """The tokens that end a sequence: the generation config's, else the config's; possibly none."""
-    generation = getattr(model, "generation_config", None)
+    return _eos_of(getattr(model, "generation_config", None), model.config)
+
+
+def _eos_of(generation: Any, config: Any) -> frozenset[int]:
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
-        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+        ids = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
     if ids is None:
         return frozenset()
     return frozenset([ids] if isinstance(ids, int) else ids)

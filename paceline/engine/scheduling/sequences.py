@@ -36,6 +36,11 @@ class HeldSequence(Generic[Answer]):
     sound: int = 0
     """So many entries, from the first on, are numbers: the row after them was a distribution."""
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Entries it has."""
+        return self.table.length
+
     def cut_to_ledger(self) -> None:
         """Drop the cache entries that the ledger does not confirm."""
         self.cut_to(self.session.agreed_length())

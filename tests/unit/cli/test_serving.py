@@ -36,8 +36,7 @@ if sys.argv[1] == "coordinator":
     main.run(CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="m"))
 else:
     from paceline import worker_process
-    worker_process.build = load
-    worker_process.run(SimpleNamespace(name="target"), TargetConfig(model="m"))
+    worker_process.run(SimpleNamespace(name="target", load=load), TargetConfig(model="m"))
 """
 
 SERVING = """

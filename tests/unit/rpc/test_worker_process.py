@@ -76,14 +76,14 @@ class Worker:
             self.announced.set()
 
         device = SimpleNamespace(type="cpu")
-        built = SimpleNamespace(runner=SimpleNamespace(device=device))
-        monkeypatch.setattr(worker_process, "build", lambda _: built)
+        self.built = SimpleNamespace(device=device)
         monkeypatch.setattr(worker_process, "tune_interpreter", lambda: None)
         monkeypatch.setattr(worker_process.Server, "announce", announce)
         self.role: Any = Role(
             name="target",
             answers="verify",
             service="test.Test",
+            load=lambda _: self.built,  # type: ignore[arg-type, return-value]
             make_engine=lambda *_: self.engine,
             register=lambda shell, server: setattr(self, "shell", shell),
             frame_codec=SimpleNamespace(),  # type: ignore[arg-type]
@@ -183,8 +183,7 @@ def test_the_metrics_of_an_ipv6_host_have_an_address_with_brackets(monkeypatch: 
         "paceline.telemetry.worker_metrics.MetricsServer", lambda _collector, host, _port: hosts.append(host)
     )
     worker = Worker(monkeypatch)
-    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=None))
-    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    worker.built.pool = None
     WorkerShell(worker.role, TargetConfig(model="/no/such", host="::1", metrics_port=0)).serve_metrics()
     assert hosts == ["[::1]"]
 
@@ -197,8 +196,7 @@ async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch:
     pool, clock = BlockPool(100_000, 1), ManualClock()
     worker = Worker(monkeypatch)
     monkeypatch.setattr(worker_process, "monotonic", clock)
-    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=pool))
-    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    worker.built.pool = pool
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
     sequences: HeldSequences[Any] = HeldSequences(
         lambda: BlockTable(pool), 4, clock, 600.0, prefix_cache=True
@@ -225,12 +223,11 @@ async def test_a_cache_is_checked_once_a_second_however_often_its_numbers_are_as
 
     worker = Worker(monkeypatch)
     monkeypatch.setattr(worker_process, "monotonic", clock)
-    runner = SimpleNamespace(device=SimpleNamespace(type="cpu"), cache=SimpleNamespace(pool=Pool(4, 8)))
-    monkeypatch.setattr(worker_process, "build", lambda _: SimpleNamespace(runner=runner))
+    pool = worker.built.pool = Pool(4, 8)
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
     shell._engine.sequences = HeldSequences(lambda: None, 4, clock, 600.0)
     for moment, times in ((0.0, 1), (0.9, 1), (0.1, 2), (0.5, 2)):
         clock.advance(moment)
-        runner.cache.pool.allocate()
-        free = runner.cache.pool.free_blocks
+        pool.allocate()
+        free = pool.free_blocks
         assert (shell._cache_info().free_blocks, checks) == (free, times), "the numbers are those of now"

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from draft_worker.propose import Step, propose
+from draft_worker.sampling.draw import DrawStep, draw_tokens
 from paceline.core.errors import InternalError, InvalidArgumentError, PacelineError
 from paceline.core.messages import DraftProposal, RoundVerdict, SequenceFailed
 from paceline.core.types import SamplingParams
 from paceline.decoding.logprobs import reported_logprobs
 from target_worker import results
 from target_worker.decide import Case, judge
-from tests.unit.workers import test_drafter, test_reports, test_verifier
+from tests.unit.workers import test_draft_engine, test_reports, test_verifier
 from tests.unit.workers.test_verifier import PROMPT, right
 
 BAD = (5, 5, 1)
@@ -83,17 +83,17 @@ def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.M
 def test_a_token_that_cannot_be_drawn(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(steps: Sequence[Step], *rest: Any) -> Any:
-        if any(tuple(ledger) == BAD and drafts for _, ledger, drafts, _ in steps):
+    def broken(steps: Sequence[DrawStep], *rest: Any) -> Any:
+        if any(tuple(step.ledger) == BAD and step.drafts for step in steps):
             raise error
-        return propose(steps, *rest)
+        return draw_tokens(steps, *rest)
 
-    worker, best = test_drafter.Worker(), test_drafter.best(3)
+    worker, best = test_draft_engine.Worker(), test_draft_engine.best(3)
     for name, tokens in (OTHERS | {"bad": BAD}).items():
         worker.open(name, tokens)
         worker.ask(3, name)
     with monkeypatch.context() as patched:
-        patched.setattr("draft_worker.chooser.propose", broken)
+        patched.setattr("draft_worker.sampling.sampler.draw_tokens", broken)
         events = {event.sequence_id: event for event in worker.run()}
     check_told(events.pop("bad"), error, caplog.text)
     drafted = {name: event.proposal.token_ids for name, event in events.items()}

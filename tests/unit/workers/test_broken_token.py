@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
@@ -19,7 +18,7 @@ from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduling.sequences import HeldSequence
 from target_worker.verifier import Verifier
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice, target_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice, target_config
 
 VOCAB = 7
 POISON = VOCAB - 1
@@ -102,9 +101,8 @@ def target() -> Worker:
 
 def draft(branches: int) -> Worker:
     config = draft_config(support_mass=0.9, lookahead_branches=branches, lookahead_sequences=1)
-    return Worker(
-        Drafter(BreakingRunner(), config, vocabulary_size=VOCAB, max_model_len=60, clock=ManualClock())
-    )
+    runner, clock = BreakingRunner(), ManualClock()
+    return Worker(draft_engine(runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=clock))
 
 
 # ---- a model of matrices --------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from draft_worker.drafter import Drafter
-from draft_worker.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
+from draft_worker.lookahead.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
 from paceline.core.clock import ManualClock
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.messages import (
@@ -24,7 +23,7 @@ from paceline.core.messages import (
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
 from paceline.engine.cancel import CancelToken
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
-from tests.sim.toys import ToyModel, ToyRunner, draft_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=4)
@@ -62,7 +61,7 @@ class Worker:
             max_sequences=max_sequences,
             **settings,
         )
-        self.it = Drafter(
+        self.it = draft_engine(
             self.runner, config, vocabulary_size=VOCAB, max_model_len=max_model_len, clock=ManualClock()
         )
 
@@ -374,7 +373,7 @@ def test_proposals_with_distributions_stay_here() -> None:
     worker.open(WARM, AcceptanceMode.REJECTION)
     worker.first_round()
     assert worker.run() == []
-    assert worker.it.lookahead.tables
+    assert worker.it.lookahead.regions
 
 
 def test_a_round_goes_before_branches() -> None:
@@ -407,10 +406,10 @@ def test_a_proposal_is_answered_before_anything_is_made_ready_for_its_outcomes()
     worker.open()
     worker.first_round()
     used = worker.runner.pool.used_blocks
-    assert not worker.it.lookahead.tables
+    assert not worker.it.lookahead.regions
     assert worker.it.has_work
     worker.it.step()
-    assert worker.it.lookahead.tables
+    assert worker.it.lookahead.regions
     assert worker.runner.pool.used_blocks > used
 
 
@@ -425,8 +424,8 @@ def test_what_grew_while_a_command_came_is_told_after_that_command(same: bool) -
     worker.runner.stops = lambda cancel: cancel.cancel() or True
     assert worker.run(1) == []
     assert worker.it.has_work
-    grown = worker.it.lookahead._aheads["s"].branches
-    assert any(limb.drafting.drawn for limb in grown.values())
+    grown = worker.it.lookahead._by_sequence["s"].branches
+    assert any(branch.draft.drawn for branch in grown.values())
     worker.runner.stops = lambda cancel: False
     if same:
         told = worker.ask(2, 4 + K, (*first.token_ids, 0)) + worker.run()
@@ -450,7 +449,7 @@ def test_a_failure_of_drafting_ahead_costs_its_branches_alone(caplog: pytest.Log
     worker.runner.forward_chains = fail  # type: ignore[method-assign]
     assert worker.run(1) == []
     assert "going on without them" in caplog.text
-    assert not worker.it.lookahead.tables
+    assert not worker.it.lookahead.regions
 
 
 @pytest.mark.parametrize("skills", [None, ON_CPU], ids=["by steps", "chains"])
@@ -535,8 +534,8 @@ def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
     (outcome,) = [o for o in told if o[0] == K][:1]
     tail = (*first.token_ids, outcome[1])
     assert not worker.follow(2, 3 + len(tail), tail)
-    assert worker.it.lookahead._came_true
-    assert worker.it.lookahead.tables, "its blocks are known to be in use"
+    assert worker.it.lookahead._adopted
+    assert worker.it.lookahead.regions, "its blocks are known to be in use"
     match ending:
         case "miss":
             worker.ask(5, 16, (5,) * (16 - 3 - len(tail)))
@@ -545,7 +544,7 @@ def test_a_branch_that_came_true_is_freed_whatever_follows(ending: str) -> None:
             assert not worker.it.lookahead.free()
         case _:
             worker.end(ending)
-    assert not worker.it.lookahead.tables
+    assert not worker.it.lookahead.regions
     worker.run()
     worker.runner.pool.check_integrity()
 
@@ -580,13 +579,13 @@ def test_no_block_outlives_its_sequence(ending: str) -> None:
     worker.open()
     worker.first_round()
     worker.run(3)
-    assert worker.it.lookahead.tables
+    assert worker.it.lookahead.regions
     if ending == "miss":
         # The ledger grew by a round of which the draft knows nothing.
         worker.ask(5, 12, (5, 5, 5, 5, 5, 5, 5, 5, 5))
     else:
         worker.end(ending)
-    assert not worker.it.lookahead.tables
+    assert not worker.it.lookahead.regions
     worker.runner.pool.check_integrity()
 
 
@@ -596,7 +595,7 @@ def test_with_many_sequences_nothing_is_drafted_ahead() -> None:
         worker.open(name=name)
         worker.ask(1, 3, name=name)
     worker.run()
-    assert not worker.it.lookahead.tables
+    assert not worker.it.lookahead.regions
 
 
 @pytest.mark.parametrize("length", range(3 + 2 * K, 3 + 4 * K + 4))
@@ -626,7 +625,7 @@ def test_a_command_that_comes_before_the_chain_ends_it_after_a_step() -> None:
     worker.it.notify([])
     worker.runner.passes.clear()
     assert worker.run(1) == []
-    limbs = worker.it.lookahead._aheads["s"].branches.values()
-    assert {len(limb.drafting.drawn) for limb in limbs} <= {0, 1}
+    branches = worker.it.lookahead._by_sequence["s"].branches.values()
+    assert {len(branch.draft.drawn) for branch in branches} <= {0, 1}
     worker.it.reset_cancel()
     assert pushed(worker.run())

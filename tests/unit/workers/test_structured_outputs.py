@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from draft_worker.drafter import Drafter
 from paceline.core import limits
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError
@@ -35,7 +34,7 @@ from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import Restriction, restricted, restriction
 from paceline.grammar import GrammarState, Mask
 from target_worker.verifier import Verifier
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, target_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, target_config
 from tests.unit.decoding.test_lossless_chains import Enumeration
 from tests.unit.grammar.tiny import END, LANGUAGES, TOKENS, VOCAB, Language, grammars, text_of
 
@@ -81,7 +80,7 @@ class Pair:
         }
         self.target = Verifier(ToyRunner(TARGET), target_config(), grammars=grammars(), **common)
         config = draft_config(support_mass=0.9, lookahead_branches=branches)
-        self.draft = Drafter(ToyRunner(DRAFT), config, grammars=grammars(), **common)
+        self.draft = draft_engine(ToyRunner(DRAFT), config, grammars=grammars(), **common)
         self.params = SequenceParams(sampling, mode, N)
         self.ledger, self.round = list(PROMPT), 0
         self.foreseen: dict[tuple[int, int], Proposal] = {}
@@ -278,14 +277,14 @@ def _state_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _draft_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_worker.chooser.restrictions_of", lambda draftings, eos_token_ids: None)
+    monkeypatch.setattr("draft_worker.sampling.sampler.restrictions_of", lambda drafts, eos_token_ids: None)
 
 
 def _guesses_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_any(scores: torch.Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
         return ranked(scores.nan_to_num(neginf=-100.0), noise, count)
 
-    monkeypatch.setattr("draft_worker.propose.ranked", of_any)
+    monkeypatch.setattr("draft_worker.sampling.draw.ranked", of_any)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 An outcome is (a, t): a draft tokens accepted, then the next token t. For every a the draft ranks the
 possible t; this decides how many of them get a branch. How likely an outcome is follows from how sure the
-draft was of each token (its margin: by how much its score is above the best other one's), from how often
-tokens of such margins were accepted, and from the ranks that next tokens had among the draft's guesses. Every
-verdict teaches both. They start from what a middling pair shows.
+draft was of each token (its margin: its score less the best other one's), from how often tokens of such
+margins were accepted, and from the ranks that next tokens had among the draft's guesses. Every verdict
+updates both. They start from the figures of a middling pair.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import NamedTuple
 FORGET = 0.98
 MAX_RANK = 8
 WORTH_DRAFTING = 0.04
-"""An outcome less likely than this costs more, in passes that slow the verification, than it saves."""
+"""A branch for a less likely outcome costs more, in passes that slow the verification, than it saves."""
 WORTH_A_ROW = 0.1
-"""The same where the rows of a pass take their time one by one: what comes of the likelier ones is later."""
+"""The same where each row adds to the time of a pass: branches of likelier outcomes are later for it."""
 MARGINS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""Where one kind of margin ends and the next begins. Scores are log-probabilities and noise of that size."""
+"""Bounds between the kinds of margins. Scores are log-probabilities and noise of that size."""
 PRIOR_ACCEPTANCE = (0.42, 0.48, 0.62, 0.76, 0.88, 0.95, 0.98)
-"""Share of draft tokens of each kind of margin that are accepted when they are looked at."""
+"""Share of accepted draft tokens, of those that a verdict judged, by the kind of their margins."""
 PRIOR_TOKENS = 6.0
-"""Draft tokens of a kind that this counts as much as."""
+"""Weight of that prior, in draft tokens of a kind."""
 PRIOR_WEIGHT = 20.0
 AFTER_REJECTION = (0.42, 0.20, 0.10, 0.06, 0.04, 0.03, 0.02, 0.02)
-"""Where the target's token stands among the draft's guesses when its first guess was wrong."""
+"""Rank of the target's token among the draft's guesses when the first guess was wrong."""
 AFTER_ALL = (0.72, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01)
-"""The same when nothing was guessed before: the bonus."""
+"""The same for the bonus, of which no guess was judged."""
 
 
 class RankedOutcome(NamedTuple):
@@ -43,7 +43,7 @@ class RankedOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Ranks:
-    """Share of next tokens at each rank, from 0; what is missing to 1 was ranked lower."""
+    """Share of next tokens at each rank, from 0; the rest had lower ranks or none."""
 
     prior: Sequence[float]
     weight: float = 0.0
@@ -64,7 +64,7 @@ class FanOut:
     _after_rejection: _Ranks = field(default_factory=lambda: _Ranks(AFTER_REJECTION))
     _after_all: _Ranks = field(default_factory=lambda: _Ranks(AFTER_ALL))
     _tested: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
-    """Draft tokens that were looked at, by the kind of their margins."""
+    """Draft tokens that verdicts judged, by the kind of their margins."""
     _accepted: list[float] = field(default_factory=lambda: [0.0] * len(PRIOR_ACCEPTANCE))
 
     def observe(self, num_accepted: int, margins: Sequence[float], rank: int | None) -> None:
@@ -82,20 +82,20 @@ class FanOut:
         (self._after_all if everything else self._after_rejection).observe(rank)
 
     def acceptance(self, margin: float) -> float:
-        """Probability that a draft token of this margin is accepted when it is looked at."""
+        """Probability that a draft token of this margin is accepted, given that those before it were."""
         kind = bisect_right(MARGINS, margin)
         prior = PRIOR_ACCEPTANCE[kind] * PRIOR_TOKENS
         return (prior + self._accepted[kind]) / (PRIOR_TOKENS + self._tested[kind])
 
     def ranked(
-        self, margins: Sequence[float], bonus: float | None = None, least: float = WORTH_DRAFTING
+        self, margins: Sequence[float], bonus: float | None = None, min_likelihood: float = WORTH_DRAFTING
     ) -> list[RankedOutcome]:
-        """The outcomes at least so likely after draft tokens with these margins, likeliest first.
+        """The outcomes after draft tokens with these margins that are likely enough, likeliest first.
 
-        `bonus` is the margin of the draft's guess of what follows all of them, where it is known and the
-        target chooses that token as it does the others.
+        `bonus` is the margin of the draft's guess of the token after them, where it is known and the target
+        chooses that token as it does the others.
         """
-        # Where the draft's best guess is wrong: each of the others, best first.
+        # Shares of the other guesses, best first, where the draft's first one is wrong.
         others = [self._after_rejection.share(rank) for rank in range(MAX_RANK)]
         reach, outcomes = 1.0, []
         for a, margin in enumerate(margins):
@@ -112,5 +112,5 @@ class FanOut:
             wrong = reach * (1 - right)
             outcomes.append(RankedOutcome(reach * right, k, 0))
             outcomes += [RankedOutcome(wrong * share, k, rank) for rank, share in enumerate(others[:-1], 1)]
-        worth = [outcome for outcome in outcomes if outcome.likelihood >= least]
+        worth = [outcome for outcome in outcomes if outcome.likelihood >= min_likelihood]
         return sorted(worth, key=lambda outcome: (-outcome.likelihood, outcome.rank, -outcome.accepted))

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from draft_worker.chaining import warm_up
-from draft_worker.chooser import Chooser
-from draft_worker.drafter import Drafter
-from draft_worker.drafting import Drafting
-from draft_worker.propose import Drawn, NoiseTape
+from draft_worker.drafters.model import warm_up
+from draft_worker.sampling.draw import Drawn, NoiseTape
+from draft_worker.sampling.partial_draft import PartialDraft
+from draft_worker.sampling.sampler import TokenSampler
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
@@ -22,7 +21,7 @@ from paceline.engine.batch import SequenceInput
 from paceline.engine.cancel import CancelToken
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from tests.sim.reference import check_slow_proposal
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB, seed=4)
@@ -31,11 +30,11 @@ GREEDY = SamplingParams(temperature=0, seed=1)
 
 
 class Worker:
-    """A drafter and short words for what is asked of it."""
+    """A draft engine and short words for what is asked of it."""
 
     def __init__(self, num_blocks: int = 50, max_model_len: int = 60, **config: Any) -> None:
         self.runner = ToyRunner(MODEL, num_blocks, 4)
-        self.it = Drafter(
+        self.it = draft_engine(
             self.runner,
             draft_config(support_mass=0.9, **config),
             vocabulary_size=VOCAB,
@@ -234,7 +233,7 @@ def test_branches_go_before_any_sequence() -> None:
     for name in ("a", "b"):
         worker.open(name)
     worker.ask(3, "a")
-    while not worker.it.lookahead.tables:
+    while not worker.it.lookahead.regions:
         worker.it.step()
     worker.ask(3, "b")
     events: list[Any] = []
@@ -364,9 +363,9 @@ def test_a_chain_tells_what_branches_begin_with(sampling: SamplingParams) -> Non
         branches: dict[tuple[int, int], Any] = {}
         for event in worker.it.step():
             branches.update(event.proposals)
-        drawn = [(d.token_id, d.others) for d in worker.it.lookahead._aheads["s"].drawn]
+        drawn = [(d.token_id, d.others) for d in worker.it.lookahead._by_sequence["s"].drawn]
         assert all(others for _, others in drawn)
-        margins.append([d.margin for d in worker.it.lookahead._aheads["s"].drawn])
+        margins.append([d.margin for d in worker.it.lookahead._by_sequence["s"].drawn])
         assert all(margin > 0 for margin in margins[-1]), "the best tokens were chosen"
         for event in worker.run():
             branches.update(event.proposals)
@@ -383,9 +382,9 @@ def test_a_drawn_token_that_is_not_the_best_has_a_margin_below_0() -> None:
         worker = Worker(lookahead_branches=4)
         worker.open(sampling=SamplingParams(temperature=2.0, seed=seed), mode=AcceptanceMode.REJECTION)
         worker.ask(3)
-        while "s" not in worker.it.lookahead._aheads:
+        while "s" not in worker.it.lookahead._by_sequence:
             worker.it.step()
-        first = worker.it.lookahead._aheads["s"].drawn[0]
+        first = worker.it.lookahead._by_sequence["s"].drawn[0]
         others = torch.cat([row[: first.token_id], row[first.token_id + 1 :]])
         assert first.margin == pytest.approx(float(row[first.token_id] - others.max()), abs=1e-5)
         signs.add(first.margin > 0)
@@ -504,9 +503,9 @@ def test_chains_are_compiled_before_the_first_request(
 def drawn_of(row: list[float], **sampling: Any) -> Drawn | None:
     """What is drawn from one row of logits, of all that it permits."""
     params = SequenceParams(SamplingParams(seed=1, **sampling), AcceptanceMode.REJECTION, 3)
-    drafting = Drafting(params, PROMPT, 1, NoiseTape.record(params, 3, 1))
-    chooser = Chooser(draft_config(support_mass=1.0, support_bound=8), ())
-    (drawn,) = chooser.draw([drafting], torch.tensor([row]))
+    draft = PartialDraft(params, PROMPT, 1, NoiseTape.record(params, 3, 1))
+    sampler = TokenSampler(draft_config(support_mass=1.0, support_bound=8), (), num_others=0)
+    (drawn,) = sampler.draw([draft], torch.tensor([row]))
     return drawn
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from draft_worker import reading
-from draft_worker.drafter import Drafter
+from draft_worker.lookahead import prefill_ahead
 from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, ResourceExhaustedError
 from paceline.core.messages import (
@@ -21,7 +20,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.multi_step import ChainSkills
-from tests.sim.toys import ToyModel, ToyRunner, draft_config, own_choice
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice
 
 VOCAB = 6
 MODEL = ToyModel(VOCAB)
@@ -40,7 +39,7 @@ class TimedRunner(ToyRunner):
 
 
 class Worker:
-    """A drafter that reads four tokens at a time."""
+    """A draft engine that reads four tokens at a time."""
 
     def __init__(self, branches: int = 1, num_blocks: int = 50, **changes: Any) -> None:
         self.clock = ManualClock()
@@ -49,7 +48,7 @@ class Worker:
         config = draft_config(
             **{"support_mass": 0.9, "lookahead_branches": branches, "lookahead_sequences": 1} | changes
         )
-        self.it = Drafter(self.runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=self.clock)
+        self.it = draft_engine(self.runner, config, vocabulary_size=VOCAB, max_model_len=60, clock=self.clock)
 
     def open(self, name: str = "s", epoch: int = 1) -> None:
         params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, len(PROMPT))
@@ -80,7 +79,7 @@ class Worker:
 
 @pytest.fixture(autouse=True)
 def _four_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROWS", 4)
+    monkeypatch.setattr(prefill_ahead, "ROWS", 4)
 
 
 def best(n: int) -> tuple[int, ...]:
@@ -167,7 +166,7 @@ def test_an_opening_that_comes_twice_changes_nothing(asked: bool) -> None:
     if asked:
         worker.ask()
     worker.open()
-    assert worker.it._reading.has_work is not asked
+    assert worker.it._prefill_ahead.has_work is not asked
     if not asked:
         worker.ask()
     event = worker.answer()
@@ -256,7 +255,7 @@ def test_a_prompt_is_read_by_turns_with_what_is_drafted_ahead() -> None:
 
 
 def test_a_pass_reads_no_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROWS", 64)
+    monkeypatch.setattr(prefill_ahead, "ROWS", 64)
     worker = Worker(max_batch_tokens=33)
     prompt = tuple(i % VOCAB for i in range(50))
     params = SequenceParams(GREEDY, AcceptanceMode.COUPLED, len(prompt))

@@ -1,4 +1,4 @@
-"""What drafting needs of a model besides passes."""
+"""What `ModelDrafter` needs of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from paceline.kv import Branch
 
 
 class Runner(passes.Runner, Protocol):
-    """A model of a draft worker."""
+    """A model with a paged cache; `paceline.engine.runner.ModelRunner` is the one that serves."""
+
+    @property
+    def row_invariant(self) -> bool:
+        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
 
     def forward_branches(self, inputs: Sequence[BranchInput]) -> torch.Tensor:
         """Feed every branch one token; float32 logits [len(inputs), vocabulary]."""

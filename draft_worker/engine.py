@@ -1,28 +1,30 @@
 """The draft worker without sockets and threads: rounds in, proposals out.
 
-Each of the K steps is one pass over all drafting sequences, whatever step each one is at. Where nobody has
-to look at a step's logits, the model makes all steps after the first by itself (chaining.py). After a full
-acceptance the entry of dK is missing here, since the last draft token is never fed; the next round's feed
-includes it, because a feed is always everything of the ledger that the cache lacks.
+Each of the K steps is one step of the drafter over all drafting sequences, whatever step each one is at.
+Where no logits need Python between two tokens, the drafter draws all steps after the first by itself
+(sampling/chains.py). After a full acceptance the state lacks the entry of dK, since the last draft token is
+never fed; the next round feeds it, because a feed is always everything of the ledger that the state lacks.
 
-While no round wants a pass, a draft that looks ahead reads the prompts of sequences that were opened
-(reading.py), and drafts branches for the likely outcomes of the verifications in progress (ahead.py); by
-turns where there is both to do. A round that arrives goes first, at the next step. A draft that does not look
-ahead may share its device: it reads a prompt when a round asks for it.
+While no round wants a step, a draft that looks ahead prefills prompts of sequences that were opened
+(lookahead/prefill_ahead.py) and drafts branches for the likely outcomes of the verifications in progress
+(lookahead/branches.py), in turns. A round that arrives goes first, at the next step. A draft that does not
+look ahead may share its device, so it reads a prompt only when a round asks for it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from draft_worker.chaining import can_chain, chain_of
-from draft_worker.chooser import Chooser, drawn_by
-from draft_worker.drafting import Drafting, Round
-from draft_worker.lookahead import Lookahead
-from draft_worker.propose import Drawn, NoiseTape
-from draft_worker.reading import Reading
-from draft_worker.runner import Runner
+from draft_worker.drafters.interface import Drafter
+from draft_worker.lookahead.fanout import MAX_RANK
+from draft_worker.lookahead.lookahead import Lookahead
+from draft_worker.lookahead.prefill_ahead import PrefillAhead
+from draft_worker.sampling.chains import can_chain, chain_of, drawn_by
+from draft_worker.sampling.draw import Drawn, NoiseTape
+from draft_worker.sampling.partial_draft import PartialDraft
+from draft_worker.sampling.sampler import TokenSampler
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import DraftConfig
 from paceline.core.errors import (
@@ -42,7 +44,7 @@ from paceline.core.messages import (
 )
 from paceline.core.types import Proposal
 from paceline.engine.scheduling.mask import grammar_for
-from paceline.engine.scheduling.passes import Job, run_pass, together_or_alone
+from paceline.engine.scheduling.passes import Job, together_or_alone
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, question_of
 from paceline.grammar import Grammars
@@ -54,12 +56,22 @@ from paceline.telemetry.worker import WorkerObserver, timings_told
 log = logging.getLogger(__name__)
 
 
-class Drafter:
-    """Proposes tokens with the draft model. Not thread-safe: the engine thread owns it."""
+@dataclass(slots=True)
+class DraftInProgress:
+    """A round whose proposal is being drawn."""
+
+    command: DraftRound
+    draft: PartialDraft
+    job: Job
+    """Its outstanding feed."""
+
+
+class DraftEngine:
+    """Proposes tokens with a drafter. Not thread-safe: the engine thread owns it."""
 
     def __init__(
         self,
-        runner: Runner,
+        drafter: Drafter,
         config: DraftConfig,
         *,
         vocabulary_size: int,
@@ -69,7 +81,7 @@ class Drafter:
         clock: Clock = monotonic,
         observer: WorkerObserver | None = None,
     ) -> None:
-        self._runner = runner
+        self._drafter = drafter
         self._config = config
         self._vocabulary_size = vocabulary_size
         self._max_model_len = max_model_len
@@ -77,43 +89,45 @@ class Drafter:
         self.grammars = grammars
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
-        self.sequences: HeldSequences[DraftProposal] = HeldSequences(
-            runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
-        )
-        self._rounds: dict[str, Round] = {}
-        self._chooser = Chooser(config, self._eos_token_ids)
+        self._rounds: dict[str, DraftInProgress] = {}
+        num_others = MAX_RANK if config.lookahead_branches else 0
+        self._sampler = TokenSampler(config, self._eos_token_ids, num_others)
+        passes = self.observer.passes["ahead"]
         self.lookahead = Lookahead(
-            runner,
+            drafter,
             config,
-            self._chooser,
-            self.sequences,
-            self.observer.passes["ahead"],
+            self._sampler,
+            passes,
             max_model_len=max_model_len,
             eos_token_ids=self._eos_token_ids,
             clock=clock,
         )
-        passes = self.observer.passes["ahead"]
-        beside = config.max_mixed_prefill_tokens or None
-        budget = config.max_batch_tokens
-        self._reading = Reading(runner, self.sequences, self.lookahead.free, passes, clock, budget, beside)
-        self._read_last = False
-        """The last pass that no round wanted read a prompt."""
+        self._max_prefill_rows = config.max_mixed_prefill_tokens or None
+        limits = config.max_batch_tokens, self._max_prefill_rows
+        self._prefill_ahead = PrefillAhead(drafter, self.lookahead.free, passes, clock, *limits)
+        self._prefilled_last = False
+        """The last step without a round prefilled a prompt."""
+
+    @property
+    def sequences(self) -> HeldSequences[DraftProposal]:
+        """Its sequences."""
+        return self._drafter.sequences
 
     @property
     def has_work(self) -> bool:
-        """True while a round lacks draft tokens, or a branch does, or a prompt is not read."""
-        return bool(self._rounds) or self._reading.has_work or self.lookahead.has_work
+        """True while a round or a branch lacks draft tokens, or a prompt is not prefilled."""
+        return bool(self._rounds) or self._prefill_ahead.has_work or self.lookahead.has_work
 
     def reset_cancel(self) -> None:
-        """What was announced so far is about to be taken up."""
+        """Called before waiting commands are taken up."""
         self.lookahead.reset_cancel()
 
     def notify(self, commands: Sequence[DraftCommand | SequenceFailed]) -> None:
-        """Commands wait: a round is worth more than what is drafted ahead. Called from any thread."""
+        """Commands wait: a round is worth more than lookahead, which is cancelled. Called from any thread."""
         self.lookahead.interrupt()
 
     def batching_delay(self) -> float:
-        """Its steps are short, and verifications wait for them."""
+        """None: its steps are short, and verifications wait for them."""
         return 0.0
 
     def holds(self, sequence_id: str) -> bool:
@@ -121,7 +135,7 @@ class Drafter:
         return sequence_id in self.sequences
 
     def handle(self, command: DraftCommand, arrived: float) -> list[DraftEvent]:
-        """Take a command up. A refusal, or the answer to a repeated round, comes back at once."""
+        """Take up a command. A refusal, or the answer to a repeated round, is returned at once."""
         try:
             match command:
                 case OpenSequence():
@@ -130,7 +144,7 @@ class Drafter:
                     return self._begin(command, arrived)
                 case CloseSequence():
                     if self.sequences.close(command):
-                        self._leave(command.sequence_id)
+                        self._discard_work(command.sequence_id)
         except PacelineError as error:
             round_number = command.round if isinstance(command, DraftRound) else 0
             return [SequenceFailed(command.sequence_id, command.epoch, round_number, error)]
@@ -142,10 +156,10 @@ class Drafter:
         held = self.sequences.find(command.sequence_id)
         is_new = held is None or held.session.epoch < command.epoch
         if is_new:
-            self._leave(command.sequence_id)
+            self._discard_work(command.sequence_id)
         self.sequences.open(command, grammar)
         if self._config.lookahead_branches and is_new:
-            self._reading.begin(command.sequence_id)
+            self._prefill_ahead.add(command.sequence_id)
 
     def _begin(self, command: DraftRound, arrived: float) -> list[DraftEvent]:
         held = self.sequences.get(command.sequence_id)
@@ -170,52 +184,53 @@ class Drafter:
         if not drawn:
             held.cut_to_ledger()
         tokens, base, k = held.session.tokens, command.base_length, command.num_draft_tokens
-        # Noise depends on the round's place alone, so what a branch drew is drawn already.
+        # Noise depends on the base length alone, so a branch drew the same tokens as would be drawn here.
         tape = NoiseTape.record(held.session.params, base, k)
-        drafting = Drafting(held.session.params, tokens, k, tape, drawn, held.grammar)
-        feed = [*tokens, *drafting.token_ids][held.table.length :]
-        job = Job(held, feed, rows=1, arrived=arrived, prefill=self._reading.leave(command.sequence_id))
-        r = Round(command, drafting, job)
+        draft = PartialDraft(held.session.params, tokens, k, tape, drawn, held.grammar)
+        feed = [*tokens, *draft.token_ids][held.num_computed_tokens :]
+        prefill = self._prefill_ahead.remove(command.sequence_id)
+        r = DraftInProgress(command, draft, Job(held, feed, rows=1, arrived=arrived, prefill=prefill))
         self._rounds[command.sequence_id] = r
-        return self._settle(r) if drafting.complete else []
+        return self._settle(r) if draft.complete else []
 
     def step(self) -> list[DraftEvent]:
-        """Go on with the rounds in progress: whole chains, then one pass. Without any read or look ahead."""
+        """Continue the rounds in progress: whole chains, then one step. Without rounds, work ahead."""
         if not self._rounds:
-            return self._unasked()
-        events = self._chain()
-        return [*events, *self._pass()] if self._rounds else events
+            return self._step_ahead()
+        events = self._draw_chains()
+        return [*events, *self._draw_step()] if self._rounds else events
 
-    def _unasked(self) -> list[DraftEvent]:
-        """Read a prompt or look ahead, by turns where there is both to do. What grew is told first."""
-        ahead, reading = self.lookahead, self._reading
-        turn = ahead.has_work and self._read_last
-        self._read_last = reading.has_work and not ahead.has_news and not turn
-        if not self._read_last:
-            return ahead.step()
-        reading.step()
+    def _step_ahead(self) -> list[DraftEvent]:
+        """Prefill a prompt or look ahead, in turns where there is both to do. Unsent branches go first."""
+        lookahead, prefill = self.lookahead, self._prefill_ahead
+        turn = lookahead.has_work and self._prefilled_last
+        self._prefilled_last = prefill.has_work and not lookahead.has_unsent and not turn
+        if not self._prefilled_last:
+            return lookahead.step()
+        prefill.step()
         return []
 
-    def _chain(self) -> list[DraftEvent]:
-        """Draw what nobody has to look at; all else goes on step by step, also what fails here."""
-        skills = self._runner.chain_skills
-        most = 0 if skills is None else skills.max_feed
-        config, others = self._config, self._chooser.num_others
-        rounds: list[Round] = []
-        room = config.max_batch_tokens
+    def _draw_chains(self) -> list[DraftEvent]:
+        """Draw the rounds that the drafter can draw by itself; all others, and failed ones, go by steps."""
+        skills = self._drafter.skills.chains
+        if skills is None:
+            return []
+        config, others = self._config, self._sampler.num_others
+        rounds: list[DraftInProgress] = []
+        rows_left = config.max_batch_tokens
         for r in self._rounds.values():
-            short = r.job.remaining <= min(most, room) and not r.job.begins
-            if short and can_chain(r.drafting, skills, self._eos_token_ids):
+            short = r.job.remaining <= min(skills.max_feed, rows_left) and not r.job.begins
+            if short and can_chain(r.draft, skills, self._eos_token_ids):
                 rounds.append(r)
-                room -= r.job.remaining
+                rows_left -= r.job.remaining
         if not rounds:
             return []
         chains = [
-            chain_of(r.drafting, r.job.held.table, r.job.feed[r.job.offset :], config, others) for r in rounds
+            chain_of(r.draft, r.job.held.table, r.job.feed[r.job.offset :], config, others) for r in rounds
         ]
         begun = self._clock()
         try:
-            drawn = self._runner.forward_chains(chains)
+            drawn = self._drafter.draw_chains(chains)
         except ResourceExhaustedError:
             return []
         except Exception:
@@ -231,26 +246,22 @@ class Drafter:
                 continue
             r.job.held.fed([*chain.token_ids, *found.token_ids[:-1]])
             r.job.held.found_sound()
-            r.drafting.drawn.extend(drawn_by(found))
-            if r.drafting.complete:
+            r.draft.drawn.extend(drawn_by(found))
+            if r.draft.complete:
                 events += self._settle(r)
             else:
-                r.job.feed_next([r.drafting.newest], rows=1)
+                r.job.feed_next([r.draft.newest], rows=1)
         return events
 
-    def _pass(self) -> list[DraftEvent]:
-        """One pass over the rounds in progress, and the tokens that it decides."""
+    def _draw_step(self) -> list[DraftEvent]:
+        """One step of the drafter over the rounds in progress, and the tokens drawn from its scores."""
         by_id = {r.job.sequence_id: r for r in self._rounds.values()}
-        config = self._config
-        result = run_pass(
+        result = self._drafter.step(
             [r.job for r in by_id.values()],
-            self._runner,
-            config.max_batch_tokens,
-            self._clock,
-            self.sequences,
-            self.lookahead.free,  # worth less than a round
-            config.max_mixed_prefill_tokens or None,
-            self.observer.passes["rounds"],
+            max_rows=self._config.max_batch_tokens,
+            max_prefill_rows=self._max_prefill_rows,
+            free_branches=self.lookahead.free,
+            passes=self.observer.passes["rounds"],
         )
         events: list[DraftEvent] = []
         for job, error in result.failed:
@@ -264,7 +275,7 @@ class Drafter:
             rounds,
             result.logits,
             [1] * len(rounds),
-            lambda some, rows: self._chooser.draw([r.drafting for r in some], rows),
+            lambda some, rows: self._sampler.draw([r.draft for r in some], rows),
             "drawing",
         )
         spent = self._clock() - begun
@@ -277,60 +288,62 @@ class Drafter:
                 events += self._break_off(r.job, error)
                 continue
             r.job.held.found_sound()
-            r.drafting.drawn.append(token)
-            if r.drafting.complete:
+            r.draft.drawn.append(token)
+            if r.draft.complete:
                 events += self._settle(r)
             else:
                 r.job.feed_next([token.token_id], rows=1)
         return events
 
-    def _settle(self, r: Round, error: str = "") -> list[DraftEvent]:
-        """Answer the round if that is wanted, and begin to look ahead of its verdict. `error` is the code of
-        what broke it off."""
-        command, held, drafting = r.command, r.job.held, r.drafting
+    def _settle(self, r: DraftInProgress, error: str = "") -> list[DraftEvent]:
+        """Answer the round, unless its proposal is known, and look ahead of its verdict.
+
+        `error` is the code of the error that broke it off.
+        """
+        command, held, draft = r.command, r.job.held, r.draft
         del self._rounds[command.sequence_id]
-        distributions = tuple(d.distribution for d in drafting.drawn if d.distribution is not None)
+        distributions = tuple(d.distribution for d in draft.drawn if d.distribution is not None)
         answer = DraftProposal(
             command.sequence_id,
             command.epoch,
             command.round,
             command.base_length,
-            Proposal(tuple(drafting.token_ids), distributions=distributions),
-            held.table.length,
+            Proposal(tuple(draft.token_ids), distributions=distributions),
+            held.num_computed_tokens,
             r.job.timings(),
         )
         held.session.finish(answer)
         if held.session.params.traceparent:
             self._trace(r, error)
-        if drafting.complete:
-            self.lookahead.begin(command, held, drafting)
+        if draft.complete:
+            self.lookahead.begin(command, held, draft)
         return [] if command.proposal_known else [answer]
 
-    def _trace(self, r: Round, error: str = "") -> None:
-        """Tell whoever traces the request of this round."""
+    def _trace(self, r: DraftInProgress, error: str = "") -> None:
+        """Record a span of the round."""
         where = r.job.held.session.params.traceparent, r.command.sequence_id, r.command.round
         attributes: Attributes = {
-            "paceline.num_draft_tokens": len(r.drafting.drawn),
+            "paceline.num_draft_tokens": len(r.draft.drawn),
             **timings_told(r.job.timings()),
         }
         self.observer.answered(*where, r.job.arrived, self._clock(), attributes, error)
 
     def _break_off(self, job: Job, error: PacelineError) -> list[DraftEvent]:
-        """End a round that cannot go on; where tokens are drawn from distributions, with those that are.
+        """End a round that cannot go on; where the target judges by ratios, with the tokens drawn so far.
 
-        Whether the next one can be may depend on them: in proposals that are not dropped for that they would
-        have other distributions than the target is told.
+        Whether the next token can be drawn may depend on them. If such proposals were dropped, the tokens of
+        the others would have other distributions than the target is told.
         """
         r = self._rounds[job.sequence_id]
-        by_room = isinstance(error, ResourceExhaustedError)  # which depends on no token
-        if r.drafting.params.target_decides or not r.drafting.drawn or by_room:
+        no_room = isinstance(error, ResourceExhaustedError)  # does not depend on any token
+        if r.draft.params.target_decides or not r.draft.drawn or no_room:
             return [self._fail(job, error)]
         held = r.job.held
-        held.cut_to(min(held.table.length, r.command.base_length + len(r.drafting.drawn) - 1))
+        held.cut_to(min(held.num_computed_tokens, r.command.base_length + len(r.draft.drawn) - 1))
         return self._settle(r, code_name(error))
 
     def _fail(self, job: Job, error: PacelineError) -> DraftEvent:
-        """End a round without a proposal; the sequence stays, cut back to its ledger."""
+        """End a round without a proposal; the sequence stays, rolled back to its ledger."""
         r = self._rounds.pop(job.sequence_id)
         held: HeldSequence[DraftProposal] = job.held
         if held.session.params.traceparent:
@@ -339,20 +352,20 @@ class Drafter:
         held.session.abandon_round()
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)
 
-    def _leave(self, sequence_id: str) -> None:
+    def _discard_work(self, sequence_id: str) -> None:
         """Forget what is in progress for a sequence."""
         self._rounds.pop(sequence_id, None)
-        self._reading.leave(sequence_id)
-        self.lookahead.leave(sequence_id)
+        self._prefill_ahead.remove(sequence_id)
+        self.lookahead.discard(sequence_id)
 
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
-        self._leave(sequence_id)
+        self._discard_work(sequence_id)
         self.sequences.drop(sequence_id)
 
     def expire(self) -> None:
-        """Drop the sequences whose lease is over, except those being computed."""
+        """Drop the sequences whose lease is over, except those with a round in progress."""
         for sequence_id in self.sequences.expired():
             if sequence_id not in self._rounds:
-                self._leave(sequence_id)
+                self._discard_work(sequence_id)
                 self.sequences.drop(sequence_id)

@@ -1,4 +1,4 @@
-"""The drafter against plain lists: random rounds, accepted counts, gaps, evictions, reopenings."""
+"""The draft engine against plain lists: random rounds, accepted counts, gaps, evictions, reopenings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from draft_worker.drafter import Drafter
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
     FailedPreconditionError,
@@ -23,7 +22,7 @@ from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.multi_step import ChainSkills
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import check_slow_proposal
-from tests.sim.toys import ToyModel, ToyRunner, draft_config
+from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine
 
 VOCAB = 6
 EOS = (5,)
@@ -74,15 +73,13 @@ def prompts(draw: st.DrawFn) -> list[int]:
     return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
 
 
-class DrafterMachine(RuleBasedStateMachine):
-    """Up to four sequences on one drafter."""
-
-    drafter_class: type[Drafter] = Drafter
+class DraftEngineMachine(RuleBasedStateMachine):
+    """Up to four sequences on one draft engine."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
-        self.it = self.drafter_class(
+        self.it = draft_engine(
             self.runner,
             CONFIG,
             vocabulary_size=VOCAB,
@@ -248,10 +245,10 @@ class DrafterMachine(RuleBasedStateMachine):
 
 
 def test_the_cache_holds_all_but_the_last_draft_token_after_every_round() -> None:
-    run_machine(DrafterMachine, settings=SETTINGS)
+    run_machine(DraftEngineMachine, settings=SETTINGS)
 
 
-class ChainingMachine(DrafterMachine):
+class ChainingMachine(DraftEngineMachine):
     """On a model that draws what nobody has to look at by itself."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""From the draft's logits to its next tokens, and how each one was drawn."""
+"""Draws the next draft token of each sequence from the drafter's logits, and records how it was drawn."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _row_params = RowParamsCache()
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One draft token; `distribution` is what it was drawn from, where the target needs to know."""
+    """One draft token; `distribution` is the one it was drawn from, in modes where the target needs it."""
 
     token_id: int
     distribution: SparseDistribution | None = None
     others: tuple[int, ...] = ()
-    """The next best tokens, best first, by what it was drawn by: what the target may say instead."""
+    """The next best tokens by the same scores, best first: candidates for the target's correction."""
     margin: float = 0.0
-    """By how much its score is above the best other one's, where others are ranked: how sure the draft is."""
+    """Its score less the best other one's, where others are ranked: how sure the draft is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,20 @@ class NoiseTape:
         return cls(uniforms=uniforms([seed], [base_length], Purpose.DRAFT_DRAW, k)[0])
 
 
-Step = tuple[SequenceParams, Sequence[int], list[int], NoiseTape]
-"""(request, ledger, draft tokens so far, noise of the round)."""
+@dataclass(slots=True)
+class DrawStep:
+    """What the draw of one token depends on besides the logits."""
+
+    params: SequenceParams
+    ledger: Sequence[int]
+    drafts: list[int]
+    """The draft tokens drawn so far after the ledger."""
+    tape: NoiseTape
+    """Noise of the whole round."""
 
 
-def propose(
-    steps: Sequence[Step],
+def draw_tokens(
+    steps: Sequence[DrawStep],
     logits: Tensor,
     support_mass: float,
     support_bound: int,
@@ -81,51 +89,52 @@ def propose(
         One token a sequence, in order.
     """
     row_params = _row_params.build(
-        [params.sampling for params, *_ in steps],
+        [step.params.sampling for step in steps],
         [1] * len(steps),
         logits.device,
         eos_token_ids,
-        [params.bad_words_token_ids for params, *_ in steps],
+        [step.params.bad_words_token_ids for step in steps],
     )
     scores = scores_of(logits, row_params, _context(steps, row_params, logits.shape[1]))
-    by_ratio = [i for i, step in enumerate(steps) if step[3].uniforms is not None]
+    by_ratio = [i for i, step in enumerate(steps) if step.tape.uniforms is not None]
     drawn = _draw_from_supports(steps, by_ratio, scores, support_mass, support_bound) if by_ratio else {}
     if len(by_ratio) == len(steps) and not num_others:
         return [drawn[i] for i in by_ratio]
-    noise = [None if tape.coupled is None else tape.coupled.after(len(d)) for _, _, d, tape in steps]
+    noise = [
+        None if step.tape.coupled is None else step.tape.coupled.after(len(step.drafts)) for step in steps
+    ]
     ranks = ranked(scores, noise, num_others + 1)
     proposed = [drawn.get(i) or Drawn(best[0][0]) for i, best in enumerate(ranks)]
     return _with_others(proposed, ranks, scores, num_others) if num_others else proposed
 
 
 def draws_alone(params: SequenceParams, eos_token_ids: Sequence[int]) -> bool:
-    """True when nothing but a temperature and noise stands between the logits and each token."""
+    """True when nothing but a temperature and noise acts between the logits and each token."""
     one = [params.sampling], [1], torch.device("cpu")
     row_params = _row_params.build(*one, eos_token_ids, [params.bad_words_token_ids])
     return row_params.only_temperature
 
 
 def _draw_from_supports(
-    steps: Sequence[Step], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
+    steps: Sequence[DrawStep], members: Sequence[int], scores: Tensor, support_mass: float, support_bound: int
 ) -> dict[int, Drawn]:
-    """The tokens of the steps that are judged by a ratio, by their indices."""
+    """Tokens of the steps whose drafts are judged by a ratio, by index of the step."""
     rows = scores if len(members) == len(steps) else scores[members]
     u = [_uniform(steps[i]) for i in members]
     drawn = draw_sparse(rows, torch.tensor(u, dtype=torch.float64), support_mass, support_bound)
     return dict(zip(members, map(Drawn, *drawn), strict=True))
 
 
-def _uniform(step: Step) -> float:
+def _uniform(step: DrawStep) -> float:
     """The uniform of a step's draw, for a sequence whose draft is judged by a ratio."""
-    _, _, drafts, tape = step
-    assert tape.uniforms is not None
-    return float(tape.uniforms[len(drafts)])
+    assert step.tape.uniforms is not None
+    return float(step.tape.uniforms[len(step.drafts)])
 
 
 def _with_others(
     drawn: Sequence[Drawn], ranks: Sequence[Sequence[tuple[int, float]]], scores: Tensor, count: int
 ) -> list[Drawn]:
-    """What else each token could have been, and how sure it is.
+    """Add to each token the next best ones and its margin.
 
     Args:
         drawn: S tokens.
@@ -146,21 +155,23 @@ def _with_others(
     return told
 
 
-def _context(steps: Sequence[Step], row_params: RowParams, vocab_size: int) -> RowContext | None:
-    """What came before each row. The last draft token of a sequence is the newest of its context."""
+def _context(steps: Sequence[DrawStep], row_params: RowParams, vocab_size: int) -> RowContext | None:
+    """Context of each row; a sequence's context ends with its last draft token."""
     if not row_params.needs_context:
         return None
     wanted = set(row_params.needs_counts)
     return RowContext.build(
         row_params,
-        [len(ledger) + len(drafts) - params.prompt_length for params, ledger, drafts, _ in steps],
+        [len(step.ledger) + len(step.drafts) - step.params.prompt_length for step in steps],
         [()] * len(steps),
         [
-            ledger_counts([*ledger, *drafts], params.prompt_length, vocab_size) if i in wanted else None
-            for i, (params, ledger, drafts, _) in enumerate(steps)
+            ledger_counts([*step.ledger, *step.drafts], step.params.prompt_length, vocab_size)
+            if i in wanted
+            else None
+            for i, step in enumerate(steps)
         ],
         ledgers=[
-            [*ledger[-MAX_BAD_WORD_TOKENS:], *drafts] if params.bad_words_token_ids else ()
-            for params, ledger, drafts, _ in steps
+            [*step.ledger[-MAX_BAD_WORD_TOKENS:], *step.drafts] if step.params.bad_words_token_ids else ()
+            for step in steps
         ],
     )

@@ -1,0 +1,1 @@
+"""Where the scores of draft tokens come from: the `Drafter` protocol, its registry, its implementations."""

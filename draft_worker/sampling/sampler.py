@@ -1,0 +1,58 @@
+"""Draws the next token of several drafts at once, under their grammars; broken rows draw nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+import torch
+
+from draft_worker.sampling.draw import Drawn, draw_tokens
+from draft_worker.sampling.partial_draft import PartialDraft
+from draft_worker.sampling.restrictions import restricted_steps, restrictions_of
+from paceline.core.config import DraftConfig
+from paceline.engine.scheduling.mask import restricted
+from paceline.engine.scheduling.passes import broken_rows
+
+_FLOAT: Final = Struct("<f")
+
+
+class TokenSampler:
+    """Draws for trunks and branches alike."""
+
+    def __init__(self, config: DraftConfig, eos_token_ids: Sequence[int], num_others: int) -> None:
+        """`num_others`: other tokens to rank with each drawn one; branches may begin with them."""
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self.num_others = num_others
+
+    def draw(self, drafts: Sequence[PartialDraft], logits: torch.Tensor) -> list[Drawn | None]:
+        """The next token of each draft; None where the logits are no distribution.
+
+        logits: float [len(drafts), vocabulary].
+        """
+        steps, allowed = [draft.step for draft in drafts], logits
+        restrictions = restrictions_of(drafts, self._eos_token_ids)
+        if restrictions is not None:
+            steps = restricted_steps(steps, restrictions)
+            allowed = restricted(logits, restrictions, [1] * len(steps))
+        drawn = draw_tokens(
+            steps,
+            allowed,
+            self._config.support_mass,
+            self._config.support_bound,
+            self._eos_token_ids,
+            self.num_others,
+        )
+        broken = broken_rows(logits)
+        return [
+            token if not bad and _has_mass(token) else None for token, bad in zip(drawn, broken, strict=True)
+        ]
+
+
+def _has_mass(token: Drawn) -> bool:
+    """False where the model gives no probability to any token that the request permits."""
+    q = token.distribution
+    # Probabilities may be in the order of ids, and the first one may be too small for float32.
+    return q is None or any(p > 0 for (p,) in _FLOAT.iter_unpack(q.probabilities))
