@@ -20,8 +20,8 @@ from typing import Final
 from paceline.core.clock import Clock
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import Verdict
-from paceline.engine.batch import SequenceInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.telemetry.worker import Passes
 from target_worker.decide import Case, judge

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine.batch import SequenceInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling import passes
 
 

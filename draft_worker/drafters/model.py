@@ -14,9 +14,8 @@ from paceline.core.messages import DraftProposal
 from paceline.decoding.coupled import ranked
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.support import draw_sparse
-from paceline.engine.batch import SequenceInput
-from paceline.engine.branches import BranchInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import BranchInput, SequenceInput
 from paceline.engine.loading.build import Built
 from paceline.engine.multi_step import Chain, ChainInput
 from paceline.engine.scheduling.passes import Job, PassResult, run_pass

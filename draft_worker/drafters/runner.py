@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine.branches import BranchInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import BranchInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.engine.scheduling import passes
 from paceline.kv import Branch

@@ -112,6 +112,11 @@ class ModelRunner:
         return logits
 
     @property
+    def row_invariant(self) -> bool:
+        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
+        return self._backend.skills.row_invariant
+
+    @property
     def can_stop(self) -> bool:
         """True where passes can be given up."""
         return self._backend.skills.cancellable

@@ -19,9 +19,8 @@ from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.types import SamplingParams
 from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
-from paceline.engine.batch import SequenceInput
-from paceline.engine.branches import BranchInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import BranchInput, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 

@@ -13,7 +13,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, DraftRound, OpenSequence, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from paceline.engine.batch import SequenceInput
+from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduling.sequences import HeldSequence

@@ -17,8 +17,8 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import DraftEvent, DraftProposal, DraftRound, OpenSequence, SequenceFailed
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.batch import SequenceInput
 from paceline.engine.cancel import CancelToken
+from paceline.engine.layout import SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
 from tests.sim.reference import check_slow_proposal
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice

@@ -13,7 +13,7 @@ from paceline.core.clock import ManualClock
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
-from paceline.engine.batch import SequenceInput
+from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling import passes
 from paceline.engine.scheduling.passes import Job, PassResult, broken_rows, run_pass
 from paceline.engine.scheduling.sequences import RETRY_SECONDS, HeldSequence, HeldSequences
