@@ -30,8 +30,11 @@ from coordinator.telemetry.throughput import tell_throughput
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.structures import Structures
 from coordinator.text.vocabulary import Vocabulary
+from coordinator.workers.directory.interface import Member
+from coordinator.workers.directory.registry import open_directories
+from coordinator.workers.fleet import Fleet, FleetObserver
 from coordinator.workers.links import Link, LinkObserver
-from coordinator.workers.stream_protocol import DRAFT, TARGET, StreamProtocol
+from coordinator.workers.stream_protocol import PROTOCOLS
 from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.config import CoordinatorConfig
@@ -95,26 +98,35 @@ class Coordinator:
         """Set whenever `serving` may have changed."""
         self.draining = False
         """True once it was told to stop: nothing new begins."""
-        observer = LinkObserver(self._admit, self._ready, self._lost, self.dispatcher.link_events)
+        self.fleet = self._make_fleet(secret)
+        self._last_target: common_pb2.WorkerInfo | None = None
+        """The target that was ready last; it may have left since."""
 
-        def link(address: str, protocol: StreamProtocol) -> Link:
-            sockets = config.local_sockets
-            return Link(address, protocol, observer, config.worker_tls, local_sockets=sockets, secret=secret)
+    def _make_fleet(self, secret: WorkerSecret | None) -> Fleet:
+        config, dispatcher = self.config, self.dispatcher
 
-        self.dispatcher.targets = [link(address, TARGET) for address in config.targets]
-        self.dispatcher.drafts = [link(address, DRAFT) for address in config.drafts]
+        def link(member: Member) -> Link:
+            protocol, sockets = PROTOCOLS[member.role], config.local_sockets
+            observer = LinkObserver(
+                self._admit, self._ready, self._lost, dispatcher.link_events, self.fleet.report
+            )
+            return Link(
+                member.address, protocol, observer, config.worker_tls, local_sockets=sockets, secret=secret
+            )
+
+        observer = FleetObserver(self._entered, self._leaving, dispatcher.link_left)
+        return Fleet(open_directories(config.targets, config.drafts), link, observer)
 
     @property
     def links(self) -> Sequence[Link]:
-        """Targets first."""
-        return [*self.dispatcher.targets, *self.dispatcher.drafts]
+        """Targets first; those that get no new sequences last."""
+        return [*self.dispatcher.targets, *self.dispatcher.drafts, *self.dispatcher.leaving]
 
     async def run(self) -> None:
         """Keep links and deadlines going until cancelled."""
         with contextlib.closing(self._structures):
             async with asyncio.TaskGroup() as group:
-                for link in self.links:
-                    group.create_task(link.run())
+                group.create_task(self.fleet.run())
                 group.create_task(self.dispatcher.sweep())
                 group.create_task(self.requests.sweep())
                 group.create_task(self.certificates.watch())
@@ -137,6 +149,8 @@ class Coordinator:
         """What the target is, or was. Of several that serve, the one that serves the fewest tokens: any of
         them may get a request. Raises UnavailableError before one was ever there."""
         served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
+        if not served and self._last_target is not None:
+            return self._last_target
         if not served:
             raise UnavailableError("no target worker is there yet")
         return min(served, key=lambda each: (each[0], each[1].max_model_len))[1]
@@ -165,7 +179,7 @@ class Coordinator:
     @property
     def has_target(self) -> bool:
         """True once a target was there, ready or not: `target_info` is known."""
-        return any(link.admitted for link in self.dispatcher.targets)
+        return self._last_target is not None or any(link.admitted for link in self.dispatcher.targets)
 
     @property
     def accepting(self) -> bool:
@@ -445,6 +459,7 @@ class Coordinator:
 
     def _ready(self, link: Link) -> None:
         if link.role == "target":
+            self._last_target = link.admitted
             self._target_found.set()
         for warning in self.warnings:
             if warning not in self._warned:
@@ -455,6 +470,14 @@ class Coordinator:
 
     def _lost(self, link: Link) -> None:
         self.dispatcher.link_lost(link)
+        self.readiness_changed.set()
+
+    def _entered(self, link: Link) -> None:
+        self.dispatcher.link_entered(link)
+        self.readiness_changed.set()
+
+    def _leaving(self, link: Link) -> None:
+        self.dispatcher.link_leaving(link)
         self.readiness_changed.set()
 
 

@@ -66,6 +66,8 @@ class Dispatcher:
     ) -> None:
         self.targets: list[Link] = []
         self.drafts: list[Link] = []
+        self.leaving: list[Link] = []
+        """Workers that keep their sequences and get no new ones."""
         self.finished = 0
         self.failed = 0
         self.num_preemptions = 0
@@ -160,6 +162,30 @@ class Dispatcher:
         if not running.ended:
             self._carry_out(running, running.machine.give_up(error))
 
+    # ---- for the fleet -----------------------------------------------------------------------------
+
+    def link_entered(self, link: Link) -> None:
+        """The worker gets sequences from now on."""
+        if link in self.leaving:
+            self.leaving.remove(link)
+        self._peers(link).append(link)
+        if link.ready:
+            self.link_ready(link)
+
+    def link_leaving(self, link: Link) -> None:
+        """The worker gets no new sequences."""
+        self._peers(link).remove(link)
+        self.leaving.append(link)
+
+    def link_left(self, link: Link) -> None:
+        """Nobody has to do with the worker any more."""
+        self.leaving.remove(link)
+        self._heard.pop(link, None)
+        self._silences.pop(link, None)
+
+    def _peers(self, link: Link) -> list[Link]:
+        return self.targets if link.role == "target" else self.drafts
+
     # ---- for the links -----------------------------------------------------------------------------
 
     def link_ready(self, link: Link) -> None:
@@ -189,14 +215,14 @@ class Dispatcher:
         held = self._held = Untold()
         try:
             self._take_up(link, events)
-            for each in (*self.targets, *self.drafts):
+            for each in (*self.targets, *self.drafts, *self.leaving):
                 each.flush()
         finally:
             self._held = None
             self._release(held)
 
     def _take_up(self, link: Link, events: Iterable[Any]) -> None:
-        if link in self.drafts:
+        if link in self.drafts or link in self._silences:
             self._silences[link] = Silence(self._clock())  # whatever it says, to whomever
         for event in events:
             if isinstance(event, RoundVerdict | PromptLogprobs):

@@ -56,6 +56,8 @@ class LinkObserver:
     ready: Callable[[Link], None]
     lost: Callable[[Link], None]
     events: Callable[[Link, Sequence[Any]], None]
+    refused: Callable[[Link, str], None] = lambda _link, _refusal: None
+    """The worker cannot be used, and why."""
 
 
 class Link:
@@ -198,9 +200,11 @@ class Link:
         `reason` is what clients are told, if not all that the log is.
         """
         was_ready = self.ready
-        if self.state is not LinkState.REFUSED:
-            log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
+        is_news = self.state is not LinkState.REFUSED
         self.state, self.reason = LinkState.REFUSED, reason or str(error)
+        if is_news:
+            log.warning("the %s worker at %s is refused: %s", self.role, self.address, error)
+            self._observer.refused(self, self.reason)
         self.settled.set()
         if was_ready:
             self._outbox.clear()

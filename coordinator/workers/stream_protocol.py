@@ -81,3 +81,5 @@ DRAFT = StreamProtocol(
     draft_pb2.DraftResponse,
     frames.draft_events,
 )
+PROTOCOLS: Final = {protocol.role: protocol for protocol in (TARGET, DRAFT)}
+"""By role."""

@@ -16,7 +16,7 @@ from paceline.core.validation import (
     device,
     draft_token_table,
     draft_tokens,
-    host_and_port,
+    worker_address,
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -289,7 +289,7 @@ class CoordinatorConfig:
         for name in ("targets", "drafts"):
             addresses = getattr(self, name)
             for address in addresses:
-                host_and_port(name, address)
+                worker_address(name, address)
                 _check(addresses.count(address) == 1, name, f"{address} is given twice")
         for name in ("port", "http_port"):
             value = getattr(self, name)

@@ -46,6 +46,15 @@ def host_and_port(name: str, value: str) -> tuple[str, int]:
     return host, int(port)
 
 
+_WITH_SCHEME: Final = re.compile(r"[a-z][a-z0-9+-]*:.*[:/].*")
+
+
+def worker_address(name: str, value: str) -> None:
+    """`host:port`, or `scheme:place` for whoever knows the scheme to check and look up."""
+    if not _WITH_SCHEME.fullmatch(value):
+        host_and_port(name, value)
+
+
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 

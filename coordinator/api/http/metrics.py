@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -49,7 +49,8 @@ _CACHE_COUNTERS = {
 class Workers:
     """Asks workers for their numbers, not more often than they change much."""
 
-    def __init__(self, links: Sequence[Link], clock: Clock = monotonic) -> None:
+    def __init__(self, links: Callable[[], Sequence[Link]], clock: Clock = monotonic) -> None:
+        """`links` gives those that there are now."""
         self._links = links
         self._clock = clock
         self._asked_at: float | None = None
@@ -60,7 +61,7 @@ class Workers:
         if self._asked_at is not None and now - self._asked_at < REFRESH_SECONDS:
             return
         self._asked_at = now
-        asking = [asyncio.create_task(link.refresh()) for link in self._links]
+        asking = [asyncio.create_task(link.refresh()) for link in self._links()]
         if asking:
             done, late = await asyncio.wait(asking, timeout=REFRESH_SECONDS)
             for task in late:

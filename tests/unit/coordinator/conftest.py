@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from harness.links import link_workers
 
 from coordinator.app import Coordinator
 from coordinator.text.vocabulary import Vocabulary
@@ -22,6 +23,7 @@ def vocabulary() -> Vocabulary:
 async def coordinator(vocabulary: Vocabulary) -> AsyncIterator[Coordinator]:
     config = CoordinatorConfig(targets=("a:1", "b:1"), tokenizer="embedded:target")
     made = Coordinator(config, vocabulary)
+    link_workers(made)
     yield made
     made.close()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from harness.links import link_workers
 
 from coordinator import main
 from coordinator.app import Coordinator
@@ -59,6 +60,7 @@ async def announcing(
     monkeypatch.setattr(main, "tune_interpreter", lambda: None)
     config = CoordinatorConfig(targets=("a:1",), drafts=("b:1",), tokenizer="embedded:target")
     coordinator = Coordinator(config, vocabulary)
+    link_workers(coordinator)
     server = Server("coordinator", "127.0.0.1", 0)
     await server.start()
     task = asyncio.create_task(main._announce(coordinator, server, None))

@@ -134,7 +134,7 @@ class FakeLink:
 
 async def test_workers_are_asked_once_a_second_at_most() -> None:
     link, clock = FakeLink(), ManualClock()
-    workers = Workers([link], clock)  # type: ignore[list-item]
+    workers = Workers(lambda: [link], clock)  # type: ignore[list-item]
     for moment, asked in ((0.0, 1), (0.5, 1), (0.5, 2), (0.1, 2)):
         clock.advance(moment)
         await workers.refresh()
@@ -145,7 +145,7 @@ async def test_a_worker_that_hangs_does_not_hold_the_scrape_up(monkeypatch: pyte
     monkeypatch.setattr("coordinator.api.http.metrics.REFRESH_SECONDS", 0.01)
     hanging, other = FakeLink(answers=False), FakeLink("draft")
     async with asyncio.timeout(60):
-        await Workers([hanging, other]).refresh()  # type: ignore[list-item]
+        await Workers(lambda: [hanging, other]).refresh()  # type: ignore[list-item]
     assert (hanging.asked, other.asked) == (1, 1)
 
 
@@ -154,7 +154,7 @@ async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptu
         async def refresh(self) -> None:
             raise ValueError("a defect")
 
-    await Workers([Broken()]).refresh()  # type: ignore[list-item]
+    await Workers(lambda: [Broken()]).refresh()  # type: ignore[list-item]
     assert "could not be asked for its numbers: ValueError" in caplog.text
 
 

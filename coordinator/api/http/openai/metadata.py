@@ -24,7 +24,7 @@ class Information:
     def __init__(self, coordinator: Coordinator, registry: CollectorRegistry) -> None:
         self._coordinator = coordinator
         self._registry = registry
-        self._workers = Workers(coordinator.links)
+        self._workers = Workers(lambda: coordinator.links)
         self._created = int(time.time())
 
     async def models(self, _request: Request) -> Response:

@@ -20,6 +20,7 @@ from coordinator.app import Coordinator
 from coordinator.auth import Gate, Principal, principal
 from coordinator.text.vocabulary import Vocabulary
 from coordinator.workers.links import LinkState
+from harness.links import link_workers
 from harness.waiting import HANG
 from paceline.client import AsyncClient
 from paceline.core.clock import ManualClock
@@ -66,6 +67,7 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
     """Its one target is nowhere."""
     config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="embedded:target", model_name="m")
     coordinator = Coordinator(config, vocabulary, gate=gate)
+    link_workers(coordinator)
     callers: list[Principal] = []
     real = coordinator.detokenize
     coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]

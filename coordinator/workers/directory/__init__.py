@@ -1,0 +1,1 @@
+"""Where the workers are: static lists, and what finds workers that come and go."""

@@ -1,0 +1,109 @@
+"""The links to all workers that the directories list: one for each, ended when it is of no use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.workers.directory.interface import Member, MemberState, WorkerDirectory
+from coordinator.workers.links import Link
+
+IDLE_CHECK_SECONDS = 0.05
+"""How often a link to a worker that is listed no more is looked at."""
+
+Key = tuple[str, str]
+"""Role and address of a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetObserver:
+    """What a fleet calls when the use of a link changes; all calls happen on the event loop."""
+
+    entered: Callable[[Link], None]
+    """The worker takes sequences from now on."""
+    leaving: Callable[[Link], None]
+    """It takes no new ones; it may enter again."""
+    left: Callable[[Link], None]
+    """It has none, and its link has ended."""
+
+
+class Fleet:
+    """Follows directories. A worker that several of them list has one link."""
+
+    def __init__(
+        self, directories: Sequence[WorkerDirectory], make: Callable[[Member], Link], observer: FleetObserver
+    ) -> None:
+        """`make` makes the link to a worker; the fleet runs it."""
+        self._directories = directories
+        self._make = make
+        self._observer = observer
+        self._listed: list[Sequence[Member]] = [()] * len(directories)
+        """What each directory lists."""
+        self._links: dict[Key, Link] = {}
+        self._leaving: set[Link] = set()
+        """Links to workers that take no new sequences."""
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow the directories and keep the links going until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(self._directories)):
+                group.create_task(self._follow(number))
+            await self._tend(group)
+
+    async def _follow(self, number: int) -> None:
+        async for members in self._directories[number].watch():
+            self.update(number, members)
+
+    def update(self, number: int, members: Sequence[Member]) -> None:
+        """Take in the membership of directory `number` as it is now."""
+        self._listed[number] = members
+        wanted = self._wanted()
+        for key, member in wanted.items():
+            if key not in self._links:
+                self._links[key] = self._make(member)
+                self._observer.entered(self._links[key])
+        for key, link in self._links.items():
+            takes_sequences = key in wanted and wanted[key].state is MemberState.READY
+            if takes_sequences and link in self._leaving:
+                self._leaving.remove(link)
+                self._observer.entered(link)
+            elif not takes_sequences and link not in self._leaving:
+                self._leaving.add(link)
+                self._observer.leaving(link)
+        self._changed.set()
+
+    def report(self, link: Link, refusal: str) -> None:
+        """The worker at this link cannot be used: tell the directories that list it."""
+        for directory, members in zip(self._directories, self._listed, strict=True):
+            for member in members:
+                if (member.role, member.address) == (link.role, link.address):
+                    directory.report(member, refusal)
+
+    def _wanted(self) -> dict[Key, Member]:
+        return {(member.role, member.address): member for members in self._listed for member in members}
+
+    async def _tend(self, group: asyncio.TaskGroup) -> None:
+        """Run each link until its worker is listed no more and its stream or its sequences have ended."""
+        while True:
+            for link in self._links.values():
+                if link not in self._tasks:
+                    self._tasks[link] = group.create_task(link.run())
+            unlisted = self._links.keys() - self._wanted().keys()
+            for key in unlisted:
+                if not (self._links[key].ready and self._links[key].load):
+                    self._end(key)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_CHECK_SECONDS if unlisted else None):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def _end(self, key: Key) -> None:
+        link = self._links.pop(key)
+        self._leaving.remove(link)
+        task = self._tasks.pop(link)
+        task.add_done_callback(lambda _ended: self._observer.left(link))
+        task.cancel()

@@ -1,0 +1,145 @@
+"""What every directory of workers must keep to; a new one is put through it by a line in DIRECTORIES_OF."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from coordinator.workers.directory.interface import Member, WorkerDirectory
+from coordinator.workers.directory.registry import DIRECTORIES, open_directories
+from coordinator.workers.directory.static import StaticDirectory
+from paceline.core.errors import InvalidArgumentError
+from paceline.core.validation import host_and_port
+from tests.integration.seams.toys.changing_directory import ChangingDirectory
+
+HANG = 30.0
+ONE, TWO = Member("target", "one:1"), Member("target", "two:2")
+
+
+class Listing:
+    """A directory, and how its members change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        """A directory of these members."""
+        raise NotImplementedError
+
+    change: Callable[[Sequence[Member]], None] | None = None
+    """Makes it list others; None where that cannot be."""
+
+
+class OfStatic(Listing):
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        return StaticDirectory(members)
+
+
+class OfChanging(Listing):
+    """The toy: the contract itself is tried on a directory that changes."""
+
+    def open(self, members: Sequence[Member]) -> WorkerDirectory:
+        self._write(members)
+        return ChangingDirectory("target", str(self.folder / "members"))
+
+    def _write(self, members: Sequence[Member]) -> None:
+        new = self.folder / "new"
+        new.write_text("\n".join(member.address for member in members))
+        new.rename(self.folder / "members")
+
+    change = _write
+
+
+DIRECTORIES_OF = {"static": OfStatic, "changing": OfChanging}
+"""By scheme."""
+
+
+@pytest.fixture(params=sorted(DIRECTORIES_OF))
+def listing(request: pytest.FixtureRequest, tmp_path: Path) -> Listing:
+    return DIRECTORIES_OF[request.param](tmp_path)
+
+
+async def first(directory: WorkerDirectory) -> Sequence[Member]:
+    """The membership that a watch begins with."""
+    async with asyncio.timeout(HANG):
+        return await anext(directory.watch())
+
+
+def test_every_registered_directory_is_put_through() -> None:
+    assert DIRECTORIES.keys() <= DIRECTORIES_OF.keys()
+
+
+@pytest.mark.parametrize("members", [(), (ONE,), (ONE, TWO)])
+async def test_a_watch_begins_with_the_members(listing: Listing, members: Sequence[Member]) -> None:
+    told = await first(listing.open(members))
+    assert list(told) == list(members)
+    for member in told:
+        host_and_port("address", member.address)
+
+
+async def test_every_watch_is_told_the_same(listing: Listing) -> None:
+    directory = listing.open([ONE, TWO])
+    assert list(await first(directory)) == list(await first(directory))
+
+
+async def test_a_report_changes_no_membership(listing: Listing) -> None:
+    directory = listing.open([ONE, TWO])
+    for member in await first(directory):
+        directory.report(member, "it serves another model")
+    assert list(await first(directory)) == [ONE, TWO]
+
+
+async def test_a_change_is_told_whole(listing: Listing) -> None:
+    directory = listing.open([ONE])
+    if listing.change is None:
+        return
+    watch = directory.watch()
+    async with asyncio.timeout(HANG):
+        assert list(await anext(watch)) == [ONE]
+        for members in ([ONE, TWO], [TWO], [], [ONE]):
+            listing.change(members)
+            assert list(await anext(watch)) == members
+
+
+async def test_a_cancelled_watch_leaves_no_task(listing: Listing) -> None:
+    directory, told = listing.open([ONE]), asyncio.Event()
+
+    async def follow() -> None:
+        async for _ in directory.watch():
+            told.set()
+
+    before = asyncio.all_tasks()
+    following = asyncio.create_task(follow())
+    async with asyncio.timeout(HANG):
+        await told.wait()
+        following.cancel()
+        await asyncio.wait([following])
+    assert asyncio.all_tasks() == before
+
+
+async def test_addresses_without_a_scheme_are_static(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str]] = []
+
+    def other(role: str, place: str) -> WorkerDirectory:
+        opened.append((role, place))
+        return StaticDirectory(())
+
+    monkeypatch.setitem(DIRECTORIES, "other", other)
+    static, *others = open_directories(["a:1", "other:x:1", "b:1"], ["c:1", "other:y/z"])
+    assert [(member.role, member.address) for member in await first(static)] == [
+        ("target", "a:1"),
+        ("target", "b:1"),
+        ("draft", "c:1"),
+    ]
+    assert opened == [("target", "x:1"), ("draft", "y/z")]
+    assert len(others) == 2
+
+
+@pytest.mark.parametrize("address", ["unknown:a/b", "unknown:a:b", "a"])
+def test_an_unknown_scheme_is_refused(address: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="host:port") as refused:
+        open_directories(["a:1"], [address])
+    assert refused.value.field == "drafts"

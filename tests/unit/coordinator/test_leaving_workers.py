@@ -1,0 +1,123 @@
+"""Sequences of workers that enter and leave while they run. Links are fakes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+import coordinator.scheduling.dispatcher as dispatcher_module
+from coordinator.app import Coordinator
+from coordinator.scheduling.running_sequence import Running
+from coordinator.sequence.ledger import Commit
+from coordinator.sequence.messages import Phase
+from coordinator.workers.links import Link, LinkState
+from paceline.v1 import common_pb2
+from tests.unit.coordinator.test_dispatcher import FakeLink, Service, parts
+
+
+def link(role: str = "target", *, ready: bool = True) -> Link:
+    made = FakeLink(ready=ready)
+    made.role = role  # type: ignore[attr-defined]
+    return cast(Link, made)
+
+
+def entered(service: Service, worker: Link) -> Link:
+    service.it.link_entered(worker)
+    return worker
+
+
+def tokens(running: Running) -> list[int]:
+    return [token for part in parts(running) if isinstance(part, Commit) for token in part.token_ids]
+
+
+def test_a_waiting_sequence_takes_the_worker_that_enters() -> None:
+    service = Service(targets=0)
+    running = service.submit(k=0)
+    assert running.state.phase is Phase.NEW
+    worker = entered(service, link())
+    assert (running.target, running.state.phase) == (worker, Phase.VERIFYING)
+
+
+def test_a_leaving_target_keeps_its_sequences_and_gets_no_more() -> None:
+    service = Service(targets=0)
+    old = entered(service, link())
+    staying = service.submit(k=0)
+    new = entered(service, link())
+    service.it.link_leaving(old)
+    assert [service.submit(k=0).target for _ in range(3)] == [new] * 3
+    service.answer(staying, 5)
+    assert (staying.target, old.load) == (old, 1)
+    assert cast(FakeLink, old).flushed == len(cast(FakeLink, old).sent), "its next round leaves at once"
+
+
+def test_a_leaving_target_that_is_lost_costs_no_token() -> None:
+    service = Service(targets=0)
+    old = entered(service, link())
+    running = service.submit(k=0, max_tokens=4)
+    service.answer(running, 5)
+    new = entered(service, link())
+    service.it.link_leaving(old)
+    service.answer(running, 6)
+    service.lose(cast(FakeLink, old))
+    assert (running.target, old.load, new.load) == (new, 0, 1)
+    service.answer(running, 7)
+    service.answer(running, 8)
+    assert tokens(running) == [5, 6, 7, 8]
+
+
+def test_a_worker_that_comes_back_gets_sequences_again() -> None:
+    service = Service(targets=0)
+    worker = entered(service, link())
+    service.it.link_leaving(worker)
+    waiting = service.submit(k=0)
+    assert waiting.target is None
+    entered(service, worker)
+    assert waiting.target is worker
+    assert (service.it.targets, service.it.leaving) == ([worker], [])
+
+
+def test_nothing_is_kept_of_a_worker_that_left() -> None:
+    service = Service(targets=0)
+    target, draft = entered(service, link()), entered(service, link("draft"))
+    running = service.submit(max_tokens=5)
+    service.answer(running, 5)
+    service.propose(running)
+    service.answer(running, 7, 8, 9, 1)
+    assert running.ended
+    for worker in (target, draft):
+        service.it.link_leaving(worker)
+        service.it.link_left(worker)
+    dispatcher = service.it
+    assert [*dispatcher.targets, *dispatcher.drafts, *dispatcher.leaving] == []
+    assert not dispatcher._heard
+    assert not dispatcher._silences
+
+
+def test_a_leaving_draft_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not be taken to hang while it answers."""
+    monkeypatch.setattr(dispatcher_module, "SWEEP_SECONDS", 0)
+    service = Service(targets=0)
+    entered(service, link())
+    draft = entered(service, link("draft"))
+    first = service.submit()
+    service.deadline(first)
+    service.it.link_leaving(draft)
+    assert service.it._silences[draft].deadlines == 1
+    service.propose(first)
+    assert service.it._silences[draft].deadlines == 0
+
+
+def test_the_last_target_is_remembered_when_it_left(coordinator: Coordinator) -> None:
+    for worker in list(coordinator.dispatcher.targets):
+        worker.admitted, worker.state = common_pb2.WorkerInfo(model="m", max_model_len=9), LinkState.READY
+        coordinator._ready(worker)
+        coordinator._leaving(worker)
+        coordinator.dispatcher.link_left(worker)
+    assert not coordinator.links
+    assert not coordinator.serving
+    assert (coordinator.has_target, coordinator.target_info().model, coordinator.known_name) == (
+        True,
+        "m",
+        "m",
+    )
