@@ -21,11 +21,11 @@ from coordinator.round.machine import RoundMachine
 from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Parts, Running
 from coordinator.sequence.ledger import Commit, Ledger
-from coordinator.sequence.replay_buffer import Record, ending
+from coordinator.sequence.replay_buffer import ReplayBuffer, ending
 from coordinator.setup_warnings import setup_warnings
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from coordinator.telemetry.request_log import Reporting
-from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.telemetry.throughput import tell_throughput
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.structures import Structures
@@ -74,10 +74,10 @@ class Coordinator:
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
         self._texts = LongTexts(vocabulary)
-        self.recorder = Recorder()
-        self.tenants = TenantRecorder() if config.tenant_metrics else None
+        self.metrics = Metrics()
+        self.tenants = TenantMetrics() if config.tenant_metrics else None
         """What each tenant uses, where that is to be told."""
-        observers = [self.recorder, *([] if self.tenants is None else [self.tenants]), *observers]
+        observers = [self.metrics, *([] if self.tenants is None else [self.tenants]), *observers]
         self._reporting = Reporting(observers, clock)
         self.certificates = CertificateExpiry({"tls": config.tls, "worker_tls": config.worker_tls})
         self.dispatcher = Dispatcher(
@@ -321,8 +321,8 @@ class Coordinator:
         self.requests.add(request)
         try:
             for machine in machines:
-                record = Record(machine.state.ledger.num_generated) if call.resumable else None
-                running = self.dispatcher.submit(machine, record)
+                replay = ReplayBuffer(machine.state.ledger.num_generated) if call.resumable else None
+                running = self.dispatcher.submit(machine, replay)
                 running.tenant = request.principal
                 request.choices.append(running)
         except BaseException as error:
@@ -344,16 +344,16 @@ class Coordinator:
     def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
         """What a client is told of a choice before its next round: all that it lacks of the past."""
         running = request.choices[choice]
-        ledger, record = running.state.ledger, running.record
+        ledger, replay = running.state.ledger, running.replay
         count = 0 if call.resumption is None else call.resumption.resume_from[choice]
         if count and count == ledger.num_generated:
             return [ending(ledger)] if ledger.ended else []
         echo = [Commit(0, (), (), request.prompt_text, choice=choice)] if request.prompt_text else []
-        if call.resumption is None or record is None:
+        if call.resumption is None or replay is None:
             return echo
         skips = request.call.sampling.skip_special_tokens
         fresh = ledger.fresh(self.vocabulary.detokenizer(request.prompt, skip_special_tokens=skips))
-        return itertools.chain(() if count else echo, record.missed(count, ledger, fresh))
+        return itertools.chain(() if count else echo, replay.missed(count, ledger, fresh))
 
     def _expire(self, choices: Sequence[Running]) -> None:
         """Free what a request holds that is too old, also when its client has stopped reading."""

@@ -14,7 +14,7 @@ from coordinator.api import chat_template
 from coordinator.api.chat_template import ChatTemplate
 from coordinator.api.conversations import Conversations
 from coordinator.api.grpc.auth import KeyInterceptor, make_gate, reload_on_hangup, warn_if_open
-from coordinator.api.grpc.calls import CallObserver
+from coordinator.api.grpc.calls import GrpcCallObserver
 from coordinator.api.grpc.service import GenerationService
 from coordinator.app import Coordinator
 from coordinator.telemetry.tracing import Tracer
@@ -58,7 +58,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     most = descriptors.connections(2 if config.http else 1)
     server = _server(
         config,
-        [CallObserver(coordinator.recorder), KeyInterceptor(gate)],
+        [GrpcCallObserver(coordinator.metrics), KeyInterceptor(gate)],
         most,
         lambda: coordinator.max_request_bytes,
     )

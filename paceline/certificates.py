@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.security.auth import PeerRole
 
-ROLES = tuple(role.value for role in PeerRole)
+CERTIFICATE_ROLES = tuple(role.value for role in PeerRole)
 CA_NAME = "Paceline authority"
 CA_DAYS = 3650
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -124,10 +124,10 @@ def make_certificates(
 
     Raises InvalidArgumentError naming `role`, `name`, `days` or `folder`; then nothing was written.
     """
-    chosen = list(dict.fromkeys(roles)) or list(ROLES)
+    chosen = list(dict.fromkeys(roles)) or list(CERTIFICATE_ROLES)
     for role in chosen:
-        if role not in ROLES:
-            raise InvalidArgumentError("role", f"must be one of {', '.join(ROLES)}, got {role}")
+        if role not in CERTIFICATE_ROLES:
+            raise InvalidArgumentError("role", f"must be one of {', '.join(CERTIFICATE_ROLES)}, got {role}")
     if name and len(chosen) != 1:
         raise InvalidArgumentError("name", "goes with one role")
     if name != Path(name).name or name == "ca":

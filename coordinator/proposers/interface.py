@@ -46,6 +46,10 @@ class Guess:
         """The first `length` tokens."""
         return replace(self, token_ids=self.token_ids[:length])
 
+    def behind_first(self) -> Guess:
+        """The tokens after the first one, which counts as text that they follow on. It has more than one."""
+        return replace(self, token_ids=self.token_ids[1:], context_length=self.context_length + 1)
+
 
 class ContextSource(Protocol):
     """Guesses from the text alone, in microseconds: deterministic, without I/O. One object a sequence."""

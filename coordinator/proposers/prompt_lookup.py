@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.proposers.interface import Guess
+from coordinator.sequence.round_record import PROMPT_LOOKUP
 
-NAME: Final = "prompt-lookup"
+NAME: Final = PROMPT_LOOKUP
 
 SHORTEST = 2
 """Tokens that must agree."""

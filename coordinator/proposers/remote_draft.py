@@ -6,14 +6,14 @@ Its answers are events of the round (`DraftProposal`, `Continuations`, `FromDraf
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from coordinator.sequence.ledger import Ledger
+from coordinator.sequence.round_record import DRAFT
 from coordinator.sequence.worker_view import WorkerView
 from paceline.core.messages import DraftRound, OpenSequence
 from paceline.core.types import SequenceParams
 
-NAME: Final = "draft"
 MAX_PAUSE_ROUNDS = 64
 """Longest pause, in rounds, after repeated failures of the draft."""
 
@@ -22,7 +22,7 @@ MAX_PAUSE_ROUNDS = 64
 class RemoteDraft(WorkerView):
     """The draft worker of one sequence. After failures it is left alone, twice as long every time."""
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = DRAFT
 
     read: int = 0
     """Ledger tokens that it is known to have read."""

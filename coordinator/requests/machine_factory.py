@@ -12,7 +12,7 @@ from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Ledger
 from coordinator.sequence.messages import Deadlines, Phase
-from coordinator.speculation.controller import Controller, Kind, kind_of
+from coordinator.speculation.controller import Controller, RequestKind, kind_of
 from coordinator.speculation.policy import FixedLength, GoodputPolicy, Policy, TablePolicy
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.config import CoordinatorConfig
@@ -54,7 +54,7 @@ class Machines:
         )
         return RoundMachine(state)
 
-    def _policy(self, k: DraftTokens, kind: Kind) -> Policy:
+    def _policy(self, k: DraftTokens, kind: RequestKind) -> Policy:
         controller = self._controller
         if k != AUTO:
             return FixedLength(controller, k, kind)

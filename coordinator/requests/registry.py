@@ -76,7 +76,7 @@ class Request:
     @property
     def num_logprobs(self) -> int:
         """Log-probabilities that are kept for its client, of all choices."""
-        return sum(running.record.num_logprobs for running in self.choices if running.record is not None)
+        return sum(running.replay.num_logprobs for running in self.choices if running.replay is not None)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -100,7 +100,7 @@ class Request:
         """True where the client's tokens are the first ones of each choice."""
         for index, (count, running) in enumerate(zip(resumption.resume_from, self.choices, strict=True)):
             ledger = running.state.ledger
-            if running.record is None or not running.record.covers(count, ledger):
+            if running.replay is None or not running.replay.covers(count, ledger):
                 return False
             mine = ledger.token_ids[ledger.prompt_length :][:count]
             if resumption.received and list(resumption.received[index]) != mine:

@@ -24,9 +24,10 @@ class Planner:
     ledger: Ledger
     draft: WorkerSource
     policy: Policy
+    """Chooses K."""
     sources: Sequence[ContextSource]
     num_speculative_tokens: int
-    """The most draft tokens of a round."""
+    """The most draft tokens of a round; 0 needs no draft worker."""
     vocabulary_size: int
     target_max_len: int
     draft_max_len: int = 0
@@ -58,7 +59,12 @@ class Planner:
 
     def guess(self, num_wanted: int) -> Guess | None:
         """What a context source proposes, where that is worth more than asking the draft for so many."""
-        return self._guess(self.room_on_target(), num_wanted)
+        most = min(self.num_speculative_tokens, self.room_on_target())
+        if most <= 0:
+            return None
+        tokens = self.ledger.token_ids
+        guesses = [guess for source in self.sources if (guess := source.guess(tokens, most))]
+        return self.policy.choose_guess(guesses, most, num_wanted) if guesses else None
 
     def guess_ahead(self, present: PresentRound) -> tuple[Outcome, Guess] | None:
         """A guess for the round after this one, and the outcome that it is for: all is accepted.
@@ -68,18 +74,17 @@ class Planner:
         proposal = present.proposal.token_ids
         if not self.sources or present.drafted:
             return None
-        room = self.room_on_target(1 + len(proposal))
-        if min(room, self.num_speculative_tokens) <= 0:
+        most = min(self.num_speculative_tokens, self.room_on_target(1 + len(proposal)))
+        if most <= 0:
             return None
         for source in self.sources:
             if present.guess is not None and source.name != present.guess.source:
                 continue
-            following = source.guess(self.ledger.token_ids, 1, proposal)
-            if following is None:
+            whole = source.guess(self.ledger.token_ids, 1 + most, proposal)
+            if whole is None or len(whole.token_ids) == 1:
                 continue
-            ahead = (*proposal, *following.token_ids)
-            if guess := self._guess(room, 0, ahead, [source]):
-                return Outcome(len(proposal), following.token_ids[0]), guess
+            if guess := self.policy.choose_guess([whole.behind_first()], most, 0):
+                return Outcome(len(proposal), whole.token_ids[0]), guess
         return None
 
     def shortened(
@@ -95,18 +100,3 @@ class Planner:
             min(most, self.num_speculative_tokens), unread, self.ledger.remaining
         )
         return self.chosen
-
-    def _guess(
-        self,
-        room: int,
-        num_wanted: int,
-        after: Sequence[int] = (),
-        sources: Sequence[ContextSource] | None = None,
-    ) -> Guess | None:
-        most = min(self.num_speculative_tokens, room)
-        if most <= 0:
-            return None
-        tokens = self.ledger.token_ids
-        asked = self.sources if sources is None else sources
-        guesses = [guess for source in asked if (guess := source.guess(tokens, most, after))]
-        return self.policy.choose_guess(guesses, most, num_wanted) if guesses else None

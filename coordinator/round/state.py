@@ -36,12 +36,10 @@ class RoundState:
     sequence_id: str
     ledger: Ledger
     params: SequenceParams
-    num_speculative_tokens: int
-    """The most draft tokens of a round; 0 needs no draft worker."""
-    policy: Policy
-    """Chooses K."""
+    num_speculative_tokens: InitVar[int]
+    policy: InitVar[Policy]
     deadlines: Deadlines
-    vocabulary_size: int
+    vocabulary_size: InitVar[int]
     target_max_len: InitVar[int]
     draft_max_len: InitVar[int] = 0
     sources: InitVar[Sequence[ContextSource]] = ()
@@ -60,17 +58,23 @@ class RoundState:
     """Its client has too much to read."""
 
     def __post_init__(
-        self, target_max_len: int, draft_max_len: int, sources: Sequence[ContextSource]
+        self,
+        num_speculative_tokens: int,
+        policy: Policy,
+        vocabulary_size: int,
+        target_max_len: int,
+        draft_max_len: int,
+        sources: Sequence[ContextSource],
     ) -> None:
-        """Nothing is known of the workers."""
+        """Nothing is known of the workers. The planner has the rest: see there."""
         self.target, self.draft = TargetView(self.sequence_id), RemoteDraft(self.sequence_id)
         self.planner = Planner(
             self.ledger,
             self.draft,
-            self.policy,
+            policy,
             sources,
-            self.num_speculative_tokens,
-            self.vocabulary_size,
+            num_speculative_tokens,
+            vocabulary_size,
             target_max_len,
             draft_max_len,
         )
@@ -108,7 +112,7 @@ class RoundState:
         there. One that refused the opening never had it.
         """
         self.phase, self.deadline = Phase.WAITING, None
-        self.policy.on_suspend()
+        self.planner.policy.on_suspend()
         self.target.attempts = 0
         closing = self.close_target() if refused_round == 0 else []
         preempted, self.target.computed = self.target.computed, False
@@ -134,7 +138,7 @@ class RoundState:
     def stall(self, now: float) -> None:
         """No target worker: keep everything, and wait for one up to the recovery deadline."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
-        self.policy.on_suspend()
+        self.planner.policy.on_suspend()
 
     def lose_target(self, now: float) -> list[Action]:
         """The target worker is gone, perhaps by what this sequence asked of it."""
@@ -178,7 +182,7 @@ class RoundState:
         """Both workers may forget the sequence."""
         actions = [*self.close_target(), *self.close_draft()]
         self.phase, self.deadline = Phase.DONE, None
-        self.policy.on_suspend()
+        self.planner.policy.on_suspend()
         return actions
 
     def fail(self, error: PacelineError) -> list[Action]:
@@ -188,7 +192,7 @@ class RoundState:
         """True for a verdict that the round in progress can have."""
         wants_logprobs = self.params.sampling.logprobs is not None
         return (
-            verdict_fits(verdict, self.present.proposal, len(self.ledger), self.vocabulary_size)
+            verdict_fits(verdict, self.present.proposal, len(self.ledger), self.planner.vocabulary_size)
             and bool(verdict.logprobs) == wants_logprobs
             and not self.ledger.lacks_prompt_logprobs
             and self.next.permits(verdict)

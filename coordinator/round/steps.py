@@ -40,7 +40,7 @@ class Steps:
         state = self.state
         if state.client_behind:
             state.phase, state.deadline = Phase.PAUSED, None
-            state.policy.on_suspend()
+            state.planner.policy.on_suspend()
             return []
         present = self._next_round(now)
         # The first round has no proposal, wherever it would come from.
@@ -67,7 +67,7 @@ class Steps:
         state = self.state
         draft, present = state.draft, state.present
         present.num_unread = draft.unread(state.ledger)
-        state.policy.on_draft_request(present.num_unread)
+        state.planner.policy.on_draft_request(present.num_unread)
         state.phase, state.deadline, draft.sent_at = Phase.DRAFTING, now + state.deadlines.draft, now
         return [
             ToDraft(command)
@@ -82,11 +82,11 @@ class Steps:
         waited = now - state.draft.sent_at
         state.times.draft_answered(waited, event.timings)
         state.present.record.drafted(waited, event.timings)
-        if not is_sensible(event.proposal, state.present.num_wanted, state.vocabulary_size):
+        if not is_sensible(event.proposal, state.present.num_wanted, state.planner.vocabulary_size):
             return self.go_on_without_draft(now)
         state.draft.has_read(state.ledger)
         drafted, prefill = event.proposal.num_draft_tokens, event.timings.prefill
-        state.policy.on_proposal(drafted, waited, state.present.num_unread, prefill)
+        state.planner.policy.on_proposal(drafted, waited, state.present.num_unread, prefill)
         return self.verify(event.proposal, now)
 
     def go_on_without_draft(self, now: float) -> list[Action]:
@@ -153,7 +153,7 @@ class Steps:
         state = self.state
         state.draft.has_read(state.ledger)
         state.present.record.hit = True
-        state.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
+        state.planner.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
         """Its trunk is the branch that came true; without an answer it looks ahead of that proposal."""
@@ -206,7 +206,7 @@ class Steps:
         state = self.state
         state.phase, state.deadline, state.target.sent_at = Phase.VERIFYING, now + state.deadlines.target, now
         state.present.prefills = state.present.record.prefills = prefills
-        state.policy.on_verify(state.present.proposal.num_draft_tokens, prefills=prefills)
+        state.planner.policy.on_verify(state.present.proposal.num_draft_tokens, prefills=prefills)
 
     def on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
         """Steps 3 and 4: commit, emit, and go on; each worker rolls its own cache back."""
@@ -224,7 +224,7 @@ class Steps:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
         # The policy learns from the whole verdict; what is counted is what is committed.
-        state.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
+        state.planner.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
         # The worker extended its own copy of the ledger with the same tokens.
         state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
         following, state.target.losses = state.next.follows(verdict), 0

@@ -35,7 +35,7 @@ from coordinator.sequence.messages import (
     ToTarget,
     WaitForBlocks,
 )
-from coordinator.sequence.replay_buffer import Record
+from coordinator.sequence.replay_buffer import ReplayBuffer
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.workers.links import Link
 from paceline.core import limits
@@ -102,13 +102,13 @@ class Dispatcher:
         """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
         self._admission.check_fits(n)
 
-    def submit(self, machine: RoundMachine, record: Record | None = None) -> Running:
+    def submit(self, machine: RoundMachine, replay: ReplayBuffer | None = None) -> Running:
         """Take a sequence on, unless it has ended already.
 
         Raises ResourceExhaustedError when the queue is full.
         """
         self._submitted += 1
-        running = Running(machine, order=self._submitted, arrived_at=self._clock(), record=record)
+        running = Running(machine, order=self._submitted, arrived_at=self._clock(), replay=replay)
         if machine.state.phase is Phase.DONE:
             return running
         self._admission.check_room()
@@ -267,7 +267,7 @@ class Dispatcher:
     def _assign(self, running: Running) -> None:
         """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
         the target's first pass finds it there."""
-        wants_draft = running.state.num_speculative_tokens > 0
+        wants_draft = running.state.planner.num_speculative_tokens > 0
         if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
             running.draft = draft
             draft.load += 1
@@ -362,8 +362,8 @@ class Dispatcher:
             running.last_token_at = record.ended
 
     def _emit(self, running: Running, commit: Commit) -> None:
-        if running.record is not None:
-            running.record.add(commit)
+        if running.replay is not None:
+            running.replay.add(commit)
         running.unread += len(commit.token_ids)
         running.parts.put_nowait(commit)
         if commit.finish is not None:

@@ -10,7 +10,7 @@ from coordinator.round.machine import RoundMachine
 from coordinator.round.state import RoundState
 from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import Phase
-from coordinator.sequence.replay_buffer import Record
+from coordinator.sequence.replay_buffer import ReplayBuffer
 from coordinator.sequence.round_record import RoundRecord
 from coordinator.workers.links import Link
 from paceline.core.errors import PacelineError
@@ -48,7 +48,7 @@ class Running:
     last_token_at: float | None = None
     received: int = field(init=False)
     """Tokens that its client had before this coordinator generated any."""
-    record: Record | None = None
+    replay: ReplayBuffer | None = None
     """What was emitted, where the client may come back for it."""
     unread: int = 0
     behind_since: float | None = None

@@ -13,7 +13,7 @@ POSITIONS = 256
 
 
 @dataclass(slots=True)
-class Record:
+class ReplayBuffer:
     """What the ledger does not keep. Origins and log-probabilities begin at token `start`."""
 
     start: int = 0

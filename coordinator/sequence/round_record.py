@@ -6,9 +6,15 @@ Recording must cost next to nothing: a round of small models takes a few millise
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from coordinator.sequence.ledger import Commit
 from paceline.core.types import Timings, TokenOrigin
+
+DRAFT: Final = "draft"
+"""Name of the source of proposals that is a draft worker."""
+PROMPT_LOOKUP: Final = "prompt-lookup"
+"""Name of the context source that the public counts name."""
 
 
 @dataclass(slots=True)
@@ -40,6 +46,11 @@ class RoundRecord:
     draft_waited: float = 0.0
     verify: Timings = field(default_factory=Timings)
     verify_waited: float = 0.0
+
+    @property
+    def proposed_by(self) -> str:
+        """Name of the source of its draft tokens; it has some."""
+        return self.source or DRAFT
 
     def drafted(self, waited: float, timings: Timings) -> None:
         """Its proposal came."""

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.round_record import PROMPT_LOOKUP, RoundRecord
 from paceline.core.types import Timings
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """Counts over the committed rounds whose proposal came from one source."""
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+    def record(self, told: RoundRecord) -> None:
+        """Count one round."""
+        self.num_rounds += 1
+        self.num_draft_tokens += told.num_draft
+        self.num_accepted_draft_tokens += told.num_accepted
+
+    def add(self, other: SourceCounts) -> None:
+        """Count the rounds of another sequence as well."""
+        self.num_rounds += other.num_rounds
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
+
+
+def by_source() -> defaultdict[str, SourceCounts]:
+    """No rounds yet, of any source."""
+    return defaultdict(SourceCounts)
 
 
 @dataclass(slots=True)
@@ -23,8 +50,8 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
     """Rounds whose proposal was there when the verdict came."""
-    num_prompt_lookups: int = 0
-    """Rounds whose proposal was copied from the sequence's own text."""
+    by_source: defaultdict[str, SourceCounts] = field(default_factory=by_source)
+    """By the name of the source of the proposal."""
     cached_prompt_tokens: int = 0
     """Tokens of the prompt whose entries the target had cached when the sequence began."""
     histogram: list[int] = field(default_factory=list)
@@ -44,7 +71,7 @@ class SpeculationStats:
         self.num_step_tokens += told.num_tokens
         self.num_draft_tokens += num_draft
         self.num_lookahead_hits += told.hit
-        self.num_prompt_lookups += bool(told.source)
+        self.by_source[told.proposed_by].record(told)
         self.num_accepted_draft_tokens += num_accepted
         for counts, size in (
             (self.histogram, num_draft + 1),
@@ -57,6 +84,11 @@ class SpeculationStats:
             self.reached[i] += 1
         for i in range(num_accepted):
             self.accepted_at[i] += 1
+
+    @property
+    def num_prompt_lookups(self) -> int:
+        """Rounds whose proposal was copied from the sequence's own text."""
+        return self.by_source[PROMPT_LOOKUP].num_rounds
 
     @property
     def acceptance_rate(self) -> float:

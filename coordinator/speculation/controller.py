@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from coordinator.proposers.interface import Evidence, Guess
 from coordinator.speculation.cost_model import CostModel, bracket
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance, ReplayedAcceptance
-from coordinator.speculation.exploration import SETTLE, Exploration
+from coordinator.speculation.exploration import SETTLING_ROUNDS, Exploration
 from paceline.core.types import AcceptanceMode
 
-MEMORY = 500.0
+POOL_MEMORY = 500.0
 """Verdicts that the acceptance of a kind of requests remembers."""
 HYSTERESIS = 0.03
 """Share by which another K must promise more than the present one."""
@@ -29,7 +29,7 @@ are being read."""
 STARVED = 64
 """Rounds of each sequence without a measurement after which rounds are measured beside prompts as well: under
 such a load every K meets them."""
-STEADY = 8
+STEADY_SHARE = 8
 """A round is measured if the number of sequences changed by at most one in so many while it lasted."""
 TRIAL_TOKENS = 6.0
 """Judged tokens that earlier acceptance counts for in a trial of drafting: it is old."""
@@ -41,11 +41,11 @@ second of plain rounds."""
 HOTTEST = 4
 """Temperatures from this many halves on are one kind."""
 
-Kind = tuple[AcceptanceMode, int]
+RequestKind = tuple[AcceptanceMode, int]
 """Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
 
 
-def kind_of(mode: AcceptanceMode, temperature: float) -> Kind:
+def kind_of(mode: AcceptanceMode, temperature: float) -> RequestKind:
     """The kind of a request."""
     return mode, min(math.ceil(2 * temperature), HOTTEST)
 
@@ -77,7 +77,7 @@ class Controller:
     """Expected tokens per second of a sequence, by K."""
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _unused_guesses: Counter[Evidence] = field(default_factory=Counter)
-    _pools: dict[Kind, Acceptance] = field(default_factory=dict)
+    _pools: dict[RequestKind, Acceptance] = field(default_factory=dict)
     _explorations: dict[int, Exploration] = field(default_factory=dict)
     _rounds: int = 0
     _settled_at: int = 0
@@ -92,12 +92,12 @@ class Controller:
 
     # ---- what sequences report ---------------------------------------------------------------------
 
-    def pool(self, kind: Kind) -> Acceptance:
+    def pool(self, kind: RequestKind) -> Acceptance:
         """What is known of the requests of a kind."""
         if kind not in self._pools:
             # What depends on the tokens after it belongs to a depth in the proposal, not to a token.
             by_depth = kind[0].facts.whole_chain
-            self._pools[kind] = DepthAcceptance(MEMORY) if by_depth else ReplayedAcceptance(MEMORY)
+            self._pools[kind] = DepthAcceptance(POOL_MEMORY) if by_depth else ReplayedAcceptance(POOL_MEMORY)
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]
 
@@ -105,7 +105,7 @@ class Controller:
         """What is known of guesses that rest on the same evidence."""
         evidence = guess.evidence
         if evidence not in self._guesses:
-            self._guesses[evidence] = DepthAcceptance(MEMORY, prior_rate=guess.prior_rate)
+            self._guesses[evidence] = DepthAcceptance(POOL_MEMORY, prior_rate=guess.prior_rate)
         return self._guesses[evidence]
 
     def leave(self, drafts: Acceptance) -> None:
@@ -154,7 +154,7 @@ class Controller:
 
     def steady_since(self, sequences: int) -> bool:
         """True if about as many sequences were there."""
-        return abs(self.sequences - sequences) * STEADY <= self.sequences
+        return abs(self.sequences - sequences) * STEADY_SHARE <= self.sequences
 
     @property
     def trying(self) -> bool:
@@ -206,7 +206,7 @@ class Controller:
 
     def _do(self, k: int) -> None:
         if k != self.k:
-            self.k, self._settled_at = k, self._rounds + SETTLE * self._size
+            self.k, self._settled_at = k, self._rounds + SETTLING_ROUNDS * self._size
 
     def _try(self, exploration: Exploration) -> None:
         if self.goodput is None or not self.max_draft:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MEMORY = 60.0
+COST_MEMORY = 60.0
 """Measurements that a mean remembers, per square root of the sequences in the pass: those of one pass are
 alike."""
 SHARED_PASS = 8
@@ -53,7 +53,7 @@ class RoundCosts:
 
     def add(self, num_draft: int, seconds: float, sequences: int) -> None:
         """Learn from one round with `num_draft` draft tokens among so many `sequences`."""
-        memory = MEMORY * min(max(sequences, 1), SHARED_PASS) ** 0.5
+        memory = COST_MEMORY * min(max(sequences, 1), SHARED_PASS) ** 0.5
         self.means.setdefault(num_draft, Mean()).add(seconds, memory)
 
     def seconds(self, most: int, shape: Sequence[float] | None = None) -> list[float] | None:

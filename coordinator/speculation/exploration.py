@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SETTLE = 4
+SETTLING_ROUNDS = 4
 """Rounds of each sequence after a change of K that are not measured: passes of both kinds overlap."""
 TRIAL = 9
 """Rounds of each sequence that a trial lasts, the settling ones included."""
@@ -20,7 +20,7 @@ SHORTEST, LONGEST = 32, 1024
 """Rounds of each sequence between two trials, at first and at most: the last ones take 1 % of the rounds."""
 EARLY_TRIALS = 4
 """Trials at a load that come at the shortest interval."""
-WORTH = 0.7
+WORTH_TRYING = 0.7
 """A K whose goodput is expected to be below this share of the best is not tried, but for the first two trials
 and those at the longest interval."""
 FIRST_DRAFT = 2
@@ -61,7 +61,7 @@ class Exploration:
         """The K to try; None if nothing is worth a trial now, which counts as one."""
         self.trials += 1
         k = self._candidate(best, goodput)
-        if self.trials <= 2 or self.interval == LONGEST or goodput[k] >= WORTH * max(goodput):
+        if self.trials <= 2 or self.interval == LONGEST or goodput[k] >= WORTH_TRYING * max(goodput):
             self.ends = self.rounds + TRIAL * sequences
             return k
         self._plan(sequences, changed=False)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.proposers.interface import Evidence, Guess
-from coordinator.speculation.controller import Controller, Kind, pays
+from coordinator.speculation.controller import Controller, RequestKind, pays
 from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
 from paceline.core.types import AcceptanceMode, Timings
 
-MEMORY = 200.0
+SEQUENCE_MEMORY = 200.0
 """Verdicts that a sequence's own acceptance remembers."""
 POOL_TOKENS = 40.0
 """Judged tokens that the pool's acceptance counts for in a sequence's own: about a dozen rounds."""
@@ -52,7 +52,7 @@ class Policy(ABC):
     controller: Controller
     num_speculative_tokens: int
     """K, or the greatest K."""
-    kind: Kind = (AcceptanceMode.COUPLED, 0)
+    kind: RequestKind = (AcceptanceMode.COUPLED, 0)
     drafts: Acceptance = field(init=False)
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False
@@ -67,7 +67,7 @@ class Policy(ABC):
     """Those of the controller when the round was sent."""
 
     def __post_init__(self) -> None:
-        self.drafts = self.controller.pool(self.kind).child(MEMORY, POOL_TOKENS)
+        self.drafts = self.controller.pool(self.kind).child(SEQUENCE_MEMORY, POOL_TOKENS)
 
     @abstractmethod
     def choose(self, most: int, lacking: int, remaining: int) -> int:
@@ -164,7 +164,7 @@ class Policy(ABC):
         """This sequence's acceptance of guesses on such evidence."""
         evidence = guess.evidence
         if evidence not in self._guesses:
-            self._guesses[evidence] = self.controller.guesses(guess).child(MEMORY, POOL_TOKENS)
+            self._guesses[evidence] = self.controller.guesses(guess).child(SEQUENCE_MEMORY, POOL_TOKENS)
         return self._guesses[evidence]
 
     def _guess_lengths(self, most: int) -> Sequence[int]:

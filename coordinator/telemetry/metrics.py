@@ -9,7 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from coordinator.requests.observer import RequestRecord
-from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.round_record import PROMPT_LOOKUP, RoundRecord
+from coordinator.sequence.stats import by_source
 from paceline.core import limits
 from paceline.core.errors import CancelledError, StaleEpochError
 from paceline.rpc.codec.status import code_name
@@ -25,7 +26,7 @@ ABORT = "abort"
 """Finish reason of a sequence whose client went away, as vLLM calls it."""
 
 
-class Recorder:
+class Metrics:
     """An observer that counts."""
 
     def __init__(self) -> None:
@@ -38,7 +39,8 @@ class Recorder:
         )
         self.rounds = 0
         self.lookahead_hits = 0
-        self.prompt_lookups = 0
+        self.by_source = by_source()
+        """Rounds with a proposal, by the name of its source."""
         self.rounds_by_draft = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
         """Entry i: rounds with i draft tokens."""
         self.accepted_lengths = [0] * (limits.MAX_SPECULATIVE_TOKENS + 1)
@@ -71,10 +73,10 @@ class Recorder:
         """Take a round in."""
         self.rounds += 1
         self.lookahead_hits += record.hit
-        self.prompt_lookups += bool(record.source)
         self.rounds_by_draft[record.num_draft] += 1
         if record.num_draft:
             self.accepted_lengths[record.num_accepted] += 1
+            self.by_source[record.proposed_by].record(record)
         verify, waited = record.verify, record.verify_waited
         # A verification the target began by itself was under way before: what was waited for counts.
         spent = min(verify.compute, waited)
@@ -145,6 +147,11 @@ class Recorder:
         self.block_waits += 1
 
     # ---- read ------------------------------------------------------------------------------------
+
+    @property
+    def prompt_lookups(self) -> int:
+        """Rounds whose proposal was copied from the text so far."""
+        return self.by_source[PROMPT_LOOKUP].num_rounds
 
     @property
     def num_drafts(self) -> int:

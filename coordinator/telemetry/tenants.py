@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from coordinator.scheduling.running_sequence import Running
 
 
-class TenantRecorder:
+class TenantMetrics:
     """Counts requests and tokens by tenant. There are no more tenants than keys have been in use."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
 from coordinator.scheduling.dispatcher import Dispatcher
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from coordinator.workers.links import Link
 from paceline.core.clock import monotonic
 from paceline.telemetry import logs
@@ -21,8 +21,8 @@ ANSWER_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What a recorder had counted at a moment, in seconds."""
+class CounterSnapshot:
+    """What was counted up to a moment, which is in seconds."""
 
     at: float
     prompt_tokens: int
@@ -33,19 +33,19 @@ class Counts:
     accepted_tokens: int
 
     @classmethod
-    def of(cls, recorder: Recorder, now: float) -> Self:
+    def of(cls, metrics: Metrics, now: float) -> Self:
         """As they are now."""
         return cls(
             now,
-            recorder.prompt_tokens,
-            recorder.generation_tokens,
-            recorder.rounds,
-            recorder.num_drafts,
-            recorder.num_draft_tokens,
-            recorder.num_accepted_tokens,
+            metrics.prompt_tokens,
+            metrics.generation_tokens,
+            metrics.rounds,
+            metrics.num_drafts,
+            metrics.num_draft_tokens,
+            metrics.num_accepted_tokens,
         )
 
-    def since(self, before: Counts) -> dict[str, float]:
+    def since(self, before: CounterSnapshot) -> dict[str, float]:
         """Rates between two moments; those of proposals are left out where there were none."""
         seconds = max(self.at - before.at, 1e-9)
         rates: dict[str, float] = {
@@ -67,7 +67,7 @@ class Counts:
 class Served(Protocol):
     """What the line is made of; a coordinator has all of it."""
 
-    recorder: Recorder
+    metrics: Metrics
     dispatcher: Dispatcher
 
     @property
@@ -80,12 +80,12 @@ class Throughput:
 
     def __init__(self, coordinator: Served, now: float) -> None:
         self._coordinator = coordinator
-        self._before = Counts.of(coordinator.recorder, now)
+        self._before = CounterSnapshot.of(coordinator.metrics, now)
 
     async def write(self, now: float) -> None:
         """One line of level INFO, or none."""
         coordinator = self._coordinator
-        before, self._before = self._before, Counts.of(coordinator.recorder, now)
+        before, self._before = self._before, CounterSnapshot.of(coordinator.metrics, now)
         running, waiting = coordinator.dispatcher.running, coordinator.dispatcher.waiting
         moved = (self._before.prompt_tokens, self._before.generation_tokens) != (
             before.prompt_tokens,

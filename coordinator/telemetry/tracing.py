@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coordinator.requests.observer import RequestRecord
-from coordinator.sequence.round_record import RoundRecord
+from coordinator.sequence.round_record import PROMPT_LOOKUP, RoundRecord
 from coordinator.telemetry import call_log
 from paceline.rpc.codec.status import code_name
 from paceline.telemetry.span_interface import Attributes, OpenSpan, Spans, Value
@@ -62,7 +62,7 @@ class Tracer:
             "paceline.num_accepted_tokens": record.num_accepted,
             "paceline.num_committed_tokens": record.num_tokens,
             "paceline.lookahead_hit": record.hit,
-            "paceline.prompt_lookup": bool(record.source),
+            "paceline.prompt_lookup": record.source == PROMPT_LOOKUP,
             "paceline.prefill": record.prefills,
             "paceline.verify_seconds": record.verify_waited,
             "paceline.commit_seconds": now - record.ended,

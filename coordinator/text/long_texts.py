@@ -28,7 +28,7 @@ SMALLER_AT_A_TIME: Final = 8
 """Texts above LONG_TEXT that are not large."""
 MAX_WAITING: Final = 32
 """Large texts that wait; one more is refused with RESOURCE_EXHAUSTED."""
-RETRY_SECONDS: Final = 1.0
+RETRY_AFTER_SECONDS: Final = 1.0
 
 Result = TypeVar("Result")
 
@@ -103,7 +103,7 @@ class LongTexts:
         """What `work` gives, in another thread."""
         turns = self._large if large else self._smaller
         if turns.locked() and large and self._num_waiting >= MAX_WAITING:
-            raise ResourceExhaustedError("too many long texts wait for being tokenised", RETRY_SECONDS)
+            raise ResourceExhaustedError("too many long texts wait for being tokenised", RETRY_AFTER_SECONDS)
         self._num_waiting += large
         try:
             await turns.acquire()

@@ -13,7 +13,7 @@ from coordinator.text.vocabulary import Vocabulary
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar.checks import StructureChecks
-from paceline.grammar.process import CompileProcess, Model
+from paceline.grammar.process import CompileProcess, StructureVocabulary
 
 
 class Structures:
@@ -50,5 +50,5 @@ class Structures:
         """End the process at once; whoever waits is refused with UnavailableError. May be repeated."""
         self._checks.close()
 
-    def _model(self, eos_token_ids: Sequence[int]) -> Model:
-        return Model(self._size, tuple(eos_token_ids))
+    def _model(self, eos_token_ids: Sequence[int]) -> StructureVocabulary:
+        return StructureVocabulary(self._size, tuple(eos_token_ids))

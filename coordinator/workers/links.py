@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 INFO_SECONDS = 5.0
 """How long a worker may take to say what it is, once it is connected."""
-RETRY_SECONDS = 0.1
+RECONNECT_SECONDS = 0.1
 REFUSED_RETRY_SECONDS = 2.0
 """A refused worker is asked again now and then: somebody may restart it with another model."""
 
@@ -162,7 +162,7 @@ class Link:
                 pause = self._refuse(error, f"{error.field} cannot be used")
             except OSError as error:
                 self._end(str(error))
-                pause = RETRY_SECONDS
+                pause = RECONNECT_SECONDS
             else:
                 async with opened as channel:
                     self._channel = channel
@@ -192,7 +192,7 @@ class Link:
         except OSError as error:
             # Out of descriptors, for one. That must not end the links to all other workers.
             self._end(str(error))
-        return RETRY_SECONDS
+        return RECONNECT_SECONDS
 
     def _refuse(self, error: PacelineError, reason: str = "") -> float:
         """The worker cannot be used as things stand. Returns seconds until it is asked again.

@@ -13,7 +13,7 @@ from paceline.rpc.streams import frames
 from paceline.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 Metadata = tuple[tuple[str, str], ...]
-NOTHING: Final[Metadata] = ()
+NO_METADATA: Final[Metadata] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StreamProtocol:
     """The events of a response."""
 
     async def info(
-        self, channel: grpc.aio.Channel, seconds: float, metadata: Metadata = NOTHING
+        self, channel: grpc.aio.Channel, seconds: float, metadata: Metadata = NO_METADATA
     ) -> common_pb2.WorkerInfo:
         """Ask the worker what it is. Raises DecodeError."""
         answer = await self.stub(channel).GetWorkerInfo(
@@ -43,7 +43,7 @@ class StreamProtocol:
         info: common_pb2.WorkerInfo = _readable(answer).info
         return info
 
-    def open(self, channel: grpc.aio.Channel, metadata: Metadata = NOTHING) -> Any:
+    def open(self, channel: grpc.aio.Channel, metadata: Metadata = NO_METADATA) -> Any:
         """The bidirectional stream."""
         return getattr(self.stub(channel), self.stream)(metadata=metadata)
 

@@ -7,8 +7,8 @@ medians over the pairs of runs that did the same work.
 """
 
 from paceline.bench.config import FULL, QUICK, BenchConfig
-from paceline.bench.record import Record
+from paceline.bench.record import BenchRecord
 from paceline.bench.run import run_bench
 from paceline.bench.table import print_record
 
-__all__ = ["FULL", "QUICK", "BenchConfig", "Record", "print_record", "run_bench"]
+__all__ = ["FULL", "QUICK", "BenchConfig", "BenchRecord", "print_record", "run_bench"]

@@ -21,7 +21,7 @@ ASSISTED = "transformers assisted generation"
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationFigures:
     """What K draft tokens a round bring one request. None: nothing was drafted, or no peer measured."""
 
     temperature: float
@@ -57,7 +57,7 @@ class Speculation:
     """The time to read all weights of the target once at the measured bandwidth."""
 
 
-def speculation(cells: Cells, temperature: float, k: int, floor_seconds: float) -> Speculation:
+def speculation(cells: Cells, temperature: float, k: int, floor_seconds: float) -> SpeculationFigures:
     """Of cells at one request; `floor_seconds` is the target's bandwidth floor."""
     plain = cells[arms.PLAIN, temperature, 1]
     without, ahead = (cells[arms.drafting(k, lookahead=x), temperature, 1] for x in (False, True))
@@ -66,7 +66,7 @@ def speculation(cells: Cells, temperature: float, k: int, floor_seconds: float) 
     predicted = None if alpha is None or c is None else theory.speedup(alpha, c, k)
     rounds = _over(ahead.decoding.seconds_per_round, plain.decoding.seconds_per_round)
     speedup = Ratio.decoding(ahead, plain)
-    return Speculation(
+    return SpeculationFigures(
         temperature=temperature,
         k=k,
         speculative_over_plain=speedup,

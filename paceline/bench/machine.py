@@ -53,7 +53,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class MeasuredModel:
     """One of the models as its worker described it, and what its device is."""
 
     name: str
@@ -65,7 +65,7 @@ class Model:
     """Bytes of weights that a decode step reads."""
 
     @classmethod
-    def of(cls, info: WorkerInfo) -> Model:
+    def of(cls, info: WorkerInfo) -> MeasuredModel:
         """From what a worker says of itself."""
         where = info.device, _device_name(info.device)
         return cls(info.model, *where, info.dtype, info.num_parameters, info.weight_bytes)

@@ -9,21 +9,21 @@ from typing import Any
 
 from paceline.bench.cells import Cells
 from paceline.bench.config import BenchConfig
-from paceline.bench.figures import Service, Speculation, service, speculation
-from paceline.bench.machine import Machine, Model
+from paceline.bench.figures import Service, SpeculationFigures, service, speculation
+from paceline.bench.machine import Machine, MeasuredModel
 from paceline.client.results import to_plain
 
 FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BenchRecord:
     """What was measured, on what, and what follows from it."""
 
     config: BenchConfig
     machine: Machine
-    target: Model
-    draft: Model
+    target: MeasuredModel
+    draft: MeasuredModel
     read_bandwidth: float
     """Bytes per second."""
     prompt_lengths: tuple[int, ...]
@@ -31,7 +31,7 @@ class Record:
     seconds: float
     """Of the whole run, the start of the processes included."""
 
-    def speculation(self, temperature: float) -> list[Speculation]:
+    def speculation(self, temperature: float) -> list[SpeculationFigures]:
         """One for each K; none where one request was not measured."""
         ks = self.config.k if 1 in self.config.concurrency else ()
         # The least time of a target's decode step: all weights, read once.

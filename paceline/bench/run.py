@@ -13,9 +13,9 @@ from pathlib import Path
 from paceline import assets
 from paceline.bench import machine, prompts
 from paceline.bench.config import BenchConfig
-from paceline.bench.machine import Machine, Model
+from paceline.bench.machine import Machine, MeasuredModel
 from paceline.bench.measuring import Bench, Clients
-from paceline.bench.record import Record
+from paceline.bench.record import BenchRecord
 from paceline.bench.services import Services, serve
 from paceline.bench.transformers_peer import Generate, load
 from paceline.bench.workload import Prompt
@@ -28,7 +28,7 @@ Progress = Callable[[str], None]
 """Told what is being done now."""
 
 
-def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
+def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> BenchRecord:
     """Start the processes, load the peer, measure, stop. Raises PacelineError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
     begun = time.perf_counter()
@@ -41,7 +41,7 @@ def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> Record:
 
 async def _measure(
     config: BenchConfig, services: Services, prompt_ids: list[Prompt], progress: Progress, begun: float
-) -> Record:
+) -> BenchRecord:
     async with (
         AsyncClient(services.lookahead) as ahead,
         AsyncClient(services.without) as without,
@@ -60,11 +60,11 @@ async def _measure(
             cells = await Bench(config, Clients(ahead, without, choosing), peers, prompt_ids, progress).run()
         finally:
             gc.unfreeze()
-    return Record(
+    return BenchRecord(
         config=config,
         machine=Machine.here(),
-        target=Model.of(info["target"]),
-        draft=Model.of(info["draft"]),
+        target=MeasuredModel.of(info["target"]),
+        draft=MeasuredModel.of(info["draft"]),
         read_bandwidth=rate,
         prompt_lengths=tuple(len(prompt) for prompt in prompt_ids),
         cells=cells,

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from paceline.bench import arms
 from paceline.bench.cells import PARTS, Cell, Ratio, cells_at
-from paceline.bench.figures import Service, Speculation, base_of
-from paceline.bench.record import Record
+from paceline.bench.figures import Service, SpeculationFigures, base_of
+from paceline.bench.record import BenchRecord
 
 _SHORT = {"coordinator": "coord"}
 _SHARES = ("hit_rate", "coordinator_and_wire_share")
 
 
-def print_record(record: Record, console: Console) -> None:
+def print_record(record: BenchRecord, console: Console) -> None:
     """All of it: what ran where, rates, ratios and figures, notes."""
     console.print(heading(record))
     alone = 1 in record.config.concurrency
@@ -32,7 +32,7 @@ def print_record(record: Record, console: Console) -> None:
         console.print(f"- {note}")
 
 
-def heading(record: Record) -> str:
+def heading(record: BenchRecord) -> str:
     """What ran, and on what."""
     machine, config = record.machine, record.config
     versions = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
@@ -55,7 +55,7 @@ def _table(title: str, columns: Iterable[str]) -> Table:
     return table
 
 
-def one_request(record: Record, temperature: float) -> Table:
+def one_request(record: BenchRecord, temperature: float) -> Table:
     """Every arm, alone on the machine: rates of whole requests, and milliseconds of each part of a round."""
     table = _table(
         f"One request at a time, temperature {temperature:g} (parts of a round in ms)",
@@ -84,16 +84,16 @@ def one_request(record: Record, temperature: float) -> Table:
     return table
 
 
-def speculation(found: Sequence[Speculation]) -> Table:
+def speculation(found: Sequence[SpeculationFigures]) -> Table:
     """What each K makes of one request, and why."""
-    title = f"Speculation by K, temperature {found[0].temperature:g}"
+    title = f"SpeculationFigures by K, temperature {found[0].temperature:g}"
     table = _table(title, (f"K = {each.k}" for each in found))
-    for name in [field.name for field in fields(Speculation)][2:]:
+    for name in [field.name for field in fields(SpeculationFigures)][2:]:
         table.add_row(name, *(_shown(name, getattr(each, name)) for each in found))
     return table
 
 
-def concurrent(record: Record, temperature: float) -> Table:
+def concurrent(record: BenchRecord, temperature: float) -> Table:
     """Tokens per second of all clients together, and over plain decoding, by concurrency."""
     levels = record.config.concurrency
     table = _table(f"Tokens/s of all, temperature {temperature:g} (over plain)", map(str, levels))
@@ -106,7 +106,7 @@ def concurrent(record: Record, temperature: float) -> Table:
     return table
 
 
-def _rate_over_plain(cell: Cell, record: Record) -> str:
+def _rate_over_plain(cell: Cell, record: BenchRecord) -> str:
     rate = f"{cell.tokens_per_second.median:.0f}"
     if cell.arm == arms.PLAIN:
         return rate

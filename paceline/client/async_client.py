@@ -26,9 +26,9 @@ from paceline.client.channel import (
 )
 from paceline.client.chatting import AsyncChatting
 from paceline.client.reaching import Reach, checked_address
-from paceline.client.reading import Call, Reading
+from paceline.client.reading import Call, CallMessages
 from paceline.client.results import GenerationChunk, GenerationResult
-from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, ResumeBackoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import CancelledError, PacelineError, UnavailableError
 from paceline.core.security.tls import Tls
@@ -59,7 +59,7 @@ class AsyncGenerationStream:
         self._being_read = False
         self._pauses_until: float | None = None
         """Time of the event loop at which a stream that broke is asked for again."""
-        self._reading = Reading(client._generate(resuming.request, resuming.timeout))
+        self._reading = CallMessages(client._generate(resuming.request, resuming.timeout))
 
     @property
     def request_id(self) -> str | None:
@@ -132,7 +132,9 @@ class AsyncGenerationStream:
         if self._closed.is_set():
             return
         self._reading.cancel()
-        self._reading = Reading(self._client._generate(self._resuming.next_request(), self._resuming.timeout))
+        self._reading = CallMessages(
+            self._client._generate(self._resuming.next_request(), self._resuming.timeout)
+        )
 
     async def aclose(self) -> None:
         """End the stream; the server stops generating if it has not finished."""
@@ -191,7 +193,7 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         self._reach = Reach(self.address, secure=tls is not None)
         self._metadata = call_metadata(api_key)
         self._tls = checked_tls(tls)
-        self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
+        self._backoff = ResumeBackoff(requests.checked_resume_seconds(resume_seconds))
         self._contact = Contact()
         self._streams: weakref.WeakSet[AsyncGenerationStream] = weakref.WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None

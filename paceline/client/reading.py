@@ -20,7 +20,7 @@ from paceline.v1 import generation_pb2
 Call = grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.GenerateResponse]
 
 
-class Reading:
+class CallMessages:
     """The messages of one call, for one reader at a time. Refers to no stream, so that one may be dropped."""
 
     def __init__(self, call: Call) -> None:

@@ -41,7 +41,7 @@ LEAST_TIMEOUT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class ResumeBackoff:
     """For how long a stream is asked for again, and after which pauses. All in seconds."""
 
     seconds: float = DEFAULT_RESUME_SECONDS
@@ -65,7 +65,7 @@ class Resuming:
         self,
         request: generation_pb2.GenerateRequest,
         timeout: float | None,
-        backoff: Backoff,
+        backoff: ResumeBackoff,
         clock: Clock = monotonic,
         contact: Contact | None = None,
     ) -> None:

@@ -26,7 +26,7 @@ from paceline.client.channel import (
 from paceline.client.chatting import Chatting
 from paceline.client.reaching import Reach, checked_address
 from paceline.client.results import GenerationChunk, GenerationResult
-from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, Backoff, Resuming
+from paceline.client.resuming import CANCEL_SECONDS, DEFAULT_RESUME_SECONDS, ResumeBackoff, Resuming
 from paceline.client.server_status import Model, ServerStatus, models_from_proto, status_from_proto
 from paceline.core.errors import CancelledError, PacelineError, UnavailableError
 from paceline.core.security.tls import Tls
@@ -200,7 +200,7 @@ class Client(Chatting[GenerationStream]):
         self.address = checked_address(address)
         self._reach = Reach(self.address, secure=tls is not None)
         self._metadata = metadata = call_metadata(api_key)
-        self._backoff = Backoff(requests.checked_resume_seconds(resume_seconds))
+        self._backoff = ResumeBackoff(requests.checked_resume_seconds(resume_seconds))
         self._contact = Contact()
         self._channel = open_channel(self.address, CHANNEL_OPTIONS, checked_tls(tls))
         self._stub = stub = GenerationServiceStub(self._channel)

@@ -17,15 +17,15 @@ from paceline.core.errors import (
     UnavailableError,
 )
 from paceline.core.structured import StructuredOutputs
-from paceline.grammar.process import CompileProcess, Model
+from paceline.grammar.process import CompileProcess, StructureVocabulary
 from paceline.grammar.turns import Memory, Turns
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
+RETRY_AFTER_SECONDS = 1.0
 """Told with a refusal for want of room: most structures take milliseconds."""
 _STOPPING = "the server is stopping"
-_Key = tuple[Model, StructuredOutputs]
+_Key = tuple[StructureVocabulary, StructuredOutputs]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,11 +62,11 @@ class StructureChecks:
         self._current: _Ticket | None = None
         self._closed = False
 
-    def passed(self, tenant: str, model: Model, wanted: StructuredOutputs) -> bool:
+    def passed(self, tenant: str, model: StructureVocabulary, wanted: StructuredOutputs) -> bool:
         """True if this structure of the tenant's was found fine lately."""
         return self._known.get(tenant, (model, wanted)) is True
 
-    async def check(self, tenant: str, model: Model, wanted: StructuredOutputs) -> None:
+    async def check(self, tenant: str, model: StructureVocabulary, wanted: StructuredOutputs) -> None:
         """Return if the structure can be followed.
 
         Raises:
@@ -90,7 +90,11 @@ class StructureChecks:
         _raise_if_error(found)
 
     async def follows(
-        self, tenant: str, model: Model, wanted: StructuredOutputs, texts: Sequence[Sequence[int]]
+        self,
+        tenant: str,
+        model: StructureVocabulary,
+        wanted: StructuredOutputs,
+        texts: Sequence[Sequence[int]],
     ) -> bool:
         """Whether texts of token ids keep to a structure, for which there is `limits.MAX_FOLLOW_SECONDS`.
 
@@ -98,7 +102,7 @@ class StructureChecks:
         """
         self._refuse_if_closed()
         if len(self._followers) >= limits.MAX_WAITING_SEQUENCES:
-            raise ResourceExhaustedError("too many requests wait to be resumed", RETRY_SECONDS)
+            raise ResourceExhaustedError("too many requests wait to be resumed", RETRY_AFTER_SECONDS)
         ticket = _Ticket(tenant, wanted, lambda: self._process.follow(model, wanted, texts), "follow")
         self._add(self._followers, ticket)
         found = await self._answer(ticket)
@@ -123,11 +127,12 @@ class StructureChecks:
     def _refuse_if_full(self, tenant: str) -> None:
         if self._turns.of(tenant) >= limits.MAX_TENANT_STRUCTURE_CHECKS:
             raise ResourceExhaustedError(
-                "too many of your requests wait for their structured_outputs to be compiled", RETRY_SECONDS
+                "too many of your requests wait for their structured_outputs to be compiled",
+                RETRY_AFTER_SECONDS,
             )
         if len(self._turns) >= limits.MAX_STRUCTURE_CHECKS:
             raise ResourceExhaustedError(
-                "too many requests wait for their structured_outputs to be compiled", RETRY_SECONDS
+                "too many requests wait for their structured_outputs to be compiled", RETRY_AFTER_SECONDS
             )
 
     def _add(self, turns: Turns[_Ticket], ticket: _Ticket) -> None:

@@ -30,7 +30,7 @@ _TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class StructureVocabulary:
     """What a structure is compiled for."""
 
     vocabulary_size: int
@@ -46,7 +46,7 @@ class CompileProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
-        self._loaded: Model | None = None
+        self._loaded: StructureVocabulary | None = None
         self._requests = 0
         self._closed = False
 
@@ -55,12 +55,12 @@ class CompileProcess:
         """Process id; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    async def check(self, model: Model, wanted: StructuredOutputs) -> dict[str, Any]:
+    async def check(self, model: StructureVocabulary, wanted: StructuredOutputs) -> dict[str, Any]:
         """The answer, as child.py has it. Raises UnavailableError where no process can be had."""
         return await self._ask(model, {"do": "check", "structure": _members(wanted)})
 
     async def follow(
-        self, model: Model, wanted: StructuredOutputs, texts: Sequence[Sequence[int]]
+        self, model: StructureVocabulary, wanted: StructuredOutputs, texts: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
         """The answer for texts of token ids. Raises as `check`."""
         tokens = array(TOKEN)
@@ -83,7 +83,9 @@ class CompileProcess:
             os.killpg(process.pid, signal.SIGKILL)  # its fork too
         process.wait()
 
-    async def _ask(self, model: Model, header: dict[str, Any], tail: bytes = b"") -> dict[str, Any]:
+    async def _ask(
+        self, model: StructureVocabulary, header: dict[str, Any], tail: bytes = b""
+    ) -> dict[str, Any]:
         for _ in range(_TRIES):
             if self._closed:
                 break
@@ -94,7 +96,7 @@ class CompileProcess:
                 self._end()
         raise UnavailableError("structured_outputs cannot be compiled just now")
 
-    async def _try(self, model: Model, header: dict[str, Any], tail: bytes) -> dict[str, Any]:
+    async def _try(self, model: StructureVocabulary, header: dict[str, Any], tail: bytes) -> dict[str, Any]:
         if self._process is None:
             await self._start()
         if self._loaded != model:
@@ -130,7 +132,7 @@ class CompileProcess:
                 raise
         self._reader, self._writer = reader, writer
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self, model: StructureVocabulary) -> None:
         tokenizer = await asyncio.to_thread(self._tokenizer)
         header = {
             "do": "load",

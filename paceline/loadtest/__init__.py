@@ -8,7 +8,7 @@ needs more than it.
 """
 
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.outcomes import Outcome
+from paceline.loadtest.outcomes import RequestOutcome
 from paceline.loadtest.prompts import PROMPTS, Prompts, read_prompts
 from paceline.loadtest.report import Report
 from paceline.loadtest.run import LoadTest
@@ -18,9 +18,9 @@ __all__ = [
     "PROMPTS",
     "LoadConfig",
     "LoadTest",
-    "Outcome",
     "Prompts",
     "Report",
+    "RequestOutcome",
     "print_report",
     "read_prompts",
 ]

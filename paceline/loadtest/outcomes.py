@@ -16,7 +16,7 @@ MEASURES = ("ttft", "tpot", "itl", "e2e")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CompleteAnswer:
     """What is kept of a whole answer: a test of hours has no room for the texts."""
 
     acceptance: AcceptanceMode
@@ -41,7 +41,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """One request. Times are in seconds after the start of the test."""
 
     number: int
@@ -55,7 +55,7 @@ class Outcome:
     """How many each time: those of a round come together."""
     num_resumes: int = 0
     """How often its stream broke and was asked for again."""
-    answer: Answer | None = None
+    answer: CompleteAnswer | None = None
     """None if it failed."""
     error: PacelineError | None = None
     """Why it failed."""

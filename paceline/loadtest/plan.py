@@ -39,7 +39,7 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """All requests of a test. The same settings give the same ones."""
 
     config: LoadConfig

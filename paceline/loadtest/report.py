@@ -15,9 +15,9 @@ from paceline.client.results import to_plain
 from paceline.client.server_status import Model
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.outcomes import Outcome
+from paceline.loadtest.outcomes import RequestOutcome
 from paceline.loadtest.summary import Summary, summary
-from paceline.loadtest.verifying import Verification
+from paceline.loadtest.verifying import VerifyReport
 
 FORMAT = 2
 BUSY = 0.8
@@ -35,7 +35,7 @@ class Report:
     sampling: SamplingParams
     speculation: SpeculationParams
     begun: datetime
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     unsent: int
     """Requests that were due, and still waited for a place when the test ended."""
     stopped: bool
@@ -45,7 +45,7 @@ class Report:
     loop."""
     client_cpu: float
     """Share of the time to the end of the last request in which this process kept a core busy."""
-    verification: Verification | None
+    verification: VerifyReport | None
 
     @cached_property
     def summary(self) -> Summary:

@@ -14,11 +14,11 @@ from paceline.client.server_status import Model
 from paceline.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest.config import LoadConfig, check_request
-from paceline.loadtest.plan import Plan, check_lengths
+from paceline.loadtest.plan import LoadPlan, check_lengths
 from paceline.loadtest.prompts import Prompts
 from paceline.loadtest.report import Report
 from paceline.loadtest.running import Load
-from paceline.loadtest.verifying import Verification, chosen, compared, without_draft
+from paceline.loadtest.verifying import VerifyReport, chosen, compared, without_draft
 
 _MODELS_SECONDS = 10.0
 
@@ -69,7 +69,7 @@ class LoadTest:
         """
         config = self._config
         model = await self._model()
-        plan = Plan(config, self._prompts, self._sampling, model.vocabulary_size)
+        plan = LoadPlan(config, self._prompts, self._sampling, model.vocabulary_size)
         await self._warm_up(plan)
         begun = datetime.now(UTC)
         load, cpu = self._load("load", self._speculation), time.process_time()
@@ -117,7 +117,7 @@ class LoadTest:
             raise UnavailableError("the server offers no model")
         return models[0]
 
-    async def _warm_up(self, plan: Plan) -> None:
+    async def _warm_up(self, plan: LoadPlan) -> None:
         warming = self._load("warming up", self._speculation)
         for number in range(self._config.warm_up):
             if self.stopped:
@@ -128,7 +128,7 @@ class LoadTest:
             assert outcome.answer is not None
             check_request(self._config, self._sampling, outcome.answer.acceptance)
 
-    async def _verify(self, load: Load, plan: Plan) -> Verification:
+    async def _verify(self, load: Load, plan: LoadPlan) -> VerifyReport:
         again = self._load("asking again", without_draft(self._speculation))
         first = chosen(load.outcomes, self._config.verify)
         await again.closed((plan.ask(outcome.number) for outcome in first), 1, None)

@@ -12,7 +12,7 @@ from paceline.client import AsyncClient
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import PacelineError, ResourceExhaustedError
 from paceline.core.types import SpeculationParams
-from paceline.loadtest.outcomes import Answer, Outcome
+from paceline.loadtest.outcomes import CompleteAnswer, RequestOutcome
 from paceline.loadtest.plan import Ask
 
 FAILURE_PAUSE = 1.0
@@ -46,7 +46,7 @@ class Load:
         self._clock = clock
         self._begun = clock()
         self._stopped = stopped
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.running = 0
         self.failed = 0
         self.unsent = 0
@@ -93,7 +93,7 @@ class Load:
                     return
                 group.create_task(one(ask))
 
-    async def send(self, ask: Ask) -> Outcome:
+    async def send(self, ask: Ask) -> RequestOutcome:
         """One request to its end, whatever that is; adds the outcome to `outcomes`."""
         sent = self.seconds
         self.running += 1
@@ -113,13 +113,13 @@ class Load:
                     times.append(self.seconds)
                     counts.append(len(chunk.token_ids))
             assert stream.result is not None
-            answer = Answer.of(stream.result, with_tokens=self._keep_tokens)
+            answer = CompleteAnswer.of(stream.result, with_tokens=self._keep_tokens)
         except PacelineError as failure:
             error = _alone(failure)
             self.failed += 1
         finally:
             self.running -= 1
-        outcome = Outcome(
+        outcome = RequestOutcome(
             number=ask.number,
             due=sent if ask.due is None else ask.due,
             sent=sent,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from paceline.client.results import RoundTimings, SpeculativeDecoding
-from paceline.loadtest.outcomes import MEASURES, Outcome
+from paceline.loadtest.outcomes import MEASURES, RequestOutcome
 
 _PARTS = ("draft", "target", "queue", "wire", "coordinator", "total")
 
@@ -36,7 +36,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationSummary:
     """What drafts did, over all requests that finished without being resumed.
 
     What a coordinator counts of a resumed one may begin where that was.
@@ -89,10 +89,12 @@ class Summary:
     by_finish_reason: Mapping[str, int]
     latencies: Mapping[str, Latency | None]
     """By measure, `outcomes.MEASURES`; None where no request has it."""
-    speculation: Speculation
+    speculation: SpeculationSummary
 
 
-def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float], unsent: int = 0) -> Summary:
+def summary(
+    outcomes: Sequence[RequestOutcome], seconds: float, goals: dict[str, float], unsent: int = 0
+) -> Summary:
     """Of a test that took `seconds`, more than 0."""
     finished = [outcome for outcome in outcomes if outcome.answer]
     answers = [answer for outcome in outcomes if (answer := outcome.answer)]
@@ -121,7 +123,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float, goals: dict[str, float]
     )
 
 
-def _values(finished: Sequence[Outcome], measure: str) -> Iterable[float]:
+def _values(finished: Sequence[RequestOutcome], measure: str) -> Iterable[float]:
     if measure == "itl":
         return (gap for outcome in finished for gap in outcome.gaps)
     times: Iterable[float | None] = (getattr(outcome, measure) for outcome in finished)
@@ -143,7 +145,7 @@ def _mean_acceptance_length(stats: Sequence[SpeculativeDecoding]) -> float:
     return sum(s.mean_acceptance_length * s.num_spec_steps for s in stats) / steps if steps else 1.0
 
 
-def _speculation(outcomes: Sequence[Outcome]) -> Speculation:
+def _speculation(outcomes: Sequence[RequestOutcome]) -> SpeculationSummary:
     answers = [answer for outcome in outcomes if (answer := outcome.answer)]
     tokens = sum(outcome.completion_tokens for outcome in outcomes)
     stats = [answer.speculative_decoding for answer in answers]
@@ -153,7 +155,7 @@ def _speculation(outcomes: Sequence[Outcome]) -> Speculation:
     histogram = [sum(each) for each in zip_longest(*(s.acceptance_histogram for s in stats), fillvalue=0)]
     reached = [sum(histogram[i:]) for i in range(1, len(histogram))]
     parts = [sum(getattr(answer.timings, part) for answer in answers) for part in _PARTS]
-    return Speculation(
+    return SpeculationSummary(
         num_rounds=rounds,
         num_spec_steps=steps,
         num_draft_tokens=drafted,

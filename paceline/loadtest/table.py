@@ -7,7 +7,7 @@ from rich.table import Table
 
 from paceline.loadtest.config import LoadConfig
 from paceline.loadtest.report import Report
-from paceline.loadtest.summary import Latency, Speculation, Summary
+from paceline.loadtest.summary import Latency, SpeculationSummary, Summary
 
 _MEASURES = {
     "ttft": "time to the first token",
@@ -97,7 +97,7 @@ def _row(latency: Latency | None) -> list[str]:
     return [_milliseconds(value) for value in values]
 
 
-def speculation(found: Speculation) -> Table:
+def speculation(found: SpeculationSummary) -> Table:
     """What drafts did."""
     table = _table("speculation", "")
     table.add_row("rounds", f"{found.num_rounds:,}")

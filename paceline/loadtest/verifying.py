@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.types import SpeculationParams
-from paceline.loadtest.outcomes import Outcome
+from paceline.loadtest.outcomes import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class VerifyReport:
     """What asking again found."""
 
     compared: int
@@ -36,7 +36,7 @@ class Verification:
         return not (self.differences or self.failures or self.unasked)
 
 
-def chosen(outcomes: Sequence[Outcome], most: int) -> list[Outcome]:
+def chosen(outcomes: Sequence[RequestOutcome], most: int) -> list[RequestOutcome]:
     """At most so many of those that finished, evenly from the whole test: its ends are its quietest parts."""
     finished = sorted((o for o in outcomes if o.answer), key=lambda outcome: outcome.number)
     most = min(most, len(finished))
@@ -48,7 +48,7 @@ def without_draft(speculation: SpeculationParams) -> SpeculationParams:
     return replace(speculation, num_speculative_tokens=0, prompt_lookup=False)
 
 
-def compared(first: Sequence[Outcome], again: Sequence[Outcome]) -> Verification:
+def compared(first: Sequence[RequestOutcome], again: Sequence[RequestOutcome]) -> VerifyReport:
     """Answers of a load with those to the same requests, which `again` has in the same order.
 
     It is shorter where the test was stopped meanwhile.
@@ -64,7 +64,7 @@ def compared(first: Sequence[Outcome], again: Sequence[Outcome]) -> Verification
         if tokens != plain
     )
     failures = (failure for plain in again if (failure := plain.failure))
-    return Verification(len(pairs), tuple(differences), tuple(failures), len(first) - len(again))
+    return VerifyReport(len(pairs), tuple(differences), tuple(failures), len(first) - len(again))
 
 
 def _first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int:

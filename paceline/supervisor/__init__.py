@@ -5,10 +5,10 @@
 
 from paceline.supervisor.arguments import arguments, flag
 from paceline.supervisor.children import (
-    Backoff,
     ChildFailedError,
     ChildSpec,
     ChildStatus,
+    RestartBackoff,
     Sink,
     Supervisor,
     discard,
@@ -21,10 +21,10 @@ from paceline.supervisor.stack_config import StackConfig
 from paceline.supervisor.stack_options import StackOptions
 
 __all__ = [
-    "Backoff",
     "ChildFailedError",
     "ChildSpec",
     "ChildStatus",
+    "RestartBackoff",
     "Sink",
     "Stack",
     "StackConfig",

@@ -82,7 +82,7 @@ class ChildSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class RestartBackoff:
     """Seconds before a restart: they grow with each failure in a row, up to `maximum`."""
 
     initial: float = 0.1
@@ -144,7 +144,7 @@ class _Child(threading.Thread):
         spec: ChildSpec,
         *,
         changed: threading.Condition,
-        backoff: Backoff,
+        backoff: RestartBackoff,
         sink: Sink,
         clock: Clock,
     ) -> None:
@@ -290,7 +290,7 @@ class Supervisor:
         self,
         *,
         sink: Sink = log_to_stderr,
-        backoff: Backoff | None = None,
+        backoff: RestartBackoff | None = None,
         stop_timeout: float = STOP_TIMEOUT,
         clock: Clock = monotonic,
     ) -> None:
@@ -298,7 +298,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._groups: list[list[_Child]] = []
         self._sink = sink
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RestartBackoff()
         self._stop_timeout = stop_timeout
         self._clock = clock
 

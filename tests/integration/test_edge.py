@@ -136,7 +136,7 @@ async def test_refused_calls_are_counted_and_told_of(serve: Serve, caplog: pytes
             for metadata in ((), (("authorization", f"Bearer {TOKEN}"),)):
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await channel.unary_unary(method)(b"", metadata=metadata, timeout=HANG)
-        counted = faces.coordinator.recorder.grpc_calls
+        counted = faces.coordinator.metrics.grpc_calls
         async with asyncio.timeout(HANG):
             while sum(counted.values()) < 4:  # noqa: ASYNC110 - what is waited for tells nobody
                 await asyncio.sleep(0)

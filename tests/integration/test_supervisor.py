@@ -21,7 +21,7 @@ from harness.log import Log
 
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError
 from paceline.supervisor.announcement import announced_addresses, split_address
-from paceline.supervisor.children import Backoff, ChildFailedError, ChildSpec, Supervisor
+from paceline.supervisor.children import ChildFailedError, ChildSpec, RestartBackoff, Supervisor
 from paceline.supervisor.interrupting import sigterm_as_interrupt
 from paceline.supervisor.processes import start_process
 
@@ -99,7 +99,7 @@ def test_children_start_together_and_report_their_addresses(script: Path) -> Non
 
 
 def test_a_killed_child_comes_back_on_the_same_port(script: Path) -> None:
-    with Supervisor(sink=Log(), backoff=Backoff(initial=0.01)) as supervisor:
+    with Supervisor(sink=Log(), backoff=RestartBackoff(initial=0.01)) as supervisor:
         (before,) = supervisor.start([spec(script, "a")], HANG)
         for starts in (2, 3):
             supervisor.signal("a", signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_killed_child_comes_back_on_the_same_port(script: Path) -> None:
 
 def test_a_child_that_fails_to_restart_is_tried_again(script: Path, tmp_path: Path) -> None:
     log = Log()
-    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+    with Supervisor(sink=log, backoff=RestartBackoff(initial=0.01)) as supervisor:
         supervisor.start([spec(script, "a", "--once", str(tmp_path / "count"))], HANG)
         supervisor.signal("a", signal.SIGKILL)
         supervisor.wait_until("a", lambda s: s.ready and s.starts == 4, HANG)
@@ -192,7 +192,7 @@ def test_a_child_comes_back_though_we_work_elsewhere(
     monkeypatch.chdir(script.parent)
     relative = spec(Path(script.name), "a")
     log = Log()
-    with Supervisor(sink=log, backoff=Backoff(initial=0.01)) as supervisor:
+    with Supervisor(sink=log, backoff=RestartBackoff(initial=0.01)) as supervisor:
         supervisor.start([relative], HANG)
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
         supervisor.signal("a", signal.SIGKILL)
@@ -212,7 +212,7 @@ def test_a_folder_that_was_tidied_away_is_made_again(
     """A socket of the child's is to be in it."""
     folder, uid = tmp_path / "sockets", os.getuid()
     owned = replace(spec(script, "a", "--socket", str(folder / "1.sock")), private=folder)
-    with Supervisor(sink=Log(), backoff=Backoff(initial=0.01)) as supervisor:
+    with Supervisor(sink=Log(), backoff=RestartBackoff(initial=0.01)) as supervisor:
         (before,) = supervisor.start([owned], HANG)
         shutil.rmtree(folder)
         supervisor.signal("a", signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_a_child_that_does_not_stop_is_killed(script: Path, options: tuple[str, 
 
 
 def test_a_stopped_child_is_not_restarted(script: Path) -> None:
-    with Supervisor(sink=Log(), backoff=Backoff(initial=HANG, maximum=HANG)) as supervisor:
+    with Supervisor(sink=Log(), backoff=RestartBackoff(initial=HANG, maximum=HANG)) as supervisor:
         supervisor.start([spec(script, "a")], HANG)
         supervisor.signal("a", signal.SIGKILL)
         supervisor.wait_until("a", lambda s: s.pid is None, HANG)  # backing off
@@ -327,7 +327,7 @@ def test_what_was_forked_of_the_supervisor_keeps_no_child_alive(script: Path) ->
 
 
 def test_backoff_grows_to_its_bound_and_forgets() -> None:
-    backoff = Backoff(initial=0.1, factor=2, maximum=1, healthy_after=30)
+    backoff = RestartBackoff(initial=0.1, factor=2, maximum=1, healthy_after=30)
     assert [backoff.delay(n) for n in (1, 2, 3, 4, 5, 10_000)] == [0.1, 0.2, 0.4, 0.8, 1, 1]
     assert backoff.count(4, ready_seconds=29) == 5
     assert backoff.count(4, ready_seconds=30) == 1

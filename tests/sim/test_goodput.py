@@ -131,7 +131,7 @@ def test_policy_that_always_tries_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     steadily = steady(CORES, 1, constant(0.8), chosen, 1)
     for name in ("SHORTEST", "LONGEST"):
         monkeypatch.setattr(f"coordinator.speculation.exploration.{name}", 6)
-    monkeypatch.setattr("coordinator.speculation.exploration.WORTH", 0.0)
+    monkeypatch.setattr("coordinator.speculation.exploration.WORTH_TRYING", 0.0)
     assert steady(CORES, 1, constant(0.8), chosen, 1) < 0.96 * steadily
 
 

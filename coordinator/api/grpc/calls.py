@@ -14,7 +14,7 @@ import grpc
 
 from coordinator.auth import principal
 from coordinator.telemetry import call_log
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.server.error_guard import refusal
@@ -38,11 +38,11 @@ Metadata = Sequence[tuple[str, str | bytes]]
 Observing = Callable[[Context], AbstractContextManager[None]]
 
 
-class CallObserver(grpc.aio.ServerInterceptor):
+class GrpcCallObserver(grpc.aio.ServerInterceptor):
     """Sees every call of our own services, also those that another interceptor behind it refuses."""
 
-    def __init__(self, recorder: Recorder, clock: Clock = monotonic) -> None:
-        self._recorder = recorder
+    def __init__(self, metrics: Metrics, clock: Clock = monotonic) -> None:
+        self._metrics = metrics
         self._clock = clock
 
     async def intercept_service(
@@ -100,7 +100,7 @@ class CallObserver(grpc.aio.ServerInterceptor):
                 code = _code_of(context)
                 raise
             finally:
-                self._recorder.grpc_calls[method, code] += 1
+                self._metrics.grpc_calls[method, code] += 1
                 call.finish(code, self._clock())
 
 

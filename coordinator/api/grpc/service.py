@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Answer = TypeVar("Answer")
-Question = TypeVar("Question", bound=Message)
+ResponseT = TypeVar("ResponseT")
+RequestT = TypeVar("RequestT", bound=Message)
 
 _STATES = {
     LinkState.CONNECTING: pb.WORKER_STATE_CONNECTING,
@@ -212,8 +212,8 @@ async def _send_headers(context: Context) -> None:
 
 
 async def _or_abort(
-    context: Context, answer: Callable[[Question], Awaitable[Answer]], request: Question
-) -> Answer:
+    context: Context, answer: Callable[[RequestT], Awaitable[ResponseT]], request: RequestT
+) -> ResponseT:
     """The answer, or the call's end with a status that says why there is none."""
     try:
         codec.refuse_unknown_fields(request, "request")

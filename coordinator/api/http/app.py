@@ -19,7 +19,7 @@ from coordinator.api.http.openai.completions import Completions
 from coordinator.api.http.openai.metadata import Information
 from coordinator.api.http.openai.schema.document import document
 from coordinator.api.http.openai.tokenize import Text
-from coordinator.api.http.server.calls import CallObserver
+from coordinator.api.http.server.calls import HttpCallObserver
 from coordinator.api.http.server.encoding import JsonResponse
 from coordinator.api.http.server.errors import HttpError, on_defect, on_known_error, on_routing_error
 from coordinator.api.http.server.guard import Guard
@@ -69,7 +69,7 @@ def make_app(
         HTTPException: on_routing_error,
         Exception: on_defect,
     }
-    observing = Middleware(CallObserver, recorder=coordinator.recorder)
+    observing = Middleware(HttpCallObserver, metrics=coordinator.metrics)
     guard = Middleware(Guard, gate or Gate(), demands_certificates=demands_certificates)
     middleware = [observing, Middleware(Farewell, coordinator), guard]
     return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)

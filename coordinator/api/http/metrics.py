@@ -15,8 +15,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from coordinator.app import Coordinator
-from coordinator.telemetry.metrics import ABORT, PHASES, Recorder
-from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.proposers.registry import CONTEXT_SOURCES
+from coordinator.sequence.round_record import DRAFT
+from coordinator.telemetry.metrics import ABORT, PHASES, Metrics
+from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.workers.links import Link, LinkState
 from paceline.core.clock import Clock, monotonic
 from paceline.core.types import FinishReason
@@ -29,7 +31,7 @@ Value = TypeVar("Value", float, Histogram)
 
 REFRESH_SECONDS = 1.0
 """Workers are asked for their numbers at most this often, and may take this long to answer."""
-ROLES = ("target", "draft")
+WORKER_ROLES = ("target", "draft")
 REASONS = (*(reason.value for reason in FinishReason), ABORT)
 _REQUEST_PARTS = {
     "e2e": ("e2e_request_latency_seconds", "From a request's arrival to its last token."),
@@ -81,17 +83,17 @@ class CoordinatorCollector(Collector):
         """All families, whether or not something happened yet."""
         coordinator = self._coordinator
         make = Families({"model_name": coordinator.known_name})
-        yield from self._requests(make, coordinator.recorder)
-        yield from self._times(make, coordinator.recorder)
-        yield from self._speculation(make, coordinator.recorder)
-        yield from self._workers(make, coordinator.recorder)
+        yield from self._requests(make, coordinator.metrics)
+        yield from self._times(make, coordinator.metrics)
+        yield from self._speculation(make, coordinator.metrics)
+        yield from self._workers(make, coordinator.metrics)
         yield from self._cache(make)
-        yield from self._calls(make, coordinator.recorder)
+        yield from self._calls(make, coordinator.metrics)
         yield make.certificate_expiry(coordinator.certificates.days_left())
         if coordinator.tenants is not None:
             yield from _by_tenant(make, coordinator.tenants)
 
-    def _requests(self, make: Families, of: Recorder) -> Iterator[Metric]:
+    def _requests(self, make: Families, of: Metrics) -> Iterator[Metric]:
         dispatcher = self._coordinator.dispatcher
         yield make.gauge("num_requests_running", "Sequences that generate.", _one(dispatcher.running))
         yield make.gauge("num_requests_waiting", "Sequences that wait.", _one(dispatcher.waiting))
@@ -117,7 +119,7 @@ class CoordinatorCollector(Collector):
         ):
             yield make.histogram(name, text, _one(histogram))
 
-    def _times(self, make: Families, of: Recorder) -> Iterator[Metric]:
+    def _times(self, make: Families, of: Metrics) -> Iterator[Metric]:
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", of.first_token),
             ("inter_token_latency_seconds", "Time between two tokens of a sequence.", of.inter_token),
@@ -138,7 +140,7 @@ class CoordinatorCollector(Collector):
             ["phase"],
         )
 
-    def _speculation(self, make: Families, of: Recorder) -> Iterator[Metric]:
+    def _speculation(self, make: Families, of: Metrics) -> Iterator[Metric]:
         longest = max((k for k, count in enumerate(of.rounds_by_draft) if count), default=0)
         shown = max(longest, self._coordinator.config.max_num_speculative_tokens)
         for name, text, value in (
@@ -154,6 +156,19 @@ class CoordinatorCollector(Collector):
             ("spec_decode_num_accepted_tokens", "Draft tokens that were committed.", of.num_accepted_tokens),
         ):
             yield make.counter(name, text, _one(value))
+        for name, text, field in (
+            ("source_drafts", "Rounds with a proposal, by its source.", "num_rounds"),
+            ("source_draft_tokens", "Draft tokens verified, by their source.", "num_draft_tokens"),
+            (
+                "source_accepted_tokens",
+                "Draft tokens that were committed, by their source.",
+                "num_accepted_draft_tokens",
+            ),
+        ):
+            values = [
+                ([source], getattr(of.by_source[source], field)) for source in (DRAFT, *CONTEXT_SOURCES)
+            ]
+            yield make.counter(name, text, values, ["source"])
         yield make.counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that were committed, by position in the proposal.",
@@ -165,14 +180,14 @@ class CoordinatorCollector(Collector):
             chosen.observe_each(k, count)
         yield make.histogram("round_num_draft_tokens", "Draft tokens of a round: the K it had.", _one(chosen))
 
-    def _workers(self, make: Families, of: Recorder) -> Iterator[Metric]:
+    def _workers(self, make: Families, of: Metrics) -> Iterator[Metric]:
         links = self._coordinator.links
         yield make.gauge(
             "workers",
             "Workers that this coordinator was given, by role and state.",
             [
                 ([role, state.value], sum(link.role == role and link.state is state for link in links))
-                for role in ROLES
+                for role in WORKER_ROLES
                 for state in LinkState
             ],
             ["role", "state"],
@@ -186,7 +201,7 @@ class CoordinatorCollector(Collector):
         yield make.counter(
             "failovers",
             "Sequences that lost their worker while they ran.",
-            [([role], of.failovers[role]) for role in ROLES],
+            [([role], of.failovers[role]) for role in WORKER_ROLES],
             ["role"],
         )
         yield make.counter("block_waits", "Times a sequence waited for free blocks.", _one(of.block_waits))
@@ -214,7 +229,7 @@ class CoordinatorCollector(Collector):
             values = [([link.role, link.address], getattr(cache, name)) for link, cache in caches]
             yield make.counter(name, text, values, labels)
 
-    def _calls(self, make: Families, of: Recorder) -> Iterator[Metric]:
+    def _calls(self, make: Families, of: Metrics) -> Iterator[Metric]:
         yield make.counter(
             "http_requests",
             "HTTP requests that ended.",
@@ -229,7 +244,7 @@ class CoordinatorCollector(Collector):
         )
 
 
-def _by_tenant(make: Families, of: TenantRecorder) -> Iterator[Metric]:
+def _by_tenant(make: Families, of: TenantMetrics) -> Iterator[Metric]:
     yield make.counter(
         "tenant_requests",
         "Requests that ended, by API key.",

@@ -19,8 +19,8 @@ from paceline import assets
 from paceline.assets.training import corpus, deepen, distill, models
 from paceline.assets.training.export import export
 from paceline.assets.training.measure import agreement
-from paceline.assets.training.record import Record
-from paceline.assets.training.trainer import Plan, held_out_loss, next_token_loss, train
+from paceline.assets.training.record import BatchArchive
+from paceline.assets.training.trainer import TrainingPlan, held_out_loss, next_token_loss, train
 
 WRITTEN_BATCHES = 7
 OWN_TEXT_REPEATS = 8
@@ -54,10 +54,10 @@ def _train_narrow_target(
 ) -> None:
     """A third of the depth first, then the full stack grown from it."""
     shallow = models.build(models.narrow_target_config(layers=4), seed).to(device)
-    plan = Plan(steps=1400, seed=seed, long_share=0.0, decay_share=0.0)
+    plan = TrainingPlan(steps=1400, seed=seed, long_share=0.0, decay_share=0.0)
     train(shallow, tokens, plan, next_token_loss, work / "shallow.pt", "shallow target")
     target = models.grow(shallow, models.narrow_target_config()).to(device)
-    plan = Plan(steps=720, seed=seed + 1, warmup=20, decay_share=0.6)
+    plan = TrainingPlan(steps=720, seed=seed + 1, warmup=20, decay_share=0.6)
     train(target, tokens, plan, next_token_loss, work / "narrow-target.pt", "narrow target")
     print(f"held-out loss {held_out_loss(target, held_out):.3f}", flush=True)
 
@@ -68,7 +68,7 @@ def _train_target(
     """More neurons in every layer, which learn on with the others."""
     narrow = _shipped(work, "narrow-target", models.narrow_target_config(), device)
     target = models.enlarged(narrow, models.target_config(), seed + 11).to(device)
-    plan = Plan(
+    plan = TrainingPlan(
         steps=600,
         seed=seed + 11,
         tokens_per_pass=1024,
@@ -100,21 +100,21 @@ def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch
     """
     target = _load(work, "narrow-target", models.narrow_target_config(), device)
     draft = distill.start_from(target, models.build(models.wide_draft_config(), seed + 2).to(device))
-    plan = Plan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
+    plan = TrainingPlan(steps=700, seed=seed + 2, long_share=0.0, decay_share=0.0)
     train(draft, tokens, plan, next_token_loss, work / "draft-corpus.pt", "draft on the corpus")
     imitate = distill.imitation_loss(target)
-    plan = Plan(steps=500, seed=seed + 3, long_share=0.0, decay_share=0.2)
+    plan = TrainingPlan(steps=500, seed=seed + 3, long_share=0.0, decay_share=0.2)
     train(draft, tokens, plan, imitate, work / "draft-imitation.pt", "draft on the target's view of it")
     own = distill.written_by(target, tokens, WRITTEN_BATCHES, seed + 4, work)
-    plan = Plan(steps=300, seed=seed + 5, long_share=0.0, warmup=10, decay_share=0.9, muon_lr=0.01)
+    plan = TrainingPlan(steps=300, seed=seed + 5, long_share=0.0, warmup=10, decay_share=0.9, muon_lr=0.01)
     train(draft, own, plan, imitate, work / "draft-own.pt", "draft on the target's text")
     mixed = torch.cat([tokens, *[own] * OWN_TEXT_REPEATS])
-    plan = Plan(steps=800, seed=seed + 6, length=256, long_share=0.0, warmup=20, decay_share=0.7)
+    plan = TrainingPlan(steps=800, seed=seed + 6, length=256, long_share=0.0, warmup=20, decay_share=0.7)
     train(draft, mixed, plan, imitate, work / "draft-both.pt", "draft on both")
     sampled = distill.written_by(target, tokens, MORE_SAMPLED_BATCHES, seed + 4, work)
     greedy = distill.written_by(target, tokens, MORE_GREEDY_BATCHES, seed + 7, work, temperature=0.0)
     mixed = torch.cat([tokens, *[sampled, greedy] * MORE_TEXT_REPEATS])
-    plan = Plan(steps=1600, seed=seed + 8, length=256, long_share=0.0, warmup=20, decay_share=0.7)
+    plan = TrainingPlan(steps=1600, seed=seed + 8, length=256, long_share=0.0, warmup=20, decay_share=0.7)
     train(draft, mixed, plan, imitate, work / "draft-wide.pt", "draft on more of both")
 
 
@@ -122,7 +122,7 @@ def _train_small_draft(work: Path, tokens: torch.Tensor, seed: int, device: torc
     """Two layers instead of one, which learn from much more of the narrow target's own text."""
     target = _shipped(work, "narrow-target", models.narrow_target_config(), device)
     wide = _shipped(work, "draft-wide", models.wide_draft_config(), device)
-    record = Record(target, tokens, work / "narrow-record", seed + 8)
+    record = BatchArchive(target, tokens, work / "narrow-record", seed + 8)
     text = torch.from_numpy(record.batch(0)[0][:32]).to(device)
     draft = deepen.deepened(wide, models.small_draft_config(), text, seed + 9).to(device)
     deepen.train_on(record, draft, deepen.Plan(seed=seed + 10), work / "draft-small.pt")
@@ -133,7 +133,7 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     target = _shipped(work, "target", models.target_config(), device)
     small = _shipped(work, "draft-small", models.small_draft_config(), device)
     draft = models.enlarged(small, models.draft_config(), seed + 12).to(device)
-    record = Record(target, tokens, work / "record", seed + 13)
+    record = BatchArchive(target, tokens, work / "record", seed + 13)
     plan = deepen.Plan(steps=2000, steps_a_batch=16, seed=seed + 14)
     deepen.train_on(record, draft, plan, work / "draft.pt")
 

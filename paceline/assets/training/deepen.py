@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.assets.training.models import Muon, Optimisers, enlarged, schedule
-from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, Record
+from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, BatchArchive
 from paceline.assets.training.trainer import autocast, resume, save
 
 HELD_BACK = 4
@@ -26,7 +26,7 @@ HELD_BACK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeepeningPlan:
     """How long to learn, and from how much."""
 
     steps: int = 3000
@@ -66,7 +66,7 @@ def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: in
     return enlarged(narrow, config, seed)
 
 
-def train_on(record: Record, draft: LlamaForCausalLM, plan: Plan, checkpoint: Path) -> None:
+def train_on(record: BatchArchive, draft: LlamaForCausalLM, plan: DeepeningPlan, checkpoint: Path) -> None:
     """Learn the record's distributions, in place. An existing checkpoint is continued from."""
     optimisers = Optimisers.create(draft, plan.muon_lr, plan.adamw_lr, Muon)
     first = resume(checkpoint, draft, optimisers, "deeper draft")

@@ -19,7 +19,7 @@ NEW_TOKENS = 192
 SHORT_PROMPT, LONG_PROMPT = 64, 320
 
 
-class Record:
+class BatchArchive:
     """Batches in a folder, each written when it is first asked for: a pure function of seed and number."""
 
     def __init__(self, target: LlamaForCausalLM, prompts: torch.Tensor, folder: Path, seed: int) -> None:

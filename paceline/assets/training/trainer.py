@@ -19,7 +19,7 @@ LossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How long and how wide to train.
 
     Every optimiser step sees `tokens_per_step` tokens at every window length, in passes of at most
@@ -88,7 +88,12 @@ def save(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, step
 
 
 def train(
-    model: LlamaForCausalLM, tokens: torch.Tensor, plan: Plan, loss_fn: LossFn, checkpoint: Path, name: str
+    model: LlamaForCausalLM,
+    tokens: torch.Tensor,
+    plan: TrainingPlan,
+    loss_fn: LossFn,
+    checkpoint: Path,
+    name: str,
 ) -> None:
     """Train in place. An existing checkpoint is continued from, with the same result as no pause."""
     device = next(model.parameters()).device

@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.rpc.codec.sampling import check_text, refuse_unknown_fields
 from paceline.v1 import generation_pb2
 
-ROLES: Final = ("system", "developer", "user", "assistant")
+CHAT_ROLES: Final = ("system", "developer", "user", "assistant")
 _MEMBERS: Final = ("role", "content", "name")
 
 
@@ -94,8 +94,8 @@ def chat_from_proto(request: generation_pb2.ApplyChatTemplateRequest) -> ChatCal
 
 def _message_from_proto(index: int, message: generation_pb2.ChatMessage) -> dict[str, str]:
     refuse_unknown_fields(message, f"messages[{index}]")
-    if message.role not in ROLES:
-        raise InvalidArgumentError(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}")
+    if message.role not in CHAT_ROLES:
+        raise InvalidArgumentError(f"messages[{index}].role", f"must be one of {', '.join(CHAT_ROLES)}")
     shown = {"role": message.role, "content": message.content}
     return shown | ({"name": message.name} if message.name else {})
 

@@ -21,7 +21,7 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError, NotFoundError, PacelineError
 from paceline.rpc.codec.status import abort
 from paceline.rpc.security.auth import Check, Context
-from paceline.rpc.server.reading import Reading, Readings
+from paceline.rpc.server.reading import Readings, UnfinishedMessages
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _around(handler: Any, check: Check, method: str, counted: Counted, reading: Reading) -> Any:
+def _around(handler: Any, check: Check, method: str, counted: Counted, reading: UnfinishedMessages) -> Any:
     """A handler that takes a stream, and answers as this one does."""
     receives, sends = handler.request_streaming, handler.response_streaming
     end = "stream" if sends else "unary"

@@ -30,14 +30,14 @@ LAST_SECONDS: Final = 0.1
 """How long one that is given up may still take: it may be here, and its task not have had its turn."""
 LAST_TURNS: Final = 5
 """Turns of the event loop that it has after a longer pause of that."""
-RETRY_SECONDS: Final = 1.0
+RETRY_AFTER_SECONDS: Final = 1.0
 MAX_OPEN_REQUEST_BYTES: Final = 8 * limits.MAX_HEALTH_SERVICE_CHARACTERS
 """Of a call without a key. gRPC's own bound is for all methods of a port."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Reading:
+class UnfinishedMessages:
     """The unfinished messages of some methods."""
 
     def __init__(self, most: int, seconds: float, max_bytes: Callable[[], int]) -> None:
@@ -86,7 +86,7 @@ class Reading:
         if read.done():
             return read.result()
         if given_up.done():
-            raise ResourceExhaustedError("too many requests are on their way", RETRY_SECONDS)
+            raise ResourceExhaustedError("too many requests are on their way", RETRY_AFTER_SECONDS)
         raise DeadlineExceededError(f"the request did not arrive within {self._seconds:g} seconds")
 
     def _forget(self, read: asyncio.Future[Any]) -> None:
@@ -101,9 +101,9 @@ class Readings:
     def __init__(self, message_bytes: int, max_bytes: Callable[[], int] | None = None) -> None:
         """`message_bytes` is gRPC's bound of the port; `max_bytes` that of requests, where it is less."""
         most = max(LEAST_UNFINISHED, UNFINISHED_BYTES // message_bytes)
-        self._open = Reading(most, OPEN_SECONDS, lambda: MAX_OPEN_REQUEST_BYTES)
-        self._others = Reading(most, SECONDS, max_bytes or (lambda: message_bytes))
+        self._open = UnfinishedMessages(most, OPEN_SECONDS, lambda: MAX_OPEN_REQUEST_BYTES)
+        self._others = UnfinishedMessages(most, SECONDS, max_bytes or (lambda: message_bytes))
 
-    def of(self, method: str) -> Reading:
+    def of(self, method: str) -> UnfinishedMessages:
         """That of a method, by its full name."""
         return self._open if is_open(method) else self._others

@@ -20,7 +20,7 @@ from paceline.core.errors import InternalError, PacelineError, ResourceExhausted
 from paceline.core.messages import CloseSequence, OpenSequence, SequenceFailed
 from paceline.grammar import Grammars
 from paceline.grammar.checks import StructureChecks
-from paceline.grammar.process import Model
+from paceline.grammar.process import StructureVocabulary
 from paceline.rpc.streams.worker_stream import Engine, ask
 
 log = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ class StructureGuard:
                 await ask(self._engine, partial(grammars.keep, wanted, salt, prototype))
 
 
-def _model(grammars: Grammars) -> Model:
-    return Model(grammars.vocabulary_size, grammars.ends)
+def _model(grammars: Grammars) -> StructureVocabulary:
+    return StructureVocabulary(grammars.vocabulary_size, grammars.ends)
 
 
 def _failed(command: Any, error: PacelineError) -> SequenceFailed:

@@ -26,7 +26,7 @@ MAX_IDLE_SECONDS = 30.0
 WATCH_SECONDS = 1.0
 
 
-class Engine(Protocol):
+class StreamEngine(Protocol):
     """What the shell needs of the engine thread."""
 
     @property
@@ -57,7 +57,7 @@ class FrameCodec:
 async def serve_stream(
     requests: AsyncIterator[Any],
     context: grpc.aio.ServicerContext[Any, Any],
-    engine: Engine,
+    engine: StreamEngine,
     frame_codec: FrameCodec,
     stopping: asyncio.Event,
 ) -> AsyncIterator[Any]:
@@ -116,7 +116,7 @@ async def serve_stream(
         engine.leave(route)
 
 
-async def ask(engine: Engine, question: Callable[[], Any]) -> Any:
+async def ask(engine: StreamEngine, question: Callable[[], Any]) -> Any:
     """The answer to `question`, put on the engine thread between two steps."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -132,7 +132,7 @@ async def ask(engine: Engine, question: Callable[[], Any]) -> Any:
     return await future
 
 
-async def watch_progress(engine: Engine, set_serving: Callable[[bool], Any]) -> None:
+async def watch_progress(engine: StreamEngine, set_serving: Callable[[bool], Any]) -> None:
     """Readiness means forward progress: a stuck engine thread turns it off, and back on when it moves."""
     serving = True
     while True:

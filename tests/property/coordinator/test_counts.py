@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.sequence.ledger import Commit
 from coordinator.sequence.messages import Action, Emit, Phase, Signal, ToDraft
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from paceline.core.messages import DraftRound, RoundVerdict
 from paceline.core.types import TokenOrigin, Verdict
 from tests.sim.reference import letter
@@ -32,12 +32,12 @@ samplings = st.fixed_dictionaries(
 
 
 class Counted:
-    """A sequence whose rounds are told to a recorder, and counted slowly beside it."""
+    """A sequence whose rounds are told to the metrics, and counted slowly beside it."""
 
     def __init__(self, data: st.DataObject, k: int, sampling: dict[str, Any]) -> None:
         self.data = data
         self.it = Driver(k=k, **sampling)
-        self.recorder = Recorder()
+        self.metrics = Metrics()
         self.running: Any = SimpleNamespace(
             machine=self.it.machine, state=self.it.state, arrived_at=0.0, last_token_at=None
         )
@@ -56,7 +56,7 @@ class Counted:
                 self.asked = action.command.num_draft_tokens
         record, self.it.state.committed = self.it.state.committed, None
         if record is not None:
-            self.recorder.round_ended(self.running, record, 0.0)
+            self.metrics.round_ended(self.running, record, 0.0)
             self.running.last_token_at = 0.0
 
     def draw(self, smallest: int, most: int) -> int:
@@ -84,9 +84,9 @@ def test_every_count_is_of_what_was_committed(data: st.DataObject, k: int, sampl
     while of.it.phase is not Phase.DONE and len(of.rounds) < stays:
         of.step()
     of.take(of.it(Signal.CANCEL))
-    stats, recorder, generated = (
+    stats, metrics, generated = (
         of.it.state.stats,
-        of.recorder,
+        of.metrics,
         of.it.state.ledger.num_generated,
     )
 
@@ -108,7 +108,7 @@ def test_every_count_is_of_what_was_committed(data: st.DataObject, k: int, sampl
     # What was neither accepted nor replaced by a correction was not judged.
     assert sum(stats.reached) == sum(accepted) + sum(each.count(TokenOrigin.CORRECTION) for each in origins)
 
-    assert recorder.generation_tokens == generated
-    assert (recorder.rounds, recorder.num_drafts) == (len(of.rounds), len(drafted))
-    assert recorder.num_draft_tokens == stats.num_draft_tokens
-    assert recorder.num_accepted_tokens == sum(recorder.accepted_at) == sum(accepted)
+    assert metrics.generation_tokens == generated
+    assert (metrics.rounds, metrics.num_drafts) == (len(of.rounds), len(drafted))
+    assert metrics.num_draft_tokens == stats.num_draft_tokens
+    assert metrics.num_accepted_tokens == sum(metrics.accepted_at) == sum(accepted)

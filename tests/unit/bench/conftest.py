@@ -9,8 +9,8 @@ import pytest
 from paceline.bench.arms import Arm, paceline_arms
 from paceline.bench.cells import Cell, Cells, Counts
 from paceline.bench.config import FULL, BenchConfig
-from paceline.bench.machine import Machine, Model
-from paceline.bench.record import Record
+from paceline.bench.machine import Machine, MeasuredModel
+from paceline.bench.record import BenchRecord
 
 PLAIN = 100.0
 """Tokens per second of plain decoding, one request at a time."""
@@ -94,9 +94,9 @@ def cells(config: BenchConfig) -> Cells:
 
 
 @pytest.fixture
-def record(config: BenchConfig, cells: Cells) -> Record:
-    model = Model("embedded:target", "cpu", "A Processor", "float32", 5_000_000, 20_000_000)
-    return Record(
+def record(config: BenchConfig, cells: Cells) -> BenchRecord:
+    model = MeasuredModel("embedded:target", "cpu", "A Processor", "float32", 5_000_000, 20_000_000)
+    return BenchRecord(
         config=config,
         machine=Machine("A Processor", 2, None, "3.11", {"torch": "2.0"}),
         target=model,

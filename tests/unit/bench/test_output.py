@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import print_record
-from paceline.bench.machine import Model
-from paceline.bench.record import Record
+from paceline.bench.machine import MeasuredModel
+from paceline.bench.record import BenchRecord
 
 
-def shown(record: Record) -> str:
+def shown(record: BenchRecord) -> str:
     console = Console(file=io.StringIO(), width=160, markup=False)
     print_record(record, console)
     assert isinstance(console.file, io.StringIO)
@@ -27,7 +27,7 @@ def row(text: str, start: str) -> list[str]:
     return next(line for line in text.splitlines() if line.startswith(start)).removeprefix(start).split()
 
 
-def test_json_has_ratios_and_figures_and_what_they_are_of(record: Record, tmp_path: Path) -> None:
+def test_json_has_ratios_and_figures_and_what_they_are_of(record: BenchRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "run.json")
     read = json.loads((tmp_path / "run.json").read_text())
     assert [(each["temperature"], each["k"]) for each in read["speculation"]] == [
@@ -52,7 +52,7 @@ def test_json_has_ratios_and_figures_and_what_they_are_of(record: Record, tmp_pa
     assert read["machine"]["read_bandwidth"] == 10e9
 
 
-def test_json_has_every_run_of_every_cell(record: Record) -> None:
+def test_json_has_every_run_of_every_cell(record: BenchRecord) -> None:
     cells = record.to_dict()["cells"]
     assert len(cells) == len(record.cells)
     (plain,) = (c for c in cells if (c["arm"], c["temperature"], c["concurrency"]) == ("plain", 0.0, 2))
@@ -65,7 +65,7 @@ def test_json_has_every_run_of_every_cell(record: Record) -> None:
     assert "counts" not in peer
 
 
-def test_tables_show_rates_ratios_and_figures(record: Record) -> None:
+def test_tables_show_rates_ratios_and_figures(record: BenchRecord) -> None:
     text = shown(record)
     assert row(text, "lookahead, K=4")[:5] == ["150.0", "125-175", "2.00", "2.00", "75%"]
     assert row(text, "speculative_over_plain") == ["2.00", "[2.00-2.00]", "1.60", "[1.60-1.60]"]
@@ -79,7 +79,7 @@ def test_tables_show_rates_ratios_and_figures(record: Record) -> None:
     assert row(service, "4")[:2] == ["1.28", "[1.28-1.28]"]
 
 
-def at(record: Record, *concurrency: int) -> Record:
+def at(record: BenchRecord, *concurrency: int) -> BenchRecord:
     """The same run, of these alone."""
     cells = {key: cell for key, cell in record.cells.items() if cell.concurrency in concurrency}
     return replace(record, config=replace(record.config, concurrency=concurrency), cells=cells)
@@ -93,7 +93,9 @@ def under_load(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("concurrency", [(4,), (1, 4), (1, 2, 4)])
-def test_what_was_measured_at_several_requests_is_shown(record: Record, concurrency: tuple[int, ...]) -> None:
+def test_what_was_measured_at_several_requests_is_shown(
+    record: BenchRecord, concurrency: tuple[int, ...]
+) -> None:
     assert under_load(shown(at(record, *concurrency))) == {
         "plain, again",
         "plain",
@@ -106,9 +108,9 @@ def test_what_was_measured_at_several_requests_is_shown(record: Record, concurre
 
 
 @pytest.mark.parametrize("concurrency", [(1,), (2, 4)])
-def test_only_what_was_measured_is_shown(record: Record, concurrency: tuple[int, ...]) -> None:
+def test_only_what_was_measured_is_shown(record: BenchRecord, concurrency: tuple[int, ...]) -> None:
     text = shown(at(record, *concurrency))
-    assert ("Speculation by K" in text) is (concurrency == (1,))
+    assert ("SpeculationFigures by K" in text) is (concurrency == (1,))
     assert ("Tokens/s of all" in text) is (concurrency != (1,))
     assert text.count("The service as it comes") == 2
 
@@ -123,8 +125,8 @@ def test_only_what_was_measured_is_shown(record: Record, concurrency: tuple[int,
         ("cuda:0", "cpu", "draft, coordinator and client share 2 cores; 1 thread(s) a model"),
     ],
 )
-def test_who_shares_a_device_is_told(record: Record, target: str, draft: str, says: str) -> None:
-    def on(model: Model, device: str) -> Model:
+def test_who_shares_a_device_is_told(record: BenchRecord, target: str, draft: str, says: str) -> None:
+    def on(model: MeasuredModel, device: str) -> MeasuredModel:
         return replace(model, device=device, device_name="A Processor" if device == "cpu" else "A GPU")
 
     placed = replace(record, target=on(record.target, target), draft=on(record.draft, draft))

@@ -15,7 +15,7 @@ import pytest
 from grpc_status import rpc_status
 
 from paceline import AsyncClient
-from paceline.client.resuming import Backoff
+from paceline.client.resuming import ResumeBackoff
 from paceline.core.errors import CancelledError, DeadlineExceededError, InternalError, UnavailableError
 from paceline.rpc.codec.status import to_status
 
@@ -248,7 +248,7 @@ async def test_whoever_gives_up_in_the_pause_takes_no_resume(server: Any, messag
     """Once: each time counted as another break."""
     server.play(*messages.good[:2])
     async with AsyncClient(server.address) as client:
-        client._backoff = Backoff(first=0.2, uniform=lambda: 0.0)
+        client._backoff = ResumeBackoff(first=0.2, uniform=lambda: 0.0)
         stream = client.stream("x")
         assert (await anext(stream)).text == "He"
         await give_up(stream, 8)
@@ -289,7 +289,7 @@ async def test_a_stream_is_freed_as_soon_as_it_is_dropped(
     gc.disable()
     try:
         async with AsyncClient(server.address) as client:
-            client._backoff = Backoff(first=0.0)
+            client._backoff = ResumeBackoff(first=0.0)
             stream = client.stream("x")
             assert (await anext(stream)).text == "He"
             if cut:

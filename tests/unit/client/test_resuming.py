@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from paceline import AcceptanceMode, AsyncClient, Client, GenerationResult
 from paceline.client.assembler import StreamAssembler
 from paceline.client.channel import ClientClosedError
-from paceline.client.resuming import Backoff, Resuming
+from paceline.client.resuming import ResumeBackoff, Resuming
 from paceline.core.clock import ManualClock
 from paceline.core.errors import (
     AlreadyExistsError,
@@ -45,8 +45,8 @@ REFUSALS = [
 ]
 
 
-def at_once(seconds: float = 30.0) -> Backoff:
-    return Backoff(seconds, first=0.0)
+def at_once(seconds: float = 30.0) -> ResumeBackoff:
+    return ResumeBackoff(seconds, first=0.0)
 
 
 class Cutting:
@@ -74,7 +74,7 @@ def resuming(server: Any, connect: Callable[..., Any]) -> Any:
     return with_backoff(connect(server.address), at_once())
 
 
-def with_backoff(client: Any, backoff: Backoff) -> Any:
+def with_backoff(client: Any, backoff: ResumeBackoff) -> Any:
     inner = client if isinstance(client, Client | AsyncClient) else client._client
     inner._backoff = backoff
     return client
@@ -118,7 +118,7 @@ def test_a_stream_that_just_ends_is_a_cut_one(server: Any, resuming: Any, messag
 def test_a_budget_that_is_spent_names_the_last_index(
     server: Any, connect: Callable[..., Any], messages: Any
 ) -> None:
-    client = with_backoff(connect(server.address), Backoff(0.3, first=0.1))
+    client = with_backoff(connect(server.address), ResumeBackoff(0.3, first=0.1))
     Cutting(server, messages.good, 2, *[0] * 100)
     with pytest.raises(UnavailableError, match="connection is lost") as caught:
         client.generate("x")
@@ -164,7 +164,7 @@ def test_a_name_of_the_callers_begins_anew(server: Any, resuming: Any, messages:
 
 
 def test_a_server_never_reached_is_not_asked_again(connect: Callable[..., Any]) -> None:
-    client = with_backoff(connect("127.0.0.1:1"), Backoff(3600.0, first=3600.0, longest=3600.0))
+    client = with_backoff(connect("127.0.0.1:1"), ResumeBackoff(3600.0, first=3600.0, longest=3600.0))
     stream = client.stream("x")
     with pytest.raises(UnavailableError):
         list(stream)
@@ -173,7 +173,7 @@ def test_a_server_never_reached_is_not_asked_again(connect: Callable[..., Any]) 
 
 def test_a_server_once_reached_is_waited_for(server: Any, connect: Callable[..., Any]) -> None:
     """Whatever reached it: its next call finds nobody, and is made again for as long as there is patience."""
-    client = with_backoff(connect(server.address), Backoff(0.5, first=0.1))
+    client = with_backoff(connect(server.address), ResumeBackoff(0.5, first=0.1))
     client.models()
     server.stop()
     stream = client.stream("x")
@@ -256,7 +256,7 @@ def test_the_deadline_is_that_of_all_calls_together(
     server: Any, connect: Callable[..., Any], messages: Any
 ) -> None:
     """A pause that would outlast it is cut short, and then it is over."""
-    client = with_backoff(connect(server.address), Backoff(600.0, first=600.0, longest=600.0))
+    client = with_backoff(connect(server.address), ResumeBackoff(600.0, first=600.0, longest=600.0))
 
     def script(request: Any, context: Any) -> Iterator[Any]:
         if request.resume_from:
@@ -296,14 +296,14 @@ def test_a_server_that_stays_away_is_not_asked_beyond_the_deadline(
 # ---- closing while a stream waits to be asked for again ------------------------------------------------
 
 
-def in_an_hour(pausing: Callable[[], None]) -> Backoff:
+def in_an_hour(pausing: Callable[[], None]) -> ResumeBackoff:
     """Says when the pause begins."""
 
     def uniform() -> float:
         pausing()
         return 0.0
 
-    return Backoff(7200.0, first=3600.0, longest=3600.0, uniform=uniform)
+    return ResumeBackoff(7200.0, first=3600.0, longest=3600.0, uniform=uniform)
 
 
 @pytest.mark.parametrize("closed", ["stream", "client"])
@@ -520,7 +520,7 @@ def test_resume_seconds_are_checked(value: Any) -> None:
 
 
 def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
-    late, early = Backoff(uniform=lambda: 0.0), Backoff(uniform=lambda: 1.0)
+    late, early = ResumeBackoff(uniform=lambda: 0.0), ResumeBackoff(uniform=lambda: 1.0)
     assert [late.pause(i) for i in range(7)] == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
     assert [early.pause(i) for i in range(3)] == [0.1, 0.2, 0.4]
     assert late.pause(100_000) == 2.0
@@ -528,7 +528,7 @@ def test_pauses_double_up_to_the_longest_and_differ_between_clients() -> None:
 
 def begun(messages: Any, timeout: float | None = None, clock: ManualClock | None = None) -> Resuming:
     request = generation_pb2.GenerateRequest(text="x")
-    resuming = Resuming(request, timeout, Backoff(1.0, uniform=lambda: 0.0), clock or ManualClock())
+    resuming = Resuming(request, timeout, ResumeBackoff(1.0, uniform=lambda: 0.0), clock or ManualClock())
     for message in messages.good[:3]:
         resuming.feed(message)
     return resuming
@@ -596,7 +596,7 @@ def test_the_end_is_told_once_whatever_is_read_after_it(messages: Any) -> None:
 
 def test_a_request_that_was_closed_before_its_beginning_was_read_is_still_told(messages: Any) -> None:
     """Once: telling of it was over with the first close, and it was held for nobody."""
-    resuming = Resuming(generation_pb2.GenerateRequest(text="x", request_id="mine"), None, Backoff())
+    resuming = Resuming(generation_pb2.GenerateRequest(text="x", request_id="mine"), None, ResumeBackoff())
     assert resuming.abandon() is None, "the name may be that of another request"
     resuming.feed(messages.started(request_id="mine"))
     assert resuming.abandon() == "mine"

@@ -88,7 +88,7 @@ async def until(running: asyncio.Task[None], reached: Callable[[], bool]) -> Non
 
 @pytest.fixture(autouse=True)
 def _links_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("protocol", [TARGET, DRAFT], ids=["target", "draft"])

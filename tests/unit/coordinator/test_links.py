@@ -139,7 +139,7 @@ async def test_a_worker_that_is_not_reached_is_told_of_once_for_each_reason(
     def nothing(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
     link = Link("worker:1", TARGET, LinkObserver(nothing, nothing, nothing, nothing), tls)
     monkeypatch.setattr(type(link.protocol), "info", unreached)
     running = asyncio.create_task(link.run())
@@ -203,7 +203,7 @@ async def test_what_the_system_refuses_ends_no_link(where: str, monkeypatch: pyt
     def nothing(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(links, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(links, "RECONNECT_SECONDS", 0.0)
     if where == "the channel":
         monkeypatch.setattr(links, "open_aio_channel", refused)
     link = Link("worker:1", TARGET, LinkObserver(refused, nothing, nothing, nothing))

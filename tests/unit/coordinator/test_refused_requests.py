@@ -61,10 +61,10 @@ async def test_a_request_that_a_full_queue_refuses_was_not_aborted(served: Coord
         with pytest.raises(ResourceExhaustedError):
             async with served.generating(two):
                 pass
-        assert served.recorder.finished["abort"] == 0
+        assert served.metrics.finished["abort"] == 0
         assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)
-    assert served.recorder.finished["abort"] == 1, "this one's client left"
-    assert served.recorder.failed == {"RESOURCE_EXHAUSTED": 1}
+    assert served.metrics.finished["abort"] == 1, "this one's client left"
+    assert served.metrics.failed == {"RESOURCE_EXHAUSTED": 1}
 
 
 async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(served: Coordinator) -> None:
@@ -73,7 +73,7 @@ async def test_neither_were_the_prompts_before_one_that_a_full_queue_refuses(ser
         with pytest.raises(ResourceExhaustedError):
             async with generating(served, [CALL, CALL]):
                 pass
-        assert served.recorder.finished["abort"] == 0
+        assert served.metrics.finished["abort"] == 0
         assert (served.dispatcher.running, served.dispatcher.waiting) == (1, 0)
 
 
@@ -84,4 +84,4 @@ async def test_what_a_call_ends_with_is_what_its_sequences_did(
     with pytest.raises(type(error)):
         async with served.generating(CALL):
             raise error
-    assert served.recorder.finished["abort"] == aborted
+    assert served.metrics.finished["abort"] == aborted

@@ -18,7 +18,7 @@ from coordinator.scheduling.dispatcher import Dispatcher
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Ledger
 from coordinator.sequence.messages import Deadlines, Phase
-from coordinator.sequence.replay_buffer import Record
+from coordinator.sequence.replay_buffer import ReplayBuffer
 from coordinator.speculation.controller import Controller
 from coordinator.speculation.policy import FixedLength
 from paceline.core import limits
@@ -84,7 +84,7 @@ class Service:
                     50,
                 )
             )
-            record = Record() if resumable else None
+            record = ReplayBuffer() if resumable else None
             request.choices.append(self.dispatcher.submit(machine, record))
         return request
 
@@ -130,8 +130,8 @@ def commit(running: Running, *tokens: int, logprobs: int | None = None) -> None:
     """As a verdict would, with so many of the likeliest tokens of each."""
     told = () if logprobs is None else [reported(token, logprobs) for token in tokens]
     made = running.state.ledger.commit([(token, TokenOrigin.TARGET) for token in tokens], told)
-    assert running.record is not None
-    running.record.add(made)
+    assert running.replay is not None
+    running.replay.add(made)
     running.parts.put_nowait(made)
 
 
@@ -390,7 +390,7 @@ def test_log_probabilities_of_all_choices_and_of_the_prompt_count(monkeypatch: p
     monkeypatch.setattr(limits, "MAX_HELD_LOGPROBS", 2 * 20 + 3)
     service = Service()
     failed, whole = service.begin("failed"), service.begin("whole", n=2)
-    record = failed.choices[0].record
+    record = failed.choices[0].replay
     assert record is not None
     record.add(Commit(0, (), (), "", prompt_logprobs=(reported(2, 2),)))
     service.dispatcher.abort(failed.choices[0], InternalError("for example"))

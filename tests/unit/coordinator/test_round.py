@@ -101,7 +101,7 @@ class Driver:
 
     def take_policy(self, policy: Any) -> None:
         """Another one chooses K from now on."""
-        self.state.policy = self.state.planner.policy = policy
+        self.state.planner.policy = policy
 
     def take_sources(self) -> None:
         """Every context source may propose from now on."""

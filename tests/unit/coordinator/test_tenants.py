@@ -16,7 +16,7 @@ from coordinator.sequence.round_record import RoundRecord
 from coordinator.telemetry import call_log
 from coordinator.telemetry.call_log import Call
 from coordinator.telemetry.request_log import Reporting
-from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.telemetry.tracing import Tracer
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.clock import ManualClock
@@ -40,7 +40,7 @@ def request(tenant: str, error: Any = None) -> RequestRecord:
 
 
 def test_requests_and_tokens_are_counted_by_tenant() -> None:
-    of = TenantRecorder()
+    of = TenantMetrics()
     of.round_ended(running("alice", begun=False), RoundRecord(num_tokens=1), 0.0)
     of.round_ended(running("alice", begun=True), RoundRecord(num_tokens=4), 0.0)
     of.round_ended(running("bob", begun=False), RoundRecord(num_tokens=2), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from coordinator.telemetry.throughput import Throughput, tell_throughput
 from paceline.v1 import common_pb2
 
@@ -27,7 +27,7 @@ class Worker:
 
 def coordinator(*links: Any) -> Any:
     return SimpleNamespace(
-        recorder=Recorder(), dispatcher=SimpleNamespace(running=0, waiting=0), links=list(links)
+        metrics=Metrics(), dispatcher=SimpleNamespace(running=0, waiting=0), links=list(links)
     )
 
 
@@ -36,24 +36,24 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.fields for record in found]  # type: ignore[attr-defined]
 
 
-def count(recorder: Recorder, prompt: int, generated: int, drafts: int = 0, accepted: int = 0) -> None:
+def count(metrics: Metrics, prompt: int, generated: int, drafts: int = 0, accepted: int = 0) -> None:
     """`drafts` proposals of 4 tokens, of each of which `accepted` were; other rounds have none."""
-    recorder.prompt_tokens += prompt
-    recorder.generation_tokens += generated
+    metrics.prompt_tokens += prompt
+    metrics.generation_tokens += generated
     plain = generated - drafts * (1 + accepted)
-    recorder.rounds += plain + drafts
-    recorder.rounds_by_draft[0] += plain
-    recorder.rounds_by_draft[4] += drafts
-    recorder.accepted_lengths[accepted] += drafts
+    metrics.rounds += plain + drafts
+    metrics.rounds_by_draft[0] += plain
+    metrics.rounds_by_draft[4] += drafts
+    metrics.accepted_lengths[accepted] += drafts
 
 
 async def test_line_has_the_rates_since_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     of = coordinator(Worker("target", 6), Worker("target", 2), Worker("draft", 8))
-    count(of.recorder, 1000, 1000, 10, 0)
+    count(of.metrics, 1000, 1000, 10, 0)
     throughput = Throughput(of, 5.0)
     of.dispatcher.running, of.dispatcher.waiting = 3, 2
-    count(of.recorder, 40, 300, drafts=10, accepted=3)
+    count(of.metrics, 40, 300, drafts=10, accepted=3)
     await throughput.write(15.0)
     assert lines(caplog) == [
         {
@@ -74,8 +74,8 @@ async def test_mean_acceptance_length_is_of_committed_tokens(caplog: pytest.LogC
     caplog.set_level("INFO")
     of = coordinator()
     throughput = Throughput(of, 0.0)
-    count(of.recorder, 1, 4, drafts=1, accepted=3)
-    of.recorder.generation_tokens -= 1
+    count(of.metrics, 1, 4, drafts=1, accepted=3)
+    of.metrics.generation_tokens -= 1
     await throughput.write(10.0)
     (line,) = lines(caplog)
     assert (line["acceptance_rate"], line["mean_acceptance_length"]) == (0.75, 3.0)
@@ -87,7 +87,7 @@ async def test_idle_coordinator_writes_none(caplog: pytest.LogCaptureFixture) ->
     throughput = Throughput(of, 0.0)
     await throughput.write(10.0)
     assert lines(caplog) == []
-    count(of.recorder, 1, 1)
+    count(of.metrics, 1, 1)
     await throughput.write(20.0)
     await throughput.write(30.0)
     assert [line["running"] for line in lines(caplog)] == [0]
@@ -100,7 +100,7 @@ async def test_without_proposals_no_acceptance_is_told(caplog: pytest.LogCapture
     caplog.set_level("INFO")
     of = coordinator()
     throughput = Throughput(of, 0.0)
-    count(of.recorder, 1, 1)
+    count(of.metrics, 1, 1)
     await throughput.write(10.0)
     assert not [name for name in lines(caplog)[0] if "acceptance" in name or "cache" in name]
 
@@ -112,7 +112,7 @@ async def test_worker_that_does_not_answer_is_left_out(
     monkeypatch.setattr("coordinator.telemetry.throughput.ANSWER_SECONDS", 0.01)
     of = coordinator(Worker("target", None), Worker("draft", 4), Worker("target", 0, ready=False))
     throughput = Throughput(of, 0.0)
-    count(of.recorder, 1, 1)
+    count(of.metrics, 1, 1)
     await throughput.write(10.0)
     assert {name for name in lines(caplog)[0] if "cache" in name} == {"draft_cache_usage"}
 

@@ -14,9 +14,9 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from coordinator.api.http.metrics import ROLES, make_registry
-from coordinator.telemetry.metrics import PHASES, Recorder
-from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.api.http.metrics import WORKER_ROLES, make_registry
+from coordinator.telemetry.metrics import PHASES, Metrics
+from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.workers.links import LinkState
 from paceline.kv import BlockPool
 from paceline.telemetry.worker import KINDS, WorkerObserver
@@ -45,14 +45,14 @@ class Everything:
             role, address, load, state = "target", "a:1", 1, None
             known = common_pb2.WorkerInfo(cache=common_pb2.CacheInfo(total_blocks=4, free_blocks=2))
 
-        self.config, self.dispatcher, self.links, self.recorder = Config(), Dispatcher(), [Link()], Recorder()
+        self.config, self.dispatcher, self.links, self.metrics = Config(), Dispatcher(), [Link()], Metrics()
         self.certificates = SimpleNamespace(days_left=lambda: {"tls_certificate": 1.0})
-        self.tenants = TenantRecorder()
+        self.tenants = TenantMetrics()
         self.tenants.requests["alice", "OK"] = 1
         self.tenants.prompt_tokens["alice"] = self.tenants.generation_tokens["alice"] = 1
-        self.recorder.failed["INTERNAL"] = 1
-        self.recorder.http_calls["GET", "/", "200"] = 1
-        self.recorder.grpc_calls["M", "OK"] = 1
+        self.metrics.failed["INTERNAL"] = 1
+        self.metrics.http_calls["GET", "/", "200"] = 1
+        self.metrics.grpc_calls["M", "OK"] = 1
 
 
 def families() -> list[Metric]:
@@ -69,7 +69,7 @@ SAMPLES = {sample.name for family in EXPORTED.values() for sample in family.samp
 
 
 VALUES = {
-    "role": set(ROLES),
+    "role": set(WORKER_ROLES),
     "state": {state.value for state in LinkState},
     "code": {code.name for code in grpc.StatusCode},
 }

@@ -18,9 +18,9 @@ from paceline.core.errors import (
 )
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar.checks import StructureChecks
-from paceline.grammar.process import Model
+from paceline.grammar.process import StructureVocabulary
 
-MODEL = Model(9, (0,))
+MODEL = StructureVocabulary(9, (0,))
 
 
 def named(name: str) -> StructuredOutputs:
@@ -41,7 +41,7 @@ class FakeProcess:
         for _ in range(times):
             self._answers.put_nowait(answer)
 
-    async def check(self, model: Model, wanted: StructuredOutputs) -> dict[str, Any]:
+    async def check(self, model: StructureVocabulary, wanted: StructuredOutputs) -> dict[str, Any]:
         name = str(wanted.regex)
         self.asked.append(name)
         self.in_progress += 1
@@ -57,7 +57,9 @@ class FakeProcess:
             raise answer
         return answer
 
-    async def follow(self, model: Model, wanted: StructuredOutputs, texts: Any) -> dict[str, Any]:
+    async def follow(
+        self, model: StructureVocabulary, wanted: StructuredOutputs, texts: Any
+    ) -> dict[str, Any]:
         return await self.check(model, wanted)
 
     def close(self) -> None:

@@ -18,10 +18,10 @@ from paceline.core import limits
 from paceline.core.errors import UnavailableError
 from paceline.core.structured import StructuredOutputs
 from paceline.grammar import process as process_module
-from paceline.grammar.process import CompileProcess, Model
+from paceline.grammar.process import CompileProcess, StructureVocabulary
 from tests.unit.grammar.tiny import END, TOKENS, VOCAB, tokenizer_json
 
-MODEL = Model(VOCAB, (END,))
+MODEL = StructureVocabulary(VOCAB, (END,))
 GOOD = StructuredOutputs(regex="[ab]+")
 ENDLESS = StructuredOutputs(grammar="start: A\nA: " + " & ".join(f"/(..{{{n}}})*/" for n in range(2, 18)))
 """Some minutes and gigabytes."""
@@ -67,7 +67,7 @@ async def test_it_says_what_is_wrong_with_a_structure(process: CompileProcess) -
     answer = await process.check(MODEL, StructuredOutputs(regex="("))
     assert answer["field"] == "structured_outputs.regex"
     assert "regex parse error" in answer["reason"]
-    assert (await process.check(Model(VOCAB, ()), GOOD))["field"] == "structured_outputs"
+    assert (await process.check(StructureVocabulary(VOCAB, ()), GOOD))["field"] == "structured_outputs"
 
 
 async def test_it_follows_texts(process: CompileProcess) -> None:
@@ -172,13 +172,14 @@ def test_it_ends_with_its_server() -> None:
     """Killed while a structure is compiled, without a chance to say so."""
     code = f"""
 import asyncio, json
-from paceline.grammar.process import CompileProcess, Model
+from paceline.grammar.process import CompileProcess, StructureVocabulary
 from paceline.core.structured import StructuredOutputs
 async def main():
     process = CompileProcess(lambda: {tokenizer_json()!r})
-    await process.check(Model({VOCAB}, ({END},)), StructuredOutputs(regex="a"))
+    vocabulary = StructureVocabulary({VOCAB}, ({END},))
+    await process.check(vocabulary, StructuredOutputs(regex="a"))
     print(process.pid, flush=True)
-    await process.check(Model({VOCAB}, ({END},)), StructuredOutputs(grammar={ENDLESS.grammar!r}))
+    await process.check(vocabulary, StructuredOutputs(grammar={ENDLESS.grammar!r}))
     await asyncio.sleep(600)
 asyncio.run(main())
 """

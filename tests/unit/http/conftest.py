@@ -17,8 +17,8 @@ from coordinator.api.http.app import make_app
 from coordinator.auth import Gate, Group
 from coordinator.sequence.ledger import Commit, Finish
 from coordinator.sequence.stats import SpeculationStats
-from coordinator.telemetry.metrics import Recorder
-from coordinator.telemetry.tenants import TenantRecorder
+from coordinator.telemetry.metrics import Metrics
+from coordinator.telemetry.tenants import TenantMetrics
 from coordinator.text.long_texts import LongTexts
 from coordinator.text.vocabulary import Vocabulary
 from paceline.core.errors import PacelineError, UnavailableError
@@ -60,8 +60,8 @@ class ScriptedCoordinator:
     refusal: PacelineError | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     running: int = 0
-    recorder: Recorder = field(default_factory=Recorder)
-    tenants: TenantRecorder | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    tenants: TenantMetrics | None = None
     certificates: Any = field(default_factory=lambda: SimpleNamespace(days_left=dict))
     gate: Gate = field(default_factory=Gate)
     links: tuple[Any, ...] = ()

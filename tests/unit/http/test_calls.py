@@ -33,7 +33,7 @@ async def test_calls_are_counted_by_route_and_status(client: httpx2.AsyncClient,
     await client.get("/an/address/of/the/clients")
     await client.get("/v1/completions")
     await client.request("BREW", "/health")
-    assert coordinator.recorder.http_calls == {
+    assert coordinator.metrics.http_calls == {
         ("POST", "/v1/completions", "200"): 2,
         ("POST", "/v1/completions", "400"): 1,
         ("GET", "/v1/models/{model:path}", "404"): 1,
@@ -83,7 +83,7 @@ async def test_a_defect_counts_as_500(client: httpx2.AsyncClient, coordinator: A
 
     coordinator.script = broken
     assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-    assert coordinator.recorder.http_calls == {("POST", "/v1/completions", "500"): 1}
+    assert coordinator.metrics.http_calls == {("POST", "/v1/completions", "500"): 1}
 
 
 async def test_a_client_that_leaves_early_counts_as_499(exchange: Any, coordinator: Any) -> None:
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_early_counts_as_499(exchange: Any, coordinat
     }
     await make_app(coordinator, None)(scope, receive, exchange.send)
     assert exchange.sent == []
-    assert coordinator.recorder.http_calls == {("POST", "/v1/completions", "499"): 1}
+    assert coordinator.metrics.http_calls == {("POST", "/v1/completions", "499"): 1}
 
 
 # ---- workers --------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptu
 def test_workers_are_told_of_by_role(coordinator: Any) -> None:
     coordinator.links = (FakeLink("target"), FakeLink("draft"))
     coordinator.links[1].state = LinkState.LOST
-    coordinator.recorder.worker_lost("draft")
+    coordinator.metrics.worker_lost("draft")
     lines = generate_latest(make_registry(coordinator)).decode().splitlines()
     of = 'model_name="a/model"'
     assert f'paceline:workers{{{of},role="target",state="ready"}} 1.0' in lines

@@ -55,8 +55,8 @@ async def test_version(client: httpx2.AsyncClient) -> None:
 
 
 async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
-    coordinator.recorder.finished["length"] = 3
-    coordinator.recorder.failed["UNAVAILABLE"] = 4
+    coordinator.metrics.finished["length"] = 3
+    coordinator.metrics.failed["UNAVAILABLE"] = 4
     answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     lines = set(answer.text.splitlines())
@@ -83,7 +83,7 @@ async def test_metrics(client: httpx2.AsyncClient, coordinator: Any) -> None:
 async def test_metrics_are_openmetrics_where_asked_for(
     client: httpx2.AsyncClient, coordinator: Any, accept: str, kind: str
 ) -> None:
-    coordinator.recorder.finished["length"] = 3
+    coordinator.metrics.finished["length"] = 3
     answer = await client.get("/metrics", headers={"accept": accept})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith(kind)

@@ -345,7 +345,7 @@ async def test_what_the_end_overtakes_is_told_in_our_own_words(coordinator: Any)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b'"code":"service_unavailable"' in answer
         assert b"retry-after: 1" in answer
-    assert [status for _, _, status in coordinator.recorder.http_calls] == ["503"]
+    assert [status for _, _, status in coordinator.metrics.http_calls] == ["503"]
 
 
 async def test_an_answer_that_is_being_sent_is_finished_before_the_end() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from paceline.client.results import RoundTimings, SpeculativeDecoding
 from paceline.core.types import AcceptanceMode
-from paceline.loadtest.outcomes import Answer, Outcome
+from paceline.loadtest.outcomes import CompleteAnswer, RequestOutcome
 
 
-def answer(**changes: Any) -> Answer:
+def answer(**changes: Any) -> CompleteAnswer:
     """Two rounds with proposals of two tokens, of which one and two were accepted, and one without."""
     values: dict[str, Any] = {
         "acceptance": AcceptanceMode.COUPLED,
@@ -32,10 +32,10 @@ def answer(**changes: Any) -> Answer:
         "timings": RoundTimings(draft=0.3, target=0.6, queue=0.03, wire=0.06, coordinator=0.09, total=1.2),
         "token_ids": (1, 2, 3, 4, 5, 6),
     } | changes
-    return Answer(**values)
+    return CompleteAnswer(**values)
 
 
-def outcome(number: int = 0, due: float = 0.0, **changes: Any) -> Outcome:
+def outcome(number: int = 0, due: float = 0.0, **changes: Any) -> RequestOutcome:
     """Sent 0.1 s late; 1, 2 and 3 tokens 0.5, 0.7 and 1 s after it was due; ends 0.1 s later."""
     values: dict[str, Any] = {
         "number": number,
@@ -46,7 +46,7 @@ def outcome(number: int = 0, due: float = 0.0, **changes: Any) -> Outcome:
         "counts": (1, 2, 3),
         "answer": answer(),
     } | changes
-    return Outcome(**values)
+    return RequestOutcome(**values)
 
 
 @pytest.fixture

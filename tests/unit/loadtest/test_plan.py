@@ -12,15 +12,15 @@ from paceline.core import limits
 from paceline.core.errors import InvalidArgumentError
 from paceline.core.types import SamplingParams
 from paceline.loadtest.config import LoadConfig
-from paceline.loadtest.plan import Plan, arrivals, check_lengths
+from paceline.loadtest.plan import LoadPlan, arrivals, check_lengths
 from paceline.loadtest.prompts import PromptLine
 
 PROMPTS = [PromptLine("a"), PromptLine((1, 2), max_tokens=5), PromptLine("c")]
 SAMPLING = SamplingParams(max_tokens=9, seed=40, top_k=3)
 
 
-def plan(sampling: SamplingParams = SAMPLING, **settings: Any) -> Plan:
-    return Plan(LoadConfig(**settings), PROMPTS, sampling, 300)
+def plan(sampling: SamplingParams = SAMPLING, **settings: Any) -> LoadPlan:
+    return LoadPlan(LoadConfig(**settings), PROMPTS, sampling, 300)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
@@ -144,4 +144,4 @@ def test_what_is_not_refused_can_be_planned(
 ) -> None:
     config, params = LoadConfig(requests=300, **settings), SamplingParams(**sampling)
     check_lengths(config, lines, params)
-    assert len(list(Plan(config, lines, params, 300))) == 300
+    assert len(list(LoadPlan(config, lines, params, 300))) == 300

@@ -15,7 +15,7 @@ from paceline.client.server_status import Model
 from paceline.core.errors import UnavailableError
 from paceline.core.types import SamplingParams, SpeculationParams
 from paceline.loadtest import LoadConfig, Report, print_report
-from paceline.loadtest.verifying import Difference, Verification
+from paceline.loadtest.verifying import Difference, VerifyReport
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_failures_are_counted_by_name_and_told_once(make_report: Any, make_outco
 @pytest.mark.parametrize(
     ("verification", "sound"),
     [
-        (Verification(2, (), (), 0), True),
-        (Verification(2, (Difference(1, 5),), (), 0), False),
-        (Verification(1, (), ("UnavailableError: gone",), 0), False),
-        (Verification(1, (), (), 1), False),
+        (VerifyReport(2, (), (), 0), True),
+        (VerifyReport(2, (Difference(1, 5),), (), 0), False),
+        (VerifyReport(1, (), ("UnavailableError: gone",), 0), False),
+        (VerifyReport(1, (), (), 1), False),
     ],
 )
 def test_answers_that_differ_are_no_sound_test(
-    make_report: Any, verification: Verification, sound: bool
+    make_report: Any, verification: VerifyReport, sound: bool
 ) -> None:
     report = make_report(verification=verification)
     assert report.sound is sound

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import UnavailableError
 from paceline.core.types import AcceptanceMode, SpeculationParams
-from paceline.loadtest.verifying import Difference, Verification, chosen, compared, without_draft
+from paceline.loadtest.verifying import Difference, VerifyReport, chosen, compared, without_draft
 
 
 @pytest.mark.parametrize(("most", "numbers"), [(1, [5]), (2, [2, 7]), (3, [1, 5, 8]), (10, list(range(10)))])
@@ -38,13 +38,13 @@ def test_the_first_token_that_differs_is_told(make_outcome: Any, make_answer: An
     again[4] = make_outcome(4, answer=None, error=UnavailableError("gone"))
     found = compared(first, again)
     differences = (Difference(1, 1), Difference(2, 2), Difference(3, 3))
-    assert found == Verification(4, differences, ("UnavailableError: gone",), 0)
+    assert found == VerifyReport(4, differences, ("UnavailableError: gone",), 0)
     assert not found.sound
 
 
 def test_a_test_that_was_stopped_has_compared_less(make_outcome: Any) -> None:
     first = [make_outcome(number) for number in range(3)]
-    assert compared(first, first) == Verification(3, (), (), 0)
+    assert compared(first, first) == VerifyReport(3, (), (), 0)
     assert compared(first, first).sound
-    assert compared(first, first[:2]) == Verification(2, (), (), 1)
+    assert compared(first, first[:2]) == VerifyReport(2, (), (), 1)
     assert not compared(first, []).sound

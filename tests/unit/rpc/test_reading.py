@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.core import limits
 from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from paceline.rpc.server import reading as module
-from paceline.rpc.server.reading import MAX_OPEN_REQUEST_BYTES, Reading
+from paceline.rpc.server.reading import MAX_OPEN_REQUEST_BYTES, UnfinishedMessages
 from paceline.rpc.server.server import Server
 from tests.unit.rpc.raw_http2 import Connection, connect
 from tests.unit.rpc.test_ports import HANG, serving
@@ -64,7 +64,7 @@ async def test_so_many_messages_are_unfinished_at_a_time(monkeypatch: pytest.Mon
 
 
 async def test_the_message_that_began_first_is_given_up() -> None:
-    reading, calls = Reading(2, HANG, lambda: 10), Calls()
+    reading, calls = UnfinishedMessages(2, HANG, lambda: 10), Calls()
     tasks = [await begun(reading, calls) for _ in range(3)]
     with pytest.raises(ResourceExhaustedError):
         await tasks[0]
@@ -131,7 +131,7 @@ class Calls:
         return await message
 
 
-async def begun(reading: Reading, calls: Any) -> asyncio.Task[bytes]:
+async def begun(reading: UnfinishedMessages, calls: Any) -> asyncio.Task[bytes]:
     before = len(calls.messages)
     task = asyncio.create_task(reading.one(calls))
     while len(calls.messages) == before:  # noqa: ASYNC110
@@ -140,7 +140,7 @@ async def begun(reading: Reading, calls: Any) -> asyncio.Task[bytes]:
 
 
 async def test_what_is_given_up_may_still_be_here() -> None:
-    reading, calls = Reading(1, HANG, lambda: 10), Calls()
+    reading, calls = UnfinishedMessages(1, HANG, lambda: 10), Calls()
     first = await begun(reading, calls)
     second = await begun(reading, calls)
     for message in calls.messages:
@@ -151,7 +151,7 @@ async def test_what_is_given_up_may_still_be_here() -> None:
 
 async def test_each_end_of_a_message_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
-    reading, calls = Reading(1, 0.05, lambda: 4), Calls()
+    reading, calls = UnfinishedMessages(1, 0.05, lambda: 4), Calls()
     first = await begun(reading, calls)
     second = await begun(reading, calls)
     with pytest.raises(ResourceExhaustedError):

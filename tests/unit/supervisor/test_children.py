@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
-from paceline.supervisor import Backoff, ChildFailedError, ChildSpec, ChildStatus, Supervisor, children
+from paceline.supervisor import ChildFailedError, ChildSpec, ChildStatus, RestartBackoff, Supervisor, children
 
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 READY = '{"event": "ready", "address": "127.0.0.1:5000"}\n'
@@ -78,7 +78,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> Specs:
 
 
 def supervising() -> Supervisor:
-    return Supervisor(sink=lambda line: None, backoff=Backoff(initial=0.0))
+    return Supervisor(sink=lambda line: None, backoff=RestartBackoff(initial=0.0))
 
 
 def test_a_child_ended_by_a_signal_without_a_name_is_started_again(specs: Specs) -> None:
@@ -170,7 +170,7 @@ def test_a_start_ends_with_the_supervisor(specs: Specs) -> None:
 def test_who_waits_for_a_child_is_told_that_it_is_stopped(specs: Specs) -> None:
     """Also of one whose successor was not to come soon."""
     program, waits = Program(), threading.Event()
-    backoff = Backoff(initial=10 * HANG, maximum=10 * HANG)
+    backoff = RestartBackoff(initial=10 * HANG, maximum=10 * HANG)
     with Supervisor(sink=lambda line: None, backoff=backoff) as supervisor:
         supervisor.start([specs("a", program)], HANG)
         program.children[0].end(1)

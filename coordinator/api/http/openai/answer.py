@@ -74,7 +74,7 @@ class Answer:
             await until_client_leaves(receive, work)
         except CutError:
             # A connection that is merely closed waits for what its client does not read.
-            if (abort := scope.get("state", {}).get(encoding.ABORT)) is not None:
+            if (abort := scope.get("state", {}).get(encoding.ABORT_CONNECTION)) is not None:
                 abort()
                 await _disconnect(receive)
 

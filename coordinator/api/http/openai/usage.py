@@ -73,7 +73,8 @@ def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
         total.num_draft_tokens += stats.num_draft_tokens
         total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
         total.num_lookahead_hits += stats.num_lookahead_hits
-        total.num_prompt_lookups += stats.num_prompt_lookups
+        for source, counts in stats.by_source.items():
+            total.by_source[source].add(counts)
         total.histogram = _sum(total.histogram, stats.histogram)
         total.reached = _sum(total.reached, stats.reached)
         total.accepted_at = _sum(total.accepted_at, stats.accepted_at)

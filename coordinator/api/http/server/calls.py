@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.http.server.errors import from_error
 from coordinator.telemetry import call_log
-from coordinator.telemetry.metrics import Recorder
+from coordinator.telemetry.metrics import Metrics
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 
@@ -20,12 +20,12 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _QUIET = frozenset({"/health", "/ping", "/metrics"})
 
 
-class CallObserver:
+class HttpCallObserver:
     """ASGI middleware between the handler of defects and the handlers of known errors."""
 
-    def __init__(self, app: ASGIApp, recorder: Recorder, clock: Clock = monotonic) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, clock: Clock = monotonic) -> None:
         self._app = app
-        self._recorder = recorder
+        self._metrics = metrics
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ class CallObserver:
             finally:
                 path = _path(scope)
                 call.method, call.quiet = f"{method} {path}", path in _QUIET
-                self._recorder.http_calls[method, path, str(status)] += 1
+                self._metrics.http_calls[method, path, str(status)] += 1
                 call.finish(str(status), self._clock())
 
 

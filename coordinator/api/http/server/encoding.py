@@ -18,7 +18,7 @@ EVENT_STREAM_HEADERS = {
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream that is whole."""
 
-ABORT = "abort"
+ABORT_CONNECTION = "abort"
 """In a request's state, where a port serves it: drops the connection with what is not sent yet."""
 WATCH = "watch"
 """In a request's state, where a port serves it: drops the connection if its client takes nothing any more."""

@@ -39,7 +39,7 @@ from paceline.rpc.codec.generation import ContextLengthError
 log = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
-RETRY_SECONDS = 1
+RETRY_AFTER_SECONDS = 1
 """What a client that was refused for lack of room, or of a worker, is told to wait."""
 
 _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
@@ -134,7 +134,7 @@ def _headers_of(error: errors.PacelineError) -> dict[str, str]:
         case errors.ResourceExhaustedError(retry_after=float() | int() as seconds):
             return {"retry-after": str(math.ceil(seconds))}
         case errors.ResourceExhaustedError() | errors.UnavailableError():
-            return {"retry-after": str(RETRY_SECONDS)}
+            return {"retry-after": str(RETRY_AFTER_SECONDS)}
     return {}
 
 

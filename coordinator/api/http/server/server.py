@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from coordinator.api.http.server import request_head
-from coordinator.api.http.server.encoding import ABORT, WATCH
+from coordinator.api.http.server.encoding import ABORT_CONNECTION, WATCH
 from coordinator.api.http.server.guard import NAMES
 from coordinator.api.http.server.request_parser import RequestParser
 from coordinator.api.http.server.stalled_client import Taking
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         assert self._taking is not None
         self.scope["state"] |= {
             NAMES: self._certificate_names,
-            ABORT: self.transport.abort,
+            ABORT_CONNECTION: self.transport.abort,
             WATCH: self._taking.watch,
         }
         self._in_head, self._unfinished_bytes = True, 0

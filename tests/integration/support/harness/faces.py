@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from coordinator.api.grpc.auth import KeyInterceptor
-from coordinator.api.grpc.calls import CallObserver
+from coordinator.api.grpc.calls import GrpcCallObserver
 from coordinator.api.grpc.service import GenerationService
 from coordinator.api.http.app import make_app
 from coordinator.api.http.server.server import HttpServer
@@ -71,7 +71,7 @@ async def serving(vocabulary: Vocabulary, gate: Gate | None) -> AsyncIterator[Fa
     callers: list[Principal] = []
     real = coordinator.detokenize
     coordinator.detokenize = lambda ids: callers.append(principal.get()) or real(ids)  # type: ignore[method-assign, func-returns-value]
-    interceptors = [CallObserver(coordinator.recorder), KeyInterceptor(coordinator.gate)]
+    interceptors = [GrpcCallObserver(coordinator.metrics), KeyInterceptor(coordinator.gate)]
     bounds = client_port(100, config.max_request_seconds)
     server = Server(
         "coordinator",

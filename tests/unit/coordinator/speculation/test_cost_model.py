@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.speculation.cost_model import (
+    COST_MEMORY,
     LEAST_SHARE,
-    MEMORY,
     OUTLIER,
     PRIOR_OVERHEAD,
     CostModel,
@@ -32,17 +32,17 @@ def test_brackets_double() -> None:
 def test_mean_forgets_old_measurements() -> None:
     mean = Mean()
     for _ in range(1000):
-        mean.add(1.0, MEMORY)
-    for _ in range(round(3 * MEMORY)):
-        mean.add(2.0, MEMORY)
+        mean.add(1.0, COST_MEMORY)
+    for _ in range(round(3 * COST_MEMORY)):
+        mean.add(2.0, COST_MEMORY)
     assert mean.value == pytest.approx(2.0, abs=0.06)
 
 
 def test_outlier_is_clipped() -> None:
     mean = Mean()
     for _ in range(10):
-        mean.add(1.0, MEMORY)
-    mean.add(1000.0, MEMORY)
+        mean.add(1.0, COST_MEMORY)
+    mean.add(1000.0, COST_MEMORY)
     assert mean.value == pytest.approx((10 + OUTLIER) / 11)
 
 

@@ -1,4 +1,4 @@
-"""The recorder's numbers against slow counts of the same rounds."""
+"""Metrics against slow counts of the same rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.requests.observer import RequestRecord
 from coordinator.scheduling.running_sequence import Running
 from coordinator.sequence.ledger import Commit, Finish
 from coordinator.sequence.round_record import RoundRecord
-from coordinator.telemetry.metrics import PHASES, Recorder
+from coordinator.telemetry.metrics import PHASES, Metrics
 from paceline.core.errors import CancelledError, InvalidArgumentError, PacelineError, StaleEpochError
 from paceline.core.types import FinishReason, SamplingParams, SpeculationParams, Timings, TokenOrigin
 from paceline.rpc.codec import GenerateCall, Resumption
@@ -34,18 +34,18 @@ def generation(arrived_at: float = 0.0) -> Any:
     return SimpleNamespace(choices=[sequence(arrived_at=arrived_at)])
 
 
-def play(recorder: Recorder, running: Any, record: RoundRecord, now: float) -> None:
+def play(metrics: Metrics, running: Any, record: RoundRecord, now: float) -> None:
     """As the dispatcher does."""
     if running.first_token_at is None:
         running.first_token_at = record.ended
-    recorder.round_ended(running, record, now)
+    metrics.round_ended(running, record, now)
     running.last_token_at = record.ended
     running.state.ledger.num_generated += record.num_tokens
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
-    rng, recorder, running = random.Random(seed), Recorder(), sequence()
+    rng, metrics, running = random.Random(seed), Metrics(), sequence()
     now, rounds = 1.0, []
     for number in range(1, rng.randint(2, 40)):
         record = RoundRecord(number, now, hit=rng.random() < 0.3, prefills=number == 1)
@@ -61,58 +61,58 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
         commit = Commit(0, (1,) * len(origins), tuple(origins), "")
         record.judged(now, waited, k, Timings(rng.random(), rng.random()), commit)
         spent = rng.random() / 100
-        play(recorder, running, record, now + spent)
+        play(metrics, running, record, now + spent)
         rounds.append((record, now + spent))
     records = [record for record, _ in rounds]
-    assert recorder.rounds == len(rounds)
-    assert recorder.num_drafts == sum(r.num_draft > 0 for r in records)
-    assert recorder.num_draft_tokens == sum(r.num_draft for r in records)
-    assert recorder.num_accepted_tokens == sum(r.num_accepted for r in records)
-    assert recorder.lookahead_hits == sum(r.hit for r in records)
-    assert recorder.generation_tokens == sum(r.num_tokens for r in records)
-    assert recorder.prompt_tokens == 7
-    for position, count in enumerate(recorder.accepted_at):
+    assert metrics.rounds == len(rounds)
+    assert metrics.num_drafts == sum(r.num_draft > 0 for r in records)
+    assert metrics.num_draft_tokens == sum(r.num_draft for r in records)
+    assert metrics.num_accepted_tokens == sum(r.num_accepted for r in records)
+    assert metrics.lookahead_hits == sum(r.hit for r in records)
+    assert metrics.generation_tokens == sum(r.num_tokens for r in records)
+    assert metrics.prompt_tokens == 7
+    for position, count in enumerate(metrics.accepted_at):
         assert count == sum(r.num_accepted > position for r in records)
-    assert recorder.inter_token.count == sum(r.num_tokens for r in records[1:])
-    assert recorder.inter_token.sum == pytest.approx(records[-1].ended - records[0].ended)
+    assert metrics.inter_token.count == sum(r.num_tokens for r in records[1:])
+    assert metrics.inter_token.sum == pytest.approx(records[-1].ended - records[0].ended)
     # No part is negative, and together they are the whole: nothing is counted twice, nothing is lost.
     whole = sum(told - record.began for record, told in rounds)
-    assert recorder.round_seconds.sum == pytest.approx(whole)
-    assert sum(recorder.phases[phase].sum for phase in PHASES) == pytest.approx(whole)
-    assert all(recorder.phases[phase].sum >= 0 for phase in PHASES)
-    assert recorder.phases["prefill"].count == 1
-    assert recorder.phases["verify"].count == len(rounds) - 1
-    assert recorder.phases["draft"].count == sum(r.draft is not None for r in records)
+    assert metrics.round_seconds.sum == pytest.approx(whole)
+    assert sum(metrics.phases[phase].sum for phase in PHASES) == pytest.approx(whole)
+    assert all(metrics.phases[phase].sum >= 0 for phase in PHASES)
+    assert metrics.phases["prefill"].count == 1
+    assert metrics.phases["verify"].count == len(rounds) - 1
+    assert metrics.phases["draft"].count == sum(r.draft is not None for r in records)
 
 
 def test_the_parts_of_a_request() -> None:
-    recorder, running = Recorder(), sequence(arrived_at=1.0, admitted_at=1.5)
+    metrics, running = Metrics(), sequence(arrived_at=1.0, admitted_at=1.5)
     running.first_token_at, running.last_token_at = 2.5, 6.5
     running.state.ledger.num_generated = 5
     running.state.ledger.finish = Finish(FinishReason.STOP)
-    recorder.sequence_ended(running, 7.0)
-    sums = {part: histogram.sum for part, histogram in recorder.request_seconds.items()}
+    metrics.sequence_ended(running, 7.0)
+    sums = {part: histogram.sum for part, histogram in metrics.request_seconds.items()}
     assert sums == {"e2e": 5.5, "queue": 0.5, "prefill": 1.0, "decode": 4.0, "inference": 5.0}
-    assert (recorder.token_seconds.count, recorder.token_seconds.sum) == (1, 1.0)
-    assert recorder.finished == {"stop": 1}
+    assert (metrics.token_seconds.count, metrics.token_seconds.sum) == (1, 1.0)
+    assert metrics.finished == {"stop": 1}
 
 
 def test_tokens_that_a_client_came_with_took_no_time_here() -> None:
     """Once: after a restart of the coordinator the times of a few tokens were shared out to all of them."""
-    recorder, running = Recorder(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
+    metrics, running = Metrics(), sequence(received=500, first_token_at=2.0, last_token_at=3.0)
     running.state.ledger.num_generated = 511
     running.state.ledger.finish = Finish(FinishReason.STOP)
-    recorder.sequence_ended(running, 3.0)
-    assert (recorder.token_seconds.count, recorder.token_seconds.sum) == (1, 0.1)
-    assert recorder.request_generation_tokens.sum == 11
+    metrics.sequence_ended(running, 3.0)
+    assert (metrics.token_seconds.count, metrics.token_seconds.sum) == (1, 0.1)
+    assert metrics.request_generation_tokens.sum == 11
 
 
 def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
-    recorder = Recorder()
-    recorder.sequence_ended(sequence(), 1.0)
-    recorder.sequence_ended(sequence(error=InvalidArgumentError("a", "b")), 1.0)
-    assert recorder.finished == {"abort": 1}
-    assert all(histogram.count == 0 for histogram in recorder.request_seconds.values())
+    metrics = Metrics()
+    metrics.sequence_ended(sequence(), 1.0)
+    metrics.sequence_ended(sequence(error=InvalidArgumentError("a", "b")), 1.0)
+    assert metrics.finished == {"abort": 1}
+    assert all(histogram.count == 0 for histogram in metrics.request_seconds.values())
 
 
 @pytest.mark.parametrize(
@@ -126,28 +126,28 @@ def test_a_sequence_that_was_left_or_failed_has_no_latency() -> None:
 def test_requests_that_failed_are_counted_by_code(
     error: PacelineError | None, failed: dict[str, int]
 ) -> None:
-    recorder = Recorder()
+    metrics = Metrics()
     call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
     request = RequestRecord(call, "m", 0.0, error=error)
-    recorder.request_ended(request)
-    assert recorder.failed == failed
-    assert recorder.params_n.count == 0
+    metrics.request_ended(request)
+    assert metrics.failed == failed
+    assert metrics.params_n.count == 0
     request.generation = generation()
-    recorder.request_ended(request)
-    assert (recorder.params_n.sum, recorder.params_max_tokens.sum) == (2, 30)
+    metrics.request_ended(request)
+    assert (metrics.params_n.sum, metrics.params_max_tokens.sum) == (2, 30)
 
 
 def test_a_request_that_is_resumed_counts_once_and_has_not_failed() -> None:
     """Once: each of its calls counted, and those that lost it to the next one had failed."""
-    recorder = Recorder()
+    metrics = Metrics()
     call: Any = SimpleNamespace(sampling=SamplingParams(n=2, max_tokens=30))
     lost, taken_over = CancelledError("the client went away"), StaleEpochError("resumed by another call")
     for began, error in ((1.0, lost), (2.0, taken_over), (3.0, None)):
         request = RequestRecord(call, "m", began, error=error)
         request.generation = generation(arrived_at=1.0)
-        recorder.request_ended(request)
-    assert recorder.failed == {}
-    assert (recorder.params_n.count, recorder.params_max_tokens.count) == (1, 1)
+        metrics.request_ended(request)
+    assert metrics.failed == {}
+    assert (metrics.params_n.count, metrics.params_max_tokens.count) == (1, 1)
 
 
 async def test_a_call_that_lost_its_request_to_another_one_has_not_failed(served: Coordinator) -> None:
@@ -173,5 +173,5 @@ async def test_a_call_that_lost_its_request_to_another_one_has_not_failed(served
         second.cancel()
         await asyncio.wait([second])
     assert choice.received == len(received)
-    assert served.recorder.failed == {}
-    assert served.recorder.params_n.count == 1
+    assert served.metrics.failed == {}
+    assert served.metrics.params_n.count == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import coordinator.sequence.replay_buffer as record_module
 from coordinator.sequence.ledger import Commit, Ledger
-from coordinator.sequence.replay_buffer import Record, ending
+from coordinator.sequence.replay_buffer import ReplayBuffer, ending
 from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, TokenOrigin
 from tests.sim.reference import LetterDetokenizer
 
@@ -33,7 +33,7 @@ def logprob(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -float(token_id), 1)
 
 
-def emitted(rounds: list[list[int]], ledger: Ledger, record: Record, *, logprobs: bool) -> list[Commit]:
+def emitted(rounds: list[list[int]], ledger: Ledger, record: ReplayBuffer, *, logprobs: bool) -> list[Commit]:
     commits = []
     for number, tokens in enumerate(rounds):
         if ledger.ended:
@@ -71,7 +71,7 @@ def test_what_was_missed_and_what_was_read_are_the_whole(
         "min_tokens": data.draw(st.integers(0, 4)),
         "include_stop_str_in_output": data.draw(st.booleans()),
     }
-    ledger, record = make_ledger(**sampling), Record()
+    ledger, record = make_ledger(**sampling), ReplayBuffer()
     whole = emitted(rounds, ledger, record, logprobs=logprobs)
     read = whole[:cut]
     count = sum(len(commit.token_ids) for commit in read)
@@ -86,7 +86,7 @@ def test_what_was_missed_and_what_was_read_are_the_whole(
 
 def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "POSITIONS", 2)
-    ledger, record = make_ledger(max_tokens=7), Record()
+    ledger, record = make_ledger(max_tokens=7), ReplayBuffer()
     (whole,) = emitted([[4, 5, 6, 7, 8, 9, 10]], ledger, record, logprobs=True)
     missed = list(record.missed(2, ledger, make_ledger(max_tokens=7)))
     assert [commit.token_ids for commit in missed] == [(6, 7), (8, 9), (10,)]
@@ -96,7 +96,7 @@ def test_a_cut_in_the_middle_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_emitted_later_was_not_missed() -> None:
     """It comes to the client that came back by itself."""
-    ledger, record = make_ledger(prompt_logprobs=0), Record()
+    ledger, record = make_ledger(prompt_logprobs=0), ReplayBuffer()
     for report in (ledger.report_prompt(1, [logprob(2)]), ledger.report_prompt(2, [logprob(3)])):
         assert report is not None
         missed = record.missed(0, ledger, make_ledger())
@@ -113,7 +113,7 @@ def test_what_is_emitted_later_was_not_missed() -> None:
 def test_an_empty_one_of_the_same_sequence_ends_where_it_does() -> None:
     """Once: where another target serves more tokens or fewer today, what came back did not end, or failed."""
     ledger = make_ledger(max_tokens=None, stop=["zz"])
-    emitted([[4] * 46, [4]], ledger, Record(), logprobs=False)
+    emitted([[4] * 46, [4]], ledger, ReplayBuffer(), logprobs=False)
     assert ledger.ended
     fresh = ledger.fresh(LetterDetokenizer())
     assert (fresh.num_generated, fresh.remaining) == (0, 47)
@@ -126,7 +126,7 @@ def test_an_empty_one_of_the_same_sequence_ends_where_it_does() -> None:
 
 def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_module, "POSITIONS", 1)
-    ledger, record = make_ledger(prompt_logprobs=0), Record()
+    ledger, record = make_ledger(prompt_logprobs=0), ReplayBuffer()
     report = ledger.report_prompt(1, [logprob(2), logprob(3)])
     assert report is not None
     record.add(report)
@@ -138,7 +138,7 @@ def test_the_prompts_report_is_for_those_who_have_no_token(monkeypatch: pytest.M
 
 
 def test_a_record_that_begins_late_covers_only_what_came_after() -> None:
-    ledger, record = make_ledger(), Record(start=3)
+    ledger, record = make_ledger(), ReplayBuffer(start=3)
     ledger.replay([4, 5, 6])
     emitted([[7, 8]], ledger, record, logprobs=False)
     assert [record.covers(count, ledger) for count in range(7)] == [False] * 3 + [True] * 3 + [False]
