@@ -125,7 +125,7 @@ def _train_small_draft(work: Path, tokens: torch.Tensor, seed: int, device: torc
     record = BatchArchive(target, tokens, work / "narrow-record", seed + 8)
     text = torch.from_numpy(record.batch(0)[0][:32]).to(device)
     draft = deepen.deepened(wide, models.small_draft_config(), text, seed + 9).to(device)
-    deepen.train_on(record, draft, deepen.Plan(seed=seed + 10), work / "draft-small.pt")
+    deepen.train_on(record, draft, deepen.DeepeningPlan(seed=seed + 10), work / "draft-small.pt")
 
 
 def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
@@ -134,7 +134,7 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
     small = _shipped(work, "draft-small", models.small_draft_config(), device)
     draft = models.enlarged(small, models.draft_config(), seed + 12).to(device)
     record = BatchArchive(target, tokens, work / "record", seed + 13)
-    plan = deepen.Plan(steps=2000, steps_a_batch=16, seed=seed + 14)
+    plan = deepen.DeepeningPlan(steps=2000, steps_a_batch=16, seed=seed + 14)
     deepen.train_on(record, draft, plan, work / "draft.pt")
 
 

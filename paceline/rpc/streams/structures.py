@@ -21,7 +21,7 @@ from paceline.core.messages import CloseSequence, OpenSequence, SequenceFailed
 from paceline.grammar import Grammars
 from paceline.grammar.checks import StructureChecks
 from paceline.grammar.process import StructureVocabulary
-from paceline.rpc.streams.worker_stream import Engine, ask
+from paceline.rpc.streams.worker_stream import StreamEngine, ask
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Held:
 class StructureGuard:
     """An engine to those that send commands. Used on the event loop."""
 
-    def __init__(self, engine: Engine, checks: StructureChecks, grammars: Grammars | None) -> None:
+    def __init__(self, engine: StreamEngine, checks: StructureChecks, grammars: Grammars | None) -> None:
         """`grammars` are the engine's; where it has none, it refuses structures by itself."""
         self._engine = engine
         self._checks = checks

@@ -30,7 +30,7 @@ from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.rpc.streams.frame_split import framed
-from paceline.rpc.streams.worker_stream import Engine, FrameCodec
+from paceline.rpc.streams.worker_stream import StreamEngine, FrameCodec
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ async def connect(
 class LocalServer:
     """Serves an engine to coordinators on this machine."""
 
-    def __init__(self, path: str, instance_id: str, engine: Engine, frame_codec: FrameCodec) -> None:
+    def __init__(self, path: str, instance_id: str, engine: StreamEngine, frame_codec: FrameCodec) -> None:
         self.path = path
         self._instance_id = instance_id
         self._engine = engine

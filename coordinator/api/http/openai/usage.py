@@ -36,7 +36,7 @@ def choice_stats(machine: RoundMachine) -> dict[str, Any]:
         "num_spec_steps": stats.num_spec_steps,
         "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
         "num_draft_tokens": stats.num_draft_tokens,
-        "num_spec_tokens": machine.state.num_speculative_tokens,
+        "num_spec_tokens": machine.state.planner.num_speculative_tokens,
     }
 
 
