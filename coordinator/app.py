@@ -1,4 +1,4 @@
-"""The coordinator as its faces see it: validated calls in, committed parts out."""
+"""The coordinator as the gRPC and HTTP APIs see it: validated calls in, committed parts out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Owns the links and the dispatcher."""
+    """Wires the fleet, the dispatcher and the requests together."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Coordinator:
         observers: Sequence[Observer] = (),
         secret: WorkerSecret | None = None,
     ) -> None:
-        """`secret` is what the workers demand; tenants' cached prefixes outlive this process with it only."""
+        """`secret` is shown to the workers. Only with it do tenants' cached prefixes outlive this process."""
         self.config = config
         self.gate = gate or Gate()
         self.vocabulary = vocabulary
         self._texts = LongTexts(vocabulary)
         self.metrics = Metrics()
         self.tenants = TenantMetrics() if config.tenant_metrics else None
-        """What each tenant uses, where that is to be told."""
+        """Usage by tenant, if the configuration asks for it."""
         observers = [self.metrics, *([] if self.tenants is None else [self.tenants]), *observers]
         self._reporting = Reporting(observers, clock)
         self.certificates = CertificateExpiry({"tls": config.tls, "worker_tls": config.worker_tls})
@@ -97,7 +97,7 @@ class Coordinator:
         self.readiness_changed = asyncio.Event()
         """Set whenever `serving` may have changed."""
         self.draining = False
-        """True once it was told to stop: nothing new begins."""
+        """True once the coordinator was told to stop: new requests are refused."""
         self.fleet = self._make_fleet(secret)
         self._last_target: common_pb2.WorkerInfo | None = None
         """The target that was ready last; it may have left since."""
@@ -123,7 +123,7 @@ class Coordinator:
         return [*self.dispatcher.targets, *self.dispatcher.drafts, *self.dispatcher.leaving]
 
     async def run(self) -> None:
-        """Keep links and deadlines going until cancelled."""
+        """Run the fleet, deadlines and periodic work until cancelled."""
         with contextlib.closing(self._structures):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.fleet.run())
@@ -133,7 +133,7 @@ class Coordinator:
                 group.create_task(tell_throughput(self, self.config.log_stats_seconds))
 
     async def wait_until_ready(self, draft_seconds: float) -> None:
-        """Until a target serves and every draft is ready or refused (those only up to a time)."""
+        """Wait until a target serves, then up to `draft_seconds` until every draft is ready or refused."""
         await self._target_found.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(draft_seconds):
@@ -142,12 +142,15 @@ class Coordinator:
 
     @property
     def serving(self) -> bool:
-        """True while a target worker is there."""
+        """True while a target worker is ready."""
         return any(link.ready for link in self.dispatcher.targets)
 
     def target_info(self) -> common_pb2.WorkerInfo:
-        """What the target is, or was. Of several that serve, the one that serves the fewest tokens: any of
-        them may get a request. Raises UnavailableError before one was ever there."""
+        """Description of the target that requests are checked against, ready or not.
+
+        Of several ready targets, it is the one with the smallest length: any of them may get the request.
+        Raises UnavailableError if no target was ever there.
+        """
         served = [(not link.ready, link.admitted) for link in self.dispatcher.targets if link.admitted]
         if not served and self._last_target is not None:
             return self._last_target
@@ -157,7 +160,7 @@ class Coordinator:
 
     @property
     def warnings(self) -> list[str]:
-        """What is set up so that less is drafted than could be; empty before a target was there."""
+        """Warnings about a setup that drafts less than it could; empty before a target was there."""
         if not self.has_target:
             return []
         drafts = [link.admitted for link in self.dispatcher.drafts if link.admitted]
@@ -165,12 +168,12 @@ class Coordinator:
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """The name that clients use for the model."""
         return self.config.model_name or self.target_info().model
 
     @property
     def known_name(self) -> str:
-        """`model_name`; empty where nobody gave it one and no target was ever there."""
+        """`model_name`, or empty if none is configured and no target was ever there."""
         try:
             return self.model_name
         except UnavailableError:
@@ -178,12 +181,12 @@ class Coordinator:
 
     @property
     def has_target(self) -> bool:
-        """True once a target was there, ready or not: `target_info` is known."""
+        """True once a target was there: `target_info` is known."""
         return self._last_target is not None or any(link.admitted for link in self.dispatcher.targets)
 
     @property
     def accepting(self) -> bool:
-        """True while a new request would be served."""
+        """True while new requests are accepted and served."""
         return self.serving and not self.draining
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -192,20 +195,22 @@ class Coordinator:
         return await self._texts.encode("text", text, length, add_special_tokens=add_special_tokens)
 
     def check_length(self, name: str, characters: int) -> None:
-        """Raises InvalidArgumentError naming `name` where so many characters are too many for a prompt."""
+        """Raises InvalidArgumentError naming `name` if a prompt may not have so many characters."""
         self._texts.check_length(name, characters, self._known_length)
 
     @property
     def max_request_bytes(self) -> int:
-        """The most bytes of one message that the model's length leaves a use for: a prompt, what was received
-        of all choices, and all other lists of a request."""
+        """Upper bound for the bytes of one request, from the model's length.
+
+        A request holds a prompt, the received tokens of all choices, and other lists.
+        """
         length = self._known_length
         tokens = length + min(limits.MAX_RECEIVED_TOKENS, limits.MAX_N * length)
         return self._texts.max_bytes(length) + limits.MAX_OTHER_LIST_BYTES + tokens * limits.MAX_TOKEN_BYTES
 
     @property
     def _known_length(self) -> int:
-        """The model's, once a target was there."""
+        """The model's length, or the greatest allowed one before a target was there."""
         return self.target_info().max_model_len if self.has_target else limits.MAX_PROMPT_TOKENS
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -219,15 +224,15 @@ class Coordinator:
     async def generating(
         self, call: GenerateCall, deadline: float = math.inf, group: Group | None = None
     ) -> AsyncIterator[Generation]:
-        """Take a request on, or go on with one; when the block is left the request has ended.
+        """Begin a request, or resume one. The request ends when the block is left.
 
-        Unless it may be resumed and the block is left by a cancellation: then it is held for a while, not
-        beyond the client's `deadline` (of the clock). `group` is of the requests that come with it. Raises
-        PacelineError; InvalidArgumentError names the field.
+        Exception: if the request may be resumed and the block is cancelled, the request is held for a while,
+        at most until the client's `deadline` (of the clock). `group` counts the requests of one HTTP call
+        together. Raises PacelineError; InvalidArgumentError names the field.
         """
         with self._reporting.observed(call, self.known_name) as report, contextlib.ExitStack() as counted:
             if call.resumption is None:
-                # Before anything is done for it: waiting and tokenising are work as well.
+                # Counted before any work is done: waiting and tokenising are work as well.
                 counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
             self._refuse_when_draining()
             await self.wait_for_target()
@@ -238,12 +243,12 @@ class Coordinator:
                     counted.enter_context((group or self.gate).holding(self.gate.charge(), call.sampling.n))
                 prepared = await self._prepared(call, report, info)
                 if call.resumption is not None:
-                    # The same client may have come back meanwhile, by another connection.
+                    # Meanwhile the same client may have resumed it over another connection.
                     request = self._resumed(call)
                 if request is None:
                     request = self._begin(*prepared)
                     self._count(request, counted)
-                counted.close()  # one that was here is counted already
+                counted.close()  # a request that was held here is counted already
             report.request_id = request.call.request_id
             with self.requests.reading(request, deadline) as reader:
                 generation = self._generation(reader, call)
@@ -251,7 +256,7 @@ class Coordinator:
                 yield generation
 
     def _resumed(self, call: GenerateCall) -> Request | None:
-        """The request that the call goes on with, if one is here: only that takes nothing of a key's rate."""
+        """The held request that the call resumes, if any. Resuming it is not charged to the key."""
         try:
             return self.requests.resume(principal.get().name, call)
         except AlreadyExistsError:
@@ -261,7 +266,7 @@ class Coordinator:
     async def _prepared(
         self, call: GenerateCall, report: RequestRecord, info: common_pb2.WorkerInfo
     ) -> tuple[GenerateCall, Sequence[int], str, Sequence[RoundMachine]]:
-        """All of a request that is not here: a new one, or one to go on with from what its client has."""
+        """Build a request that is not held here: a new one, or one resumed from the client's tokens."""
         self.dispatcher.check_fits(call.sampling.n)
         text = isinstance(call.prompt, str)
         prompt: Sequence[int]
@@ -282,7 +287,7 @@ class Coordinator:
         own = [self._machines.of_choice(params, choice, has) for choice, has in enumerate(received)]
         ledgers = [self._machines.ledger(prompt, mine, choice, info) for choice, mine in enumerate(own)]
         if any(received):
-            # Of a million tokens that takes seconds, for which all other requests would stand still.
+            # A million tokens take seconds, during which all other requests would stand still.
             await asyncio.to_thread(_replay, ledgers, received)
         self._refuse_when_draining()
         machines = [self._machines.make(call, *each, info) for each in zip(own, ledgers, strict=True)]
@@ -295,14 +300,14 @@ class Coordinator:
         return named, prompt, await self._echoed(call, prompt), machines
 
     def _count(self, request: Request, counted: contextlib.ExitStack) -> None:
-        """Let what counts its sequences, and what ends it when it is too old, last as long as it does."""
+        """Hand over the counters to the request, and end the request when it is too old."""
         seconds, choices = self.config.max_request_seconds, request.choices
         aging = asyncio.get_running_loop().call_later(seconds, self._expire, choices)
         counted.callback(aging.cancel)
         request.counted = counted.pop_all()
 
     def _generation(self, reader: Reader, call: GenerateCall) -> Generation:
-        """No await since the request was taken over: whatever comes from here on is in the queues."""
+        """Must run without an await after the request was taken over, so that the queues miss nothing."""
         request = reader.request
         return Generation(
             request.call.request_id,
@@ -316,7 +321,7 @@ class Coordinator:
     def _begin(
         self, call: GenerateCall, prompt: Sequence[int], echoed: str, machines: Sequence[RoundMachine]
     ) -> Request:
-        """No await comes after it is here, so that nobody else sees it first."""
+        """Register the request and submit its sequences, without an await between."""
         request = Request(principal.get().name, call, prompt, echoed)
         self.requests.add(request)
         try:
@@ -331,7 +336,7 @@ class Coordinator:
         return request
 
     def _received(self, call: GenerateCall) -> Sequence[Sequence[int]]:
-        """What the client has of each choice of a request that is not here."""
+        """The tokens of each choice that the client has, of a request that is not held here."""
         resumption = call.resumption
         if resumption is None or resumption.begins:
             return [()] * call.sampling.n
@@ -342,7 +347,7 @@ class Coordinator:
         return resumption.received
 
     def _before(self, request: Request, choice: int, call: GenerateCall) -> Iterable[Commit]:
-        """What a client is told of a choice before its next round: all that it lacks of the past."""
+        """Past commits of a choice that the client lacks; it gets them before the next round."""
         running = request.choices[choice]
         ledger, replay = running.state.ledger, running.replay
         count = 0 if call.resumption is None else call.resumption.resume_from[choice]
@@ -356,7 +361,7 @@ class Coordinator:
         return itertools.chain(() if count else echo, replay.missed(count, ledger, fresh))
 
     def _expire(self, choices: Sequence[Running]) -> None:
-        """Free what a request holds that is too old, also when its client has stopped reading."""
+        """End a request that is too old, even if its client has stopped reading."""
         for running in choices:
             seconds = self.config.max_request_seconds
             self.dispatcher.abort(running, DeadlineExceededError(f"the request is older than {seconds:g} s"))
@@ -370,7 +375,7 @@ class Coordinator:
         self._structures.close()
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those that run end; after `seconds` they are told to."""
+        """Refuse new requests, and wait up to `seconds` for running ones; then end them."""
         self.draining = True
         self._structures.close()
         self.requests.hold_no_more()
@@ -383,7 +388,7 @@ class Coordinator:
             self.dispatcher.abort_all(UnavailableError("the coordinator is stopping"))
 
     def _params(self, call: GenerateCall, prompt_length: int) -> SequenceParams:
-        """Of the request; each choice's follow from it."""
+        """Parameters of the request, from which those of each choice are derived."""
         sampling = call.sampling
         if sampling.seed is None:
             sampling = sampling.with_seed(secrets.randbits(64))
@@ -415,7 +420,7 @@ class Coordinator:
             self.took([generation])
 
     def took(self, generations: Iterable[Generation]) -> None:
-        """Their client has taken something of what it is sent."""
+        """Their client has read something."""
         for generation in generations:
             if generation.reader is not None:
                 generation.reader.took(self._clock())
@@ -436,16 +441,16 @@ class Coordinator:
                 return
 
     async def wait_for_target(self) -> None:
-        """Until one was there, for as long as one that is lost is waited for. Raises UnavailableError."""
+        """Wait until a target was there, up to the recovery timeout. Raises UnavailableError."""
         try:
-            # `wait_for` would go on where a client leaves in the turn in which the target is found.
+            # `wait_for` would swallow a cancellation in the turn in which the target is found.
             async with asyncio.timeout(self.config.recovery_timeout):
                 await self._target_found.wait()
         except TimeoutError:
             raise UnavailableError("no target worker is there") from None
 
     def _admit(self, link: Link, info: common_pb2.WorkerInfo) -> None:
-        """Refuse a worker that cannot serve here, naming both values."""
+        """Raises PacelineError for a worker that cannot serve here, naming both values."""
         check_role(info, link.role, link.address)
         if link.role == "target":
             if info.tokenizer_fingerprint != self.vocabulary.fingerprint:
@@ -482,7 +487,7 @@ class Coordinator:
 
 
 def _replay(ledgers: Sequence[Ledger], received: Sequence[Sequence[int]]) -> None:
-    """Take in what the client of each choice has. Raises InvalidArgumentError."""
+    """Replay the client's tokens into each choice's ledger. Raises InvalidArgumentError."""
     for ledger, token_ids in zip(ledgers, received, strict=True):
         try:
             ledger.replay(token_ids)

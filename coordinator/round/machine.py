@@ -1,7 +1,7 @@
 """The state machine of one sequence's rounds: events in, actions out, without I/O, clock or randomness.
 
-The shell carries the actions out and brings the answers back. steps.py has the round itself; here is which
-event leads to which step, and everything that can go wrong:
+The dispatcher carries out the actions and brings back the answers. steps.py has the round itself. This module
+maps events to steps and handles everything that can go wrong:
 
 | what happens | what the sequence does |
 |---|---|
@@ -47,16 +47,16 @@ class RoundMachine:
     steps: Steps = field(init=False)
 
     def __post_init__(self) -> None:
-        """The steps act on the same state."""
+        """Create the steps, which act on the same state."""
         self.steps = Steps(self.state)
 
     def give_up(self, error: PacelineError) -> list[Action]:
-        """The shell knows that the sequence cannot go on."""
+        """End the sequence with an error, because the dispatcher knows that it cannot go on."""
         state = self.state
         return [] if state.phase is Phase.DONE else state.fail(error)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event; return what to do about it, in order."""
+        """Process one event. Returns the actions to carry out, in order."""
         state = self.state
         if state.phase is Phase.DONE:
             return []
@@ -99,7 +99,7 @@ class RoundMachine:
         return self._note(signal, now)
 
     def _note(self, signal: Signal, now: float) -> list[Action]:
-        """Signals that change what is believed, or who the target is."""
+        """Signals that only update the state, or change the target."""
         state = self.state
         match signal:
             case Signal.ADMITTED:
@@ -118,7 +118,7 @@ class RoundMachine:
         return []
 
     def _on_draft_failure(self, failure: SequenceFailed, now: float) -> list[Action]:
-        """Losing a draft costs speed only."""
+        """The draft refused or failed something. That costs speed only."""
         state = self.state
         if failure.epoch != state.draft.epoch or failure.round not in (0, state.round):
             return []
@@ -155,23 +155,23 @@ class RoundMachine:
             case FailedPreconditionError(known_length=known):
                 state.target.behind(known, state.ledger)
             case InvalidArgumentError() if state.present.proposal.num_draft_tokens:
-                # The target finds the proposal wrong: do without it.
+                # The target considers the proposal invalid: go on without it.
                 state.drop_proposal()
             case InternalError() if state.present.proposal.num_draft_tokens and state.params.target_decides:
-                # Its model may break on tokens that it would not choose. Where tokens are drawn by ratios,
-                # those that it does not break on would come too seldom.
+                # The model may fail on tokens that it would not choose. Where acceptance draws by ratios,
+                # dropping the proposal would bias the output towards tokens that it does not fail on.
                 state.drop_proposal()
             case error:
                 return state.fail(error)
         if state.target.attempts >= MAX_ATTEMPTS:
             return state.fail(InternalError("the target worker keeps refusing the round"))
         if state.present.proposal is not put:
-            # It may have been asked twice. What it still says of that belongs to an epoch that is over.
+            # The round may have been sent twice. A new epoch makes late answers to it stale.
             state.target.open = False
         return self.steps.verify(state.present.proposal, now)
 
     def _resume_on_target(self, now: float) -> list[Action]:
-        """Open the sequence from the ledger, and put the round that was in progress again."""
+        """Open the sequence from the ledger, and send the round that was in progress again."""
         state = self.state
         if state.round == 0:
             return self.steps.begin(now)

@@ -1,4 +1,4 @@
-"""What is settled of the next round while the present one is being verified. Pure.
+"""What is already decided about the next round while the present one is being verified. Pure.
 
 The target may be offered the next round's proposal for some outcomes of the present one, or told that every
 other outcome is followed by a plain round. It then begins the next round by itself.
@@ -19,18 +19,18 @@ class NextRound:
     """The next round's K, and what the target was offered of it."""
 
     num_wanted: int | None = None
-    """K, once it had to be known."""
+    """K, once it was needed."""
     plain_otherwise: bool = False
     """The target was told that an outcome without an offer is followed by a plain round."""
     guess: Guess | None = None
-    """What was offered, if it is a context source's."""
+    """The context source's guess that was offered, if any."""
     offers: dict[Outcome, Proposal] = field(default_factory=dict)
     """The longest proposal that was offered for each outcome."""
     _first_offers: dict[Outcome, int] = field(default_factory=dict)
     """Draft tokens of the proposal that was offered first for each outcome."""
 
     def offer(self, proposals: Mapping[Outcome, Proposal]) -> None:
-        """The target is told these."""
+        """Record proposals that the target is sent."""
         self.offers.update(proposals)
         for outcome, proposal in proposals.items():
             self._first_offers.setdefault(outcome, proposal.num_draft_tokens)
@@ -40,10 +40,10 @@ class NextRound:
         return self.offers.get(outcome, NOTHING)
 
     def follows(self, verdict: Verdict) -> Proposal | None:
-        """The proposal that the target judges next without being asked; None where it waits.
+        """The proposal that the target judges next without being asked; None if the target waits.
 
-        If its verdict does not say so, the offer for this outcome reaches it later. It begins with the first
-        offer, which may be the shorter one of two proposals, and so it may with the verdict.
+        If the verdict does not say what the target went on with, the offer for this outcome reaches the
+        target later. The target begins with the first offer, which may be the shorter one of two.
         """
         count = verdict.went_on_with
         if count is None:
@@ -51,7 +51,7 @@ class NextRound:
         return None if count is None else Proposal(self.offered(verdict.outcome).token_ids[:count])
 
     def permits(self, verdict: Verdict) -> bool:
-        """False where the target claims to have begun a round that it was not offered."""
+        """False if the target claims to have begun a round that it was not offered."""
         if not verdict.went_on_with:
             return verdict.went_on_with is None or self.plain_otherwise
         return verdict.went_on_with <= self.offered(verdict.outcome).num_draft_tokens

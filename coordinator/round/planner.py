@@ -1,7 +1,7 @@
-"""Who proposes in a round, and how many tokens: the draft, a context source, or nobody. Pure.
+"""Plans a round: which source proposes, if any, and how many tokens. Pure.
 
-A round is planned when it begins, or during the round before it where somebody can use the plan: the draft,
-whose continuations have the planned length, or the target, which begins a plain round by itself.
+A round is planned when it begins, or during the round before it if a worker can use the plan: the draft's
+continuations have the planned length, and the target begins a plain round by itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Planner:
         return min(self.room_on_target(more), self.draft_max_len - len(self.ledger) - more + 1)
 
     def room_on_target(self, more: int = 0) -> int:
-        """The same for a proposal that the draft need not compute."""
+        """The same for a proposal of a context source: the draft's length does not limit it."""
         return min(self.ledger.remaining - more - 1, self.target_max_len - len(self.ledger) - more)
 
     def wanted_now(self, round_number: int, planned: int | None) -> int:
         """K of the round that begins.
 
-        The first round has none: its target pass prefills the prompt, and no draft should delay the first
-        token. The last rounds have fewer: tokens past `max_tokens` or a model's length are wasted.
+        The first round has K = 0: its target pass prefills the prompt, and drafting must not delay the first
+        token. The last rounds have a smaller K: tokens past `max_tokens` or a model's length are wasted.
         """
         if round_number == 1 or not self.draft.usable(round_number):
             return 0
@@ -54,11 +54,11 @@ class Planner:
         return min(planned if planned is not None else self._choose(room), room)
 
     def wanted_next(self, round_number: int) -> int:
-        """K of the round after this one, whose verdict adds a token at least."""
+        """K of the next round. The verdict of this one adds at least one token."""
         return self._choose(max(0, self.room(1))) if self.draft.usable(round_number + 1) else 0
 
     def guess(self, num_wanted: int) -> Guess | None:
-        """What a context source proposes, where that is worth more than asking the draft for so many."""
+        """The best guess of a context source, if it is worth more than `num_wanted` tokens of the draft."""
         most = min(self.num_speculative_tokens, self.room_on_target())
         if most <= 0:
             return None
@@ -67,9 +67,9 @@ class Planner:
         return self.policy.choose_guess(guesses, most, num_wanted) if guesses else None
 
     def guess_ahead(self, present: PresentRound) -> tuple[Outcome, Guess] | None:
-        """A guess for the round after this one, and the outcome that it is for: all is accepted.
+        """A guess for the next round, and its outcome of this round: full acceptance and a bonus token.
 
-        A guessed proposal is taken to go on as its source says.
+        The source that proposed this round also guesses the bonus token.
         """
         proposal = present.proposal.token_ids
         if not self.sources or present.drafted:
@@ -90,7 +90,7 @@ class Planner:
     def shortened(
         self, proposal: Proposal, outcome: Outcome, num_wanted: int, known: Proposal
     ) -> Proposal | None:
-        """A continuation of the draft, as long as the round after that outcome may be; None if useless."""
+        """The draft's continuation, cut to the length that the next round may have; None if useless."""
         most = min(num_wanted, self.room(outcome.num_accepted + 1))
         return shortened(proposal, most, self.vocabulary_size, known)
 

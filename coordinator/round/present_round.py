@@ -14,31 +14,31 @@ NOTHING = Proposal()
 
 @dataclass(slots=True)
 class PresentRound:
-    """What is asked for in it, what is proposed, and what is recorded of it."""
+    """Number, K, proposal and record of the round in progress."""
 
     number: int = 0
     """0 before the first round."""
     num_wanted: int = 0
-    """Draft tokens that the draft is, or would be, asked for."""
+    """K: draft tokens to ask the draft for, if the draft is asked."""
     num_unread: int = 0
     """Ledger tokens that the draft had not read when it was asked."""
     proposal: Proposal = NOTHING
     guess: Guess | None = None
-    """What the proposal is, if it is a context source's."""
+    """The guess behind the proposal, if a context source made it."""
     prefills: bool = False
     """The target computes the sequence from its beginning."""
     record: RoundRecord = field(default_factory=RoundRecord)
 
     @property
     def drafted(self) -> bool:
-        """The proposal is the draft's."""
+        """True if the draft worker made the proposal."""
         return self.proposal.num_draft_tokens > 0 and self.guess is None
 
     def propose(self, guess: Guess) -> None:
-        """The proposal is a context source's guess."""
+        """Use a context source's guess as the proposal."""
         self.guess, self.proposal, self.record.source = guess, guess.proposal, guess.source
 
     def drop_proposal(self) -> None:
-        """The round goes on without draft tokens."""
+        """Make this a round without draft tokens."""
         self.guess, self.proposal = None, NOTHING
         self.record.hit, self.record.source = False, ""

@@ -1,4 +1,4 @@
-"""One sequence as its rounds act on it, and how it comes to its end. Pure."""
+"""The state of one sequence's rounds, with the transitions that suspend or end it. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Restarts of several workers, one after another, must stay below."""
 
 @dataclass(slots=True)
 class RoundState:
-    """One sequence as its rounds act on it.
+    """The state of one sequence's rounds.
 
-    Its parts: the ledger, a view of each worker, the present round, what is settled of the next one, and a
-    planner, which decides who proposes.
+    Its parts: the ledger, a view of each worker, the present round, what is decided about the next one, and a
+    planner, which decides which source proposes.
     """
 
     sequence_id: str
@@ -48,14 +48,14 @@ class RoundState:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     times: RoundTimes = field(default_factory=RoundTimes)
     committed: RoundRecord | None = None
-    """The round that was committed last; whoever has told of it sets None."""
+    """The round committed last. The dispatcher takes it and sets None."""
     target: TargetView = field(init=False)
     draft: RemoteDraft = field(init=False)
     planner: Planner = field(init=False)
     present: PresentRound = field(default_factory=PresentRound)
     next: NextRound = field(default_factory=NextRound)
     client_behind: bool = False
-    """Its client has too much to read."""
+    """The client has too many unread tokens."""
 
     def __post_init__(
         self,
@@ -101,15 +101,15 @@ class RoundState:
         return self.target.losses
 
     def await_turn(self, now: float) -> None:
-        """A target is there, and others go first: the time to wait for one begins anew."""
+        """Restart the recovery deadline: a target is ready, but other sequences go first."""
         if self.phase is Phase.STALLED:
             self.deadline = now + self.deadlines.recovery
 
     def wait_for_blocks(self, refused_round: int, error: ResourceExhaustedError) -> list[Action]:
-        """Nothing is wrong with the round, so waiting does not count as an attempt.
+        """Wait for free blocks. Nothing is wrong with the round, so this is not an attempt.
 
-        A worker that refused the round has freed the blocks; the sequence keeps its place among the others
-        there. One that refused the opening never had it.
+        A worker that refused the round (`refused_round` > 0) has freed its blocks and keeps the sequence's
+        place among the others. A worker that refused the opening never had the sequence.
         """
         self.phase, self.deadline = Phase.WAITING, None
         self.planner.policy.on_suspend()
@@ -119,16 +119,16 @@ class RoundState:
         return [*closing, WaitForBlocks(error, preempted)]
 
     def yield_blocks(self) -> list[Action]:
-        """While its client reads, others can use the room; it is computed again when the client caught up."""
+        """Free both caches while paused for the client; they are computed again when it has caught up."""
         if self.phase is not Phase.PAUSED:
             return []
         return [*self.close_target(), *self.close_draft()]
 
     def drop_proposal(self) -> None:
-        """The target refuses this round's proposal.
+        """Drop this round's proposal, which the target refused.
 
-        If the draft made it, the draft is left alone for a while, and its continuations are not used: every
-        such round has the target read the whole ledger.
+        If the draft made it, the draft is paused and its continuations are discarded: each refusal makes the
+        target read the whole ledger again.
         """
         if self.present.drafted:
             self.draft.pause(self.round)
@@ -136,12 +136,12 @@ class RoundState:
         self.present.drop_proposal()
 
     def stall(self, now: float) -> None:
-        """No target worker: keep everything, and wait for one up to the recovery deadline."""
+        """Keep everything, and wait for a target worker until the recovery deadline."""
         self.phase, self.deadline = Phase.STALLED, now + self.deadlines.recovery
         self.planner.policy.on_suspend()
 
     def lose_target(self, now: float) -> list[Action]:
-        """The target worker is gone, perhaps by what this sequence asked of it."""
+        """The target worker is gone. This sequence's round may be the cause."""
         self.target.lose()
         if self.phase is Phase.VERIFYING:
             self.target.losses += 1
@@ -153,14 +153,14 @@ class RoundState:
         return []
 
     def leave_target(self, now: float) -> list[Action]:
-        """It is there, and another one takes the sequence."""
+        """Close the sequence at a target that is alive, because another target takes it over."""
         closing = self.close_target()
         self.target.lose()
         self.stall(now)
         return closing
 
     def ask_again(self, now: float) -> list[Action]:
-        """The same round: who computes it says nothing to that, who has its verdict says it again."""
+        """Send the round again. A target that computes it ignores this; one with a verdict repeats that."""
         self.deadline = now + self.deadlines.target
         commands = self.target.verify(self.ledger, self.params, self.round, self.present.proposal)
         return [ToTarget(command) for command in commands]
@@ -172,14 +172,14 @@ class RoundState:
         return [ToDraft(command) for command in self.draft.closing()]
 
     def finish(self, now: float, *, goes_on: bool) -> list[Action]:
-        """The ledger has ended, and a target that `goes_on` has begun a round behind that end."""
+        """Close after the ledger has ended. A target that `goes_on` has begun one more round."""
         if goes_on:
             since = self.present.record.left_target
             self.present.record = RoundRecord(self.round + 1, now, target_since=since)
         return self.close()
 
     def close(self) -> list[Action]:
-        """Both workers may forget the sequence."""
+        """End the sequence, and free it at both workers."""
         actions = [*self.close_target(), *self.close_draft()]
         self.phase, self.deadline = Phase.DONE, None
         self.planner.policy.on_suspend()
@@ -189,7 +189,7 @@ class RoundState:
         return [*self.close(), Fail(error)]
 
     def accepts(self, verdict: Verdict) -> bool:
-        """True for a verdict that the round in progress can have."""
+        """True if the verdict is valid for the round in progress."""
         wants_logprobs = self.params.sampling.logprobs is not None
         return (
             verdict_fits(verdict, self.present.proposal, len(self.ledger), self.planner.vocabulary_size)

@@ -2,12 +2,12 @@
 
     begin -> DRAFTING -> proposal -> VERIFYING -> verdict -> commit, emit -> begin the next
 
-The proposal may also be a context source's (coordinator/proposers/): then nobody waits for the draft.
+A context source (coordinator/proposers/) may make the proposal instead; then no draft is waited for.
 
-While a verification is in progress the draft may send continuations: proposals for its likely outcomes.
-They are offered to the target, which begins the next round by itself when one of them comes true: with the
-verdict, or as soon as it is told. The draft is told, and goes on from there. If the next round is to be a
-plain one, the target is told that, and begins it by itself as well.
+While a verification is in progress, the draft may send continuations: proposals for its likely outcomes.
+They are offered to the target. When one of these outcomes comes true, the target begins the next round by
+itself, with the verdict or as soon as the offer arrives; the draft is told and continues from there. If the
+next round is a plain one, the target is told so in advance and begins it by itself as well.
 
 Nothing that was emitted is ever taken back: a verdict is committed whole (or clipped where the sequence
 ends) before anything of it is emitted.
@@ -36,14 +36,14 @@ class Steps:
     state: RoundState
 
     def begin(self, now: float) -> list[Action]:
-        """Step 1: ask the draft for a proposal, unless a context source has one or this round has none."""
+        """Step 1: get a proposal from a context source or ask the draft for one; a plain round has none."""
         state = self.state
         if state.client_behind:
             state.phase, state.deadline = Phase.PAUSED, None
             state.planner.policy.on_suspend()
             return []
         present = self._next_round(now)
-        # The first round has no proposal, wherever it would come from.
+        # The first round has no proposal of any source.
         guess = state.planner.guess(present.num_wanted) if present.number > 1 else None
         if guess is not None:
             present.propose(guess)
@@ -51,7 +51,7 @@ class Steps:
         return self.ask_draft(now) if present.num_wanted else self.verify(NOTHING, now)
 
     def _next_round(self, now: float) -> PresentRound:
-        """Count the round, and settle how many draft tokens it would ask for."""
+        """Start a new PresentRound with its number and K."""
         state = self.state
         number = state.present.number + 1
         state.target.attempts = 0
@@ -63,7 +63,7 @@ class Steps:
         return state.present
 
     def ask_draft(self, now: float) -> list[Action]:
-        """Wait for the draft's proposal, up to its deadline."""
+        """Ask the draft for a proposal, and wait until its deadline."""
         state = self.state
         draft, present = state.draft, state.present
         present.num_unread = draft.unread(state.ledger)
@@ -75,7 +75,7 @@ class Steps:
         ]
 
     def on_proposal(self, event: DraftProposal, now: float) -> list[Action]:
-        """Step 2: have the target judge the proposal."""
+        """Step 2: the proposal came; send it to the target."""
         state = self.state
         if not (state.phase is Phase.DRAFTING and state.draft.answers(event, state.round)):
             return []
@@ -90,15 +90,15 @@ class Steps:
         return self.verify(event.proposal, now)
 
     def go_on_without_draft(self, now: float) -> list[Action]:
-        """This round goes on alone, and so do the next few, twice as many after every failure."""
+        """Verify without a proposal, and pause the draft; each failure doubles the pause."""
         state = self.state
         state.draft.pause(state.round)
         return self.verify(NOTHING, now)
 
     def on_continuations(self, event: Continuations) -> list[Action]:
-        """Offer the target proposals for outcomes of the verification in progress.
+        """Offer the draft's continuations to the target, for outcomes of the verification in progress.
 
-        What is late is of no use.
+        Late continuations are dropped.
         """
         state = self.state
         if not (state.phase is Phase.VERIFYING and state.draft.answers(event, state.round)):
@@ -125,9 +125,9 @@ class Steps:
         return state.next.num_wanted
 
     def _begin_early_round(self, proposal: Proposal, now: float, *, late: bool) -> list[Action]:
-        """The target does not wait: it has begun the next round, or will as it reads what it was offered.
+        """The target has begun the next round by itself, or will when the offer arrives.
 
-        If the offer was `late` the target is asked as well, in case that it could not make use of it.
+        If the offer was `late`, the round is also sent, in case the target could not use the offer.
         """
         state = self.state
         guess, since = state.next.guess, state.present.record.left_target
@@ -143,7 +143,7 @@ class Steps:
         return [*map(ToTarget, asked), *self._look_ahead()]
 
     def _look_ahead(self) -> list[Action]:
-        """A hit tells the draft which branch is its trunk; other rounds tell the target what is next."""
+        """After a hit, tell the draft to continue its branch; else offer the target the next round."""
         state = self.state
         if not state.present.drafted:
             return self._offer_next_round()
@@ -156,21 +156,21 @@ class Steps:
         state.planner.policy.on_proposal(proposal.num_draft_tokens, 0.0, 0)
 
     def _follow(self, proposal: Proposal) -> Action:
-        """Its trunk is the branch that came true; without an answer it looks ahead of that proposal."""
+        """Tell the draft which branch came true. It does not answer, and looks ahead of that proposal."""
         state = self.state
         num_draft = proposal.num_draft_tokens
         ahead = max(num_draft, state.planner.chosen)
         return ToDraft(state.draft.follow(state.ledger, state.round, num_draft, ahead))
 
     def verify(self, proposal: Proposal, now: float) -> list[Action]:
-        """Send the round to the target; without one the sequence stalls, and keeps the proposal."""
+        """Send the round to the target. Without a target the sequence stalls and keeps the proposal."""
         state = self.state
         state.present.proposal = proposal
         if not state.target.ready:
             state.stall(now)
             return []
         if len(state.ledger) >= state.planner.target_max_len:
-            # The ledger ends by itself at the length that was promised; another target may serve less.
+            # The ledger ends at the length that was promised; the present target may serve less.
             why = f"the target worker that is there serves {state.planner.target_max_len} tokens at most"
             return state.fail(UnavailableError(why, state.ledger.num_generated - 1))
         commands = state.target.verify(state.ledger, state.params, state.round, proposal)
@@ -179,7 +179,7 @@ class Steps:
         return [*(ToTarget(command) for command in commands), *ahead, *self._read_ahead()]
 
     def _read_ahead(self) -> list[Action]:
-        """While the target reads the prompt the draft may do so as well, if the next round is to ask it."""
+        """Let the draft read the prompt while the target does, if the next round will ask the draft."""
         state = self.state
         draft = state.draft
         if state.round != 1 or draft.open or not draft.usable(state.round + 1) or not self._wanted_next():
@@ -187,10 +187,10 @@ class Steps:
         return [ToDraft(command) for command in draft.opening(state.ledger, state.params)]
 
     def _offer_next_round(self) -> list[Action]:
-        """If no draft is asked for the next round, the target need not be asked for it either."""
+        """If the draft is not asked in the next round, let the target begin that round by itself."""
         state = self.state
         if not state.next.plain_otherwise:
-            # Without room there may be no next round.
+            # Without room there may be no next round at all.
             room = state.planner.room_on_target(1 + state.present.proposal.num_draft_tokens)
             if state.round == 1 or state.client_behind or room < 0 or self._wanted_next():
                 return []
@@ -209,7 +209,7 @@ class Steps:
         state.planner.policy.on_verify(state.present.proposal.num_draft_tokens, prefills=prefills)
 
     def on_verdict(self, event: RoundVerdict, now: float) -> list[Action]:
-        """Steps 3 and 4: commit, emit, and go on; each worker rolls its own cache back."""
+        """Steps 3 and 4: commit, emit, and begin the next round. Each worker rolls back its own cache."""
         state = self.state
         if not (state.phase is Phase.VERIFYING and state.target.answers(event, state.round)):
             return []
@@ -223,7 +223,7 @@ class Steps:
         if state.ledger.num_generated == 0:
             state.stats.cached_prompt_tokens = min(verdict.timings.cached_tokens, state.ledger.prompt_length)
         timing = None if state.present.prefills else Verification.of(waited, verdict.timings)
-        # The policy learns from the whole verdict; what is counted is what is committed.
+        # The policy learns from the whole verdict; statistics count committed tokens only.
         state.planner.policy.on_verdict(num_draft, verdict.num_accepted, timing, state.present.guess)
         # The worker extended its own copy of the ledger with the same tokens.
         state.target.known, state.target.computed = len(state.ledger) + len(verdict.token_ids), True
@@ -238,9 +238,10 @@ class Steps:
         return [Emit(commit), *self._begin_early_round(following, now, late=verdict.went_on_with is None)]
 
     def on_prompt_logprobs(self, event: PromptLogprobs, now: float) -> list[Action]:
-        """The prompt's prefill goes on, and reports what it passes.
+        """The target reports log-probabilities of the prompt while it prefills.
 
-        A refusal may be that of a round that came twice: what the other one reports is not said again.
+        They are also accepted while the sequence waits for blocks: the round may have been sent twice, and
+        only one of the two refused.
         """
         state = self.state
         asked = state.phase in (Phase.VERIFYING, Phase.WAITING)

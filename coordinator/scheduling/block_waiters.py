@@ -1,8 +1,9 @@
-"""Who waits for cache blocks of a target worker, and who tries again when some are free.
+"""Sequences that wait for cache blocks of a target worker, and when each tries again.
 
-A worker has its own blocks: those that wait for one are woken by what happens there, oldest first, and
-wait on while somebody holds blocks there. Where that may be another coordinator's, nothing that happens here
-tells when it gives them back: the oldest asks again and again, after the time that the worker told it.
+Each worker has its own blocks. When blocks of a worker are freed, the oldest sequence that waits for that
+worker tries again; the others wait while any sequence holds blocks there. Sequences of another coordinator
+may hold blocks as well, and nothing here tells when they free them. Then the oldest sequence asks again after
+the time that the worker told it.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ GRACE_SECONDS = 1.0
 
 
 class Blocks:
-    """Of all sequences of a coordinator."""
+    """The waiting sequences of a coordinator, on all of its targets."""
 
     def __init__(self, sequences: Mapping[str, Running], tell: Callable[[Running, Event], None]) -> None:
-        """`sequences` is the caller's own, by id; `tell` gives a signal to one of them."""
+        """`sequences` belongs to the caller, by id; `tell` gives a signal to one of them."""
         self._sequences = sequences
         self._tell = tell
         self._blocked: list[Running] = []
         self._asking: list[Running] = []
-        """Those that ask again although nobody here gave any back."""
+        """Sequences that ask again although no sequence here freed any blocks."""
 
     @property
     def waiting(self) -> list[Running]:
-        """Sequences that wait for blocks, whatever has become of them since they were refused."""
+        """Sequences that were refused blocks and still wait for them."""
         return [running for running in self._blocked if running.state.phase is Phase.WAITING]
 
     @property
     def keep_others_out(self) -> bool:
-        """True while somebody lacks blocks who comes before all that have yet to begin."""
+        """True while a sequence lacks blocks: it comes before all sequences that have yet to begin."""
         return any(map(_asks, self._asking)) or bool(self.waiting)
 
     def refused(self, running: Running, error: ResourceExhaustedError, now: float) -> bool:
-        """A worker had none for it. True if it waits for another one to give some back; with no other one
-        they would never come. Of the sequences of other coordinators only the worker knows."""
+        """A worker had no blocks for this sequence. Returns True if the sequence waits for some.
+
+        It waits while another sequence holds blocks that it may give back. With no such sequence, here or at
+        another coordinator (only the worker knows those), no blocks would ever be freed.
+        """
         running.was_blocked = True
         running.ask_at = None if error.retry_after is None else now + error.retry_after
         self._asking = [each for each in self._asking if each is not running]
@@ -50,19 +54,19 @@ class Blocks:
             self._wait(running)
             return True
         if running.alone_since is None:
-            # Those it competed with gave theirs back since: the oldest may fit now that nobody has any.
+            # The sequences that it competed with have given their blocks back: the oldest may fit now.
             running.alone_since = now
             self._wait(running)
             self.wake_oldest(running.target)
             return True
-        # A worker may not have learned yet that a stream, and all that it held, is over.
+        # A worker may not have noticed yet that a stream, with all blocks it held, is over.
         grace = now - running.alone_since < GRACE_SECONDS
         if grace:
             self._wait(running)
         return grace
 
     def granted(self, running: Running) -> bool:
-        """It has a verdict: True where it had lacked blocks, so that the next one may try."""
+        """The sequence has a verdict. Returns True if it had lacked blocks: then the next one may try."""
         if not running.was_blocked:
             return False
         running.was_blocked, running.alone_since = False, None
@@ -70,16 +74,16 @@ class Blocks:
         return True
 
     def wake_oldest(self, link: Link | None) -> None:
-        """Of those that wait for this worker the oldest tries again; it may have what younger ones hold."""
+        """Let the oldest sequence that waits for this worker try again. It may preempt younger ones."""
         oldest = self._oldest(link)
         if oldest is not None:
             self._blocked.remove(oldest)
             self._tell(oldest, Signal.BLOCKS_FREED)
 
     def sweep(self, now: float) -> int:
-        """Wake those that nobody else would. Returns how many sequences lost theirs to them.
+        """Wake sequences that no event wakes. Returns how many paused sequences lost their blocks.
 
-        A client that does not read must not keep the others waiting, nor a worker that has blocks again.
+        A paused sequence whose client does not read gives its blocks up for those that wait.
         """
         taken = 0
         self._asking = [running for running in self._asking if _asks(running)]

@@ -1,7 +1,8 @@
-"""The asyncio shell around the round machines: it carries actions out and brings events back.
+"""The asyncio shell around the round machines: it carries out their actions and brings back events.
 
-Which sequence talks to which worker, and whose deadline has passed is decided here, who waits for a place in
-admission.py, who for blocks in block_waiters.py; what a sequence does about it in coordinator/round/.
+This module decides which worker a sequence uses and when a deadline has passed. Which sequences wait for a
+place is decided in admission.py, which wait for blocks in block_waiters.py, and what a sequence does about
+each event in coordinator/round/.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from paceline.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.05
-"""How often deadlines are looked at."""
+"""Seconds between two checks of the deadlines."""
 STUCK_SHARE = 0.5
-"""A target that gave no verdict at all for this share of the time for one hangs."""
+"""Share of the target's deadline: a target that gave no verdict to any sequence for so long hangs."""
 
 
 class Dispatcher:
@@ -71,7 +72,7 @@ class Dispatcher:
         self.finished = 0
         self.failed = 0
         self.num_preemptions = 0
-        """Times a sequence that had blocks had to give them up for others."""
+        """How often a sequence lost its blocks to another one."""
         self._clock = clock
         self._observers = tuple(observers)
         self._unread_timeout = unread_timeout
@@ -96,14 +97,14 @@ class Dispatcher:
         """Sequences that wait for a place or for blocks."""
         return self._admission.waiting + len(self._blocks.waiting)
 
-    # ---- for the faces -----------------------------------------------------------------------------
+    # ---- for the API -----------------------------------------------------------------------------
 
     def check_fits(self, n: int) -> None:
-        """Raises InvalidArgumentError where a request has more sequences than may ever be here."""
+        """Raises InvalidArgumentError if a request has more sequences than may ever run and wait."""
         self._admission.check_fits(n)
 
     def submit(self, machine: RoundMachine, replay: ReplayBuffer | None = None) -> Running:
-        """Take a sequence on, unless it has ended already.
+        """Accept a sequence; one that has ended already is returned as it is.
 
         Raises ResourceExhaustedError when the queue is full.
         """
@@ -118,7 +119,7 @@ class Dispatcher:
         return running
 
     async def next_part(self, running: Running, parts: Parts | None = None) -> Commit | PacelineError:
-        """What the client gets next, of the queue it began to read."""
+        """The next part for a client, from the queue that it began to read."""
         mine = running.parts if parts is None else parts
         part = await mine.get()
         if isinstance(part, Commit) and mine is running.parts:
@@ -128,9 +129,10 @@ class Dispatcher:
         return part
 
     def take_over(self, running: Running, error: PacelineError) -> None:
-        """Another client reads from now on, and only what is still to come; the one before gets `error`.
+        """Another client reads from now on, and only what is still to come; the previous one gets `error`.
 
-        What it failed with the new one gets too, for the one before may have read it and told nobody.
+        If the sequence has failed, the new client gets that error too: the previous one may have read it
+        without showing it to anybody.
         """
         before, running.parts, running.read = running.parts, asyncio.Queue(), True
         while not before.empty():
@@ -147,18 +149,18 @@ class Dispatcher:
         self._handle(running, Signal.CLIENT_CAUGHT_UP)
 
     def cancel(self, running: Running) -> None:
-        """The client went away: both caches are freed at once."""
+        """The client left: both workers free their blocks of the sequence at once."""
         self._handle(running, Signal.CANCEL)
 
     def abort_all(self, error: PacelineError) -> None:
-        """End every sequence; for the shutdown. An UnavailableError names each one's last index."""
+        """End every sequence, at shutdown. An UnavailableError is given the last index of each sequence."""
         for running in list(self._sequences.values()):
             last_index = running.state.ledger.num_generated - 1
             known = isinstance(error, UnavailableError)
             self.abort(running, UnavailableError(error.message, last_index) if known else error)
 
     def abort(self, running: Running, error: PacelineError) -> None:
-        """End a sequence that has not ended."""
+        """End a sequence with an error, unless it has ended."""
         if not running.ended:
             self._carry_out(running, running.machine.give_up(error))
 
@@ -189,13 +191,13 @@ class Dispatcher:
     # ---- for the links -----------------------------------------------------------------------------
 
     def link_ready(self, link: Link) -> None:
-        """A worker is there: sequences that have none of its kind take it, the suspects last."""
+        """A worker is ready: sequences without a worker of its role take it, suspects last."""
         for running in sorted(self._sequences.values(), key=lambda running: running.state.losses):
             if running.admitted and not running.ended:
                 self._assign(running)
 
     def link_lost(self, link: Link) -> None:
-        """A worker is gone: its sequences learn it, then move to another one if there is one."""
+        """A worker is lost: its sequences are told, then move to another worker if there is one."""
         for running in list(self._sequences.values()):
             if running.target is link:
                 running.target = None
@@ -211,7 +213,7 @@ class Dispatcher:
                 self._assign(running)
 
     def link_events(self, link: Link, events: Iterable[Any]) -> None:
-        """Answers of a worker. The next rounds of all of them leave before anybody else is told."""
+        """Process a worker's answers. The rounds that follow are sent before clients are told."""
         held = self._held = Untold()
         try:
             self._take_up(link, events)
@@ -223,7 +225,7 @@ class Dispatcher:
 
     def _take_up(self, link: Link, events: Iterable[Any]) -> None:
         if link in self.drafts or link in self._silences:
-            self._silences[link] = Silence(self._clock())  # whatever it says, to whomever
+            self._silences[link] = Silence(self._clock())  # any answer shows that it is alive
         for event in events:
             if isinstance(event, RoundVerdict | PromptLogprobs):
                 self._heard[link] = self._clock()
@@ -239,7 +241,7 @@ class Dispatcher:
                     self._admit()
 
     async def sweep(self) -> None:
-        """Tell machines whose deadline has passed, for ever. In the queue no deadline runs."""
+        """Check deadlines until cancelled. A queued sequence has no deadline."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = self._clock()
@@ -265,8 +267,10 @@ class Dispatcher:
         self._assign(running)
 
     def _assign(self, running: Running) -> None:
-        """Give a sequence the least loaded ready worker of each kind it lacks; the draft first, so that
-        the target's first pass finds it there."""
+        """Give a sequence the least loaded ready worker of each role that it lacks.
+
+        The draft comes first: the target's first round then finds that there is one.
+        """
         wants_draft = running.state.planner.num_speculative_tokens > 0
         if running.draft is None and wants_draft and (draft := self._free_draft()) is not None:
             running.draft = draft
@@ -289,7 +293,7 @@ class Dispatcher:
         self._suspects.give_turns(self.targets, self._give_target)
 
     def _free_draft(self) -> Link | None:
-        """The least loaded one. One that may hang has a single sequence, whose answer tells."""
+        """The least loaded draft. One that may hang gets a single sequence, to find out."""
 
         def cost(link: Link) -> tuple[bool, int, bool]:
             silence = self._silences[link]
@@ -310,7 +314,7 @@ class Dispatcher:
         running.state.times.coordinator += self._clock() - begun
 
     def _carry_out(self, running: Running, actions: Sequence[Action]) -> None:
-        # Workers first: the next round is on its way while the client is told of the last one.
+        # Workers first: the next round is on its way while the client gets the last one.
         commit: Commit | None = None
         failure: PacelineError | None = None
         for action in actions:
@@ -373,8 +377,11 @@ class Dispatcher:
             self._handle(running, Signal.CLIENT_BEHIND)
 
     def _deadline_passed(self, running: Running, deadline: float) -> None:
-        """A draft that hangs loses all its sequences, and is ready again once its engine answers. One that
-        is late for this sequence is left alone by it for a while: so the machine does."""
+        """Tell the machine, and start the draft's link over if the draft seems to hang.
+
+        A draft that hangs loses all its sequences and is ready again once its engine answers. A draft that is
+        late for this sequence alone is only paused, by the round machine.
+        """
         draft = running.draft if running.state.phase is Phase.DRAFTING else None
         self._handle(running, Signal.DEADLINE)
         sent_at = deadline - running.state.deadlines.draft
@@ -382,8 +389,11 @@ class Dispatcher:
             draft.hang_up()
 
     def _late(self, running: Running) -> None:
-        """A target did not answer in time. If it answers others it is alive, and the sequence keeps its place
-        there, unless another target is less loaded even with it."""
+        """A target did not answer in time. Find out whether it hangs.
+
+        A target that answers other sequences is alive. Then this one stays, unless another target would be
+        less loaded even with this sequence.
+        """
         link = running.target
         if link is None:
             return
@@ -403,7 +413,7 @@ class Dispatcher:
         self._assign(running)
 
     def _cut(self, running: Running) -> None:
-        """The client does not read: what it was sent stays for it, what the sequence holds does not."""
+        """End a sequence whose client does not read. Parts that are queued for the client stay."""
         self.abort(running, UnavailableError(UNREAD, running.state.ledger.num_generated - 1))
 
     def _forget(self, running: Running) -> None:

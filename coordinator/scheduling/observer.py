@@ -1,4 +1,4 @@
-"""Who is told of the sequences that run. Metrics, traces and log lines are made of it elsewhere."""
+"""The interface of observers of sequences: metrics, traces and log lines are built on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class SequenceObserver(Protocol):
-    """Told of sequences by the dispatcher, on the event loop. An exception that it raises is logged."""
+    """The dispatcher calls this on the event loop. Exceptions raised here are logged."""
 
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
-        """A round was committed, and what follows from it has been sent."""
+        """A round was committed, and the next one has been sent."""
 
     def sequence_ended(self, running: Running, now: float) -> None:
         """A sequence has finished, failed or been left by its client."""
@@ -34,7 +34,7 @@ AnyObserver = TypeVar("AnyObserver", bound=SequenceObserver)
 
 
 def tell_all(observers: Sequence[AnyObserver], tell: Callable[[AnyObserver], None]) -> None:
-    """Call `tell` with each observer. The failure of one keeps nothing from the others."""
+    """Call `tell` with each observer, also when one of them fails."""
     for observer in observers:
         try:
             tell(observer)

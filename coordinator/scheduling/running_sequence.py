@@ -1,4 +1,4 @@
-"""One sequence as the shell holds it: its machine, its workers, and what its client has not read yet."""
+"""One sequence in the dispatcher: its machine, its workers, and the parts its client has not read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from coordinator.workers.links import Link
 from paceline.core.errors import PacelineError
 
 Parts = asyncio.Queue[Commit | PacelineError]
-"""What a client has not been given yet."""
+"""Parts that the client has not read yet, in order."""
 
 UNREAD = "the client does not read; the request may be resumed"
-"""Why a sequence ends whose client leaves too much of it."""
+"""Message of the error for a client that does not read its stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,30 +31,30 @@ class Running:
     draft: Link | None = None
     admitted: bool = False
     order: int = 0
-    """Of admission: the oldest sequence has the smallest."""
+    """Order of arrival: the oldest sequence has the smallest number."""
     was_blocked: bool = False
     alone_since: float | None = None
-    """Since when it lacks blocks although no other sequence holds any."""
+    """Since when the sequence lacks blocks although no other sequence holds any."""
     ask_at: float | None = None
-    """When it asks for blocks again, whoever holds them; None where its worker did not say when."""
+    """When to ask for blocks again; None if the worker did not say."""
     tenant: str = ""
     """The name of the API key that its request came with; empty where there are no keys."""
     error: PacelineError | None = None
-    """What it failed with."""
+    """The error that ended the sequence."""
     arrived_at: float = 0.0
-    """When its request came."""
+    """When the request arrived."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     received: int = field(init=False)
     """Tokens that its client had before this coordinator generated any."""
     replay: ReplayBuffer | None = None
-    """What was emitted, where the client may come back for it."""
+    """Everything emitted, kept if the client may resume."""
     unread: int = 0
     behind_since: float | None = None
-    """Since when it pauses for a client that does not read."""
+    """Since when the sequence is paused because its client does not read."""
     read: bool = True
-    """False while its client's connection is lost: then it has the time that requests are held for."""
+    """False while the client's connection is lost: the request is then held for a limited time."""
     parts: Parts = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -72,4 +72,4 @@ class Running:
 
 
 Untold = deque[tuple[Running, Commit | None, RoundRecord | None]]
-"""What clients and observers are told, in order, once the workers have what a frame of answers led to."""
+"""Notifications for clients and observers, held back until the workers have their next commands."""

@@ -1,4 +1,4 @@
-"""When a draft worker that says nothing is taken to hang. Pure."""
+"""Decides when a silent draft worker counts as hung. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 from dataclasses import dataclass
 
 PATIENCE = 2
-"""Deadlines in a row after which a draft hangs that said nothing to anybody. One is not enough: to read a
-long prompt for one sequence alone is as silent."""
+"""Missed deadlines in a row after which a draft that answered nobody counts as hung. One is not enough: a
+draft that reads a long prompt for its only sequence is silent, too."""
 
 
 @dataclass(slots=True)
 class Silence:
-    """Of a draft worker."""
+    """How long one draft worker has been silent."""
 
     since: float = -math.inf
-    """When it was last heard from, or when the last deadline passed that counts."""
+    """When the worker was last heard from, or when the last counted deadline passed."""
     deadlines: int = 0
-    """How many passed in a row since then, or since its link started over."""
+    """Deadlines missed in a row since the worker was heard from or its link started over."""
     hang_ups: int = 0
-    """Times that its link started over for it."""
+    """How often its link was started over because of silence."""
 
     def is_too_long(self, sent_at: float, deadline: float) -> bool:
-        """A round got no proposal: True where the link is to start over.
+        """A round that was sent at `sent_at` got no proposal by `deadline`. True if the link must start over.
 
-        Rounds of many sequences wait at the same time, which counts once. A link that starts over may cost
-        the draft what it was busy with, so the next time it has twice as long, until it is heard from.
+        Rounds that wait at the same time count once. Starting over may discard the work that kept the draft
+        silent, so each time it is given twice as long, until it is heard from.
         """
         if sent_at < self.since:
             return False

@@ -32,14 +32,14 @@ from paceline.v1 import common_pb2
 log = logging.getLogger(__name__)
 
 INFO_SECONDS = 5.0
-"""How long a worker may take to say what it is, once it is connected."""
+"""Seconds that a worker may take to describe itself once it is connected."""
 RECONNECT_SECONDS = 0.1
 REFUSED_RETRY_SECONDS = 2.0
-"""A refused worker is asked again now and then: somebody may restart it with another model."""
+"""Seconds until a refused worker is tried again: it may be restarted with another model."""
 
 
 class LinkState(enum.Enum):
-    """Where a link stands."""
+    """State of a link."""
 
     CONNECTING = "connecting"
     READY = "ready"
@@ -49,7 +49,7 @@ class LinkState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkObserver:
-    """Whom a link tells what; all calls happen on the event loop."""
+    """What a link calls. All calls happen on the event loop."""
 
     admit: Callable[[Link, common_pb2.WorkerInfo], None]
     """Raises PacelineError to refuse the worker."""
@@ -73,8 +73,13 @@ class Link:
         local_sockets: bool = True,
         secret: WorkerSecret | None = None,
     ) -> None:
-        """With `tls` only a worker whose certificate names this link's role is talked to, wherever it is;
-        a local socket knows no certificates. `secret` is shown with every call."""
+        """Create a link that is not connected yet.
+
+        Args:
+            tls: only a worker whose certificate names this link's role is accepted. Local sockets are not
+                used then, since they have no certificates.
+            secret: sent with every call.
+        """
         self.address = address
         self._local_sockets = local_sockets and tls is None
         self._tls = tls and replace(tls, server_name=PeerRole(protocol.role).dns_name)
@@ -83,9 +88,9 @@ class Link:
         self.state = LinkState.CONNECTING
         self.reason = ""
         self.known: common_pb2.WorkerInfo | None = None
-        """What is there, as it last said, refused or not."""
+        """The worker's last description of itself, whether or not it was admitted."""
         self.admitted: common_pb2.WorkerInfo | None = None
-        """What served here last: it says what a request may ask for, also while nobody is there."""
+        """The description that was last admitted. It limits requests also while the worker is away."""
         self.load = 0
         """Sequences assigned to this worker."""
         self.settled = asyncio.Event()
@@ -104,19 +109,19 @@ class Link:
 
     @property
     def ready(self) -> bool:
-        """True while commands reach the worker."""
+        """True while the worker is connected and admitted."""
         return self.state is LinkState.READY
 
     def send(self, command: Any) -> None:
-        """Queue a command for the next frame; dropped while the worker is not there."""
+        """Queue a command for the next frame. It is dropped unless the worker is ready."""
         if self.ready:
             self._outbox.append(command)
             self._pending.set()
 
     def flush(self) -> None:
-        """Send what is queued now, not after all else that this turn of the event loop brings.
+        """Send queued commands now, not at the end of this turn of the event loop.
 
-        gRPC takes a frame only from a task that can wait; there it leaves in its turn.
+        Only a local stream can do so: gRPC takes a frame only from a task that can wait.
         """
         if self._outbox and isinstance(self._stream, unix_stream.LocalStream):
             commands, self._outbox = self._outbox, []
@@ -125,14 +130,14 @@ class Link:
                 self._stream.send(frame.SerializeToString())
 
     def hang_up(self) -> None:
-        """Give the stream up: the worker does not answer. The link then starts over."""
+        """End the stream because the worker does not answer. The link then connects again."""
         if self._stream is not None:
             self._stream.cancel()
 
     async def refresh(self) -> common_pb2.WorkerInfo | None:
-        """Ask the worker for its numbers now; what it last said if it does not answer.
+        """Ask the worker to describe itself now. Returns its last description if it does not answer.
 
-        Whoever comes while it is asked waits for the same answer: its engine is asked one question at a time.
+        Concurrent calls share one question, since the engine answers one at a time.
         """
         if self.ready and self._channel is not None:
             if self._asking is None or self._asking.done():
@@ -146,7 +151,7 @@ class Link:
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, DecodeError):
             pass
         except asyncio.CancelledError:
-            # A channel that is closed cancels its calls, and so it seems whoever awaits them.
+            # Closing a channel cancels its calls, which looks like a cancellation of this task.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
 
@@ -157,8 +162,8 @@ class Link:
                 # A fresh channel finds a restarted worker at once, without the old one's backoff.
                 opened = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls, "worker_tls")
             except InvalidArgumentError as error:
-                # Certificates that are being renewed, perhaps. Whoever asks for the state of the workers need
-                # not know where their files are.
+                # Perhaps the certificates are being renewed. The status must not reveal where the files
+                # are.
                 pause = self._refuse(error, f"{error.field} cannot be used")
             except OSError as error:
                 self._end(str(error))
@@ -177,7 +182,7 @@ class Link:
             self.admitted = info
             await self._converse(channel, info)
         except UnavailableError as error:
-            # Nothing is wrong with the worker: what it must be compared with is not there yet.
+            # The worker is sound, but there is no target yet that it could be compared with.
             self._end(str(error), reached=True)
         except PacelineError as error:
             return self._refuse(error)
@@ -190,14 +195,14 @@ class Link:
         except grpc.aio.UsageError:
             self._end("the stream broke")
         except OSError as error:
-            # Out of descriptors, for one. That must not end the links to all other workers.
+            # For example, out of descriptors. That must not end the links to all other workers.
             self._end(str(error))
         return RECONNECT_SECONDS
 
     def _refuse(self, error: PacelineError, reason: str = "") -> float:
-        """The worker cannot be used as things stand. Returns seconds until it is asked again.
+        """The worker cannot be used for now. Returns the seconds until it is tried again.
 
-        `reason` is what clients are told, if not all that the log is.
+        `reason` is shown to clients instead of the error, if the error says too much.
         """
         was_ready = self.ready
         is_news = self.state is not LinkState.REFUSED
@@ -216,7 +221,7 @@ class Link:
         name = code.name.lower()
         if self._tls is None or self.known is not None:
             return name
-        # A handshake that fails looks like a worker that is not there yet.
+        # A failed handshake looks like a worker that is not there yet.
         return f"{name}; its certificate must name {self._tls.server_name}, and ours suit it"
 
     def _end(self, reason: str, *, reached: bool = False) -> None:
@@ -250,7 +255,7 @@ class Link:
                     self._observer.events(self, self.protocol.take(frame))
             self._end("it did not answer in time" if stream.cancelled() else "it ended the stream")
         except asyncio.CancelledError:
-            # Our own hang_up cancels the call, not this task.
+            # `hang_up` cancels the call, not this task.
             if not stream.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             self._end("it did not answer in time")
@@ -278,4 +283,4 @@ class Link:
                     for frame in framed(commands, self.protocol.request):
                         await stream.write(frame)
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the reader sees the same end, and tells
+                    return  # the reader sees the same end and reports it

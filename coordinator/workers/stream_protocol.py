@@ -1,4 +1,4 @@
-"""What differs between talking to a draft worker and to a target worker."""
+"""What differs between the streams to a draft worker and to a target worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StreamProtocol:
     """`draft` or `target`."""
     stub: Callable[[grpc.aio.Channel], Any]
     question: Callable[[], Message]
-    """The request that asks the worker what it is."""
+    """Request of `GetWorkerInfo`."""
     stream: str
     """Method of the stub: the bidirectional stream."""
     request: Callable[[Sequence[Any]], Message]
@@ -36,7 +36,7 @@ class StreamProtocol:
     async def info(
         self, channel: grpc.aio.Channel, seconds: float, metadata: Metadata = NO_METADATA
     ) -> common_pb2.WorkerInfo:
-        """Ask the worker what it is. Raises DecodeError."""
+        """Ask the worker to describe itself. Raises DecodeError."""
         answer = await self.stub(channel).GetWorkerInfo(
             self.question(), timeout=seconds, wait_for_ready=True, metadata=metadata
         )
@@ -57,7 +57,7 @@ class StreamProtocol:
 
 
 def _readable(message: Any) -> Any:
-    """What grpc.aio read: None stands for bytes that are no message. Raises DecodeError for these."""
+    """The message that grpc.aio read. It is None for bytes that do not parse: raises DecodeError."""
     if message is None:
         raise DecodeError("a worker sent bytes that are no message")
     return message

@@ -30,7 +30,7 @@ from paceline.core import limits
 from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.rpc.streams.frame_split import framed
-from paceline.rpc.streams.worker_stream import StreamEngine, FrameCodec
+from paceline.rpc.streams.worker_stream import FrameCodec, StreamEngine
 
 log = logging.getLogger(__name__)
 
