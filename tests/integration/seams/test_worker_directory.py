@@ -56,7 +56,11 @@ def begin(own: OwnCoordinator) -> list[Recording]:
 def plain(own: OwnCoordinator) -> list[tuple[int, ...]]:
     """What a target alone says."""
     return [
-        tuple(own.client.generate(PROMPT, parameters(each), {"num_speculative_tokens": 0}, HANG).token_ids)
+        tuple(
+            own.client.generate(
+                PROMPT, parameters(each), speculation={"num_speculative_tokens": 0}, timeout=HANG
+            ).token_ids
+        )
         for each in SAMPLINGS
     ]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from coordinator.proposers.interface import Guess
 from coordinator.sequence.messages import Action, Emit, Fail, Phase, Signal, ToDraft, ToTarget
 from paceline.core.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
 from paceline.core.messages import (
@@ -202,6 +204,27 @@ def test_where_the_text_repeats_itself_the_target_copies_by_itself() -> None:
     stats = it.state.stats
     assert (stats.num_prompt_lookups, stats.num_lookahead_hits) == (1, 0)
     assert it.state.present.record.source
+
+
+def test_a_source_is_asked_once_for_what_follows_its_guess() -> None:
+    """Once: a first time for the token behind the guess, and then for what follows that."""
+    it, _ = copying_plainly(3, 2, 0)
+    (lookup,) = it.state.planner.sources
+    asked: list[int] = []
+
+    class Counting:
+        name = lookup.name
+
+        def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
+            asked.append(len(after))
+            return lookup.guess(tokens, most, after)
+
+    it.state.planner.sources = [Counting()]
+    goes_on_with(it, 0, 2)
+    asked.clear()
+    (ahead,) = goes_on_with(it, 3, 3)
+    assert ahead == copies_told(4, N + 3, (3, 1), 2, 3)
+    assert asked == [3]
 
 
 def test_a_copy_that_the_target_was_told_of_too_late_is_put_to_it() -> None:

@@ -48,7 +48,8 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
     rng, metrics, running = random.Random(seed), Metrics(), sequence()
     now, rounds = 1.0, []
     for number in range(1, rng.randint(2, 40)):
-        record = RoundRecord(number, now, hit=rng.random() < 0.3, prefills=number == 1)
+        source = rng.choice(["", "constant", "prompt-lookup"])
+        record = RoundRecord(number, now, hit=rng.random() < 0.3, prefills=number == 1, source=source)
         k = 0 if number == 1 else rng.randint(0, 8)
         if k and not record.hit:
             waited = rng.random()
@@ -68,6 +69,13 @@ def test_counts_of_rounds_equal_a_slow_count(seed: int) -> None:
     assert metrics.num_drafts == sum(r.num_draft > 0 for r in records)
     assert metrics.num_draft_tokens == sum(r.num_draft for r in records)
     assert metrics.num_accepted_tokens == sum(r.num_accepted for r in records)
+    for source in ("draft", "constant", "prompt-lookup"):
+        its = [r for r in records if r.num_draft and (r.source or "draft") == source]
+        counts = metrics.by_source[source]
+        assert counts.num_rounds == len(its)
+        assert counts.num_draft_tokens == sum(r.num_draft for r in its)
+        assert counts.num_accepted_draft_tokens == sum(r.num_accepted for r in its)
+    assert metrics.prompt_lookups == metrics.by_source["prompt-lookup"].num_rounds
     assert metrics.lookahead_hits == sum(r.hit for r in records)
     assert metrics.generation_tokens == sum(r.num_tokens for r in records)
     assert metrics.prompt_tokens == 7

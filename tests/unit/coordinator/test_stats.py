@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from coordinator.api.http.openai.usage import summed
 from coordinator.sequence.round_record import RoundRecord
-from coordinator.sequence.stats import RoundTimes, SpeculationStats
+from coordinator.sequence.stats import RoundTimes, SourceCounts, SpeculationStats
 from paceline.core.types import Timings
 
 
@@ -59,6 +60,23 @@ def test_hits_and_copies_are_those_of_committed_rounds() -> None:
     stats.record(RoundRecord(num_draft=2, num_tokens=1, hit=True))
     stats.record(RoundRecord(num_draft=2, num_tokens=1, source="prompt-lookup"))
     assert (stats.num_lookahead_hits, stats.num_prompt_lookups) == (1, 1)
+
+
+def test_rounds_are_counted_by_the_source_of_their_proposal() -> None:
+    """Once: a proposal of any context source counted as prompt lookup."""
+    stats = SpeculationStats()
+    stats.record(RoundRecord(num_tokens=1))
+    stats.record(RoundRecord(num_draft=3, num_accepted=1, num_tokens=2))
+    stats.record(RoundRecord(num_draft=2, num_accepted=2, num_tokens=3, source="constant"))
+    for accepted in (0, 1):
+        stats.record(RoundRecord(num_draft=4, num_accepted=accepted, num_tokens=1, source="prompt-lookup"))
+    assert stats.by_source == {
+        "draft": SourceCounts(1, 3, 1),
+        "constant": SourceCounts(1, 2, 2),
+        "prompt-lookup": SourceCounts(2, 8, 1),
+    }
+    assert stats.num_prompt_lookups == 2
+    assert summed([stats, stats]).by_source["constant"] == SourceCounts(2, 4, 4)
 
 
 def test_times_are_split_and_add_up() -> None:
