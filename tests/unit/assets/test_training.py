@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from paceline.assets.training import deepen, record
-from paceline.assets.training.deepen import TrainingPlan, deepened, train_on
+from paceline.assets.training.deepen import DeepeningPlan, deepened, train_on
 from paceline.assets.training.models import _orthogonal, build, enlarged
 
 VOCAB = 64
@@ -74,7 +74,7 @@ def test_an_update_turns_and_does_not_stretch() -> None:
         assert stretches.max() < 1.3
 
 
-class Told(record.Record):
+class Told(record.BatchArchive):
     """Batches of a small vocabulary, without a target."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Told(record.Record):
 
 
 def test_learning_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    plan, told = TrainingPlan(steps=4, passes=2, rows=1, checkpoint_every=2, warmup=1), Told()
+    plan, told = DeepeningPlan(steps=4, passes=2, rows=1, checkpoint_every=2, warmup=1), Told()
     whole = build(config(2), 5)
     train_on(told, whole, plan, tmp_path / "whole.pt")
     resumed = build(config(2), 99)
@@ -100,7 +100,7 @@ def test_learning_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert max(told.asked) < plan.batches_at(4)
 
 
-def _stopped_after(steps: int, plan: TrainingPlan, file: Path) -> Path:
+def _stopped_after(steps: int, plan: DeepeningPlan, file: Path) -> Path:
     """What is left on disk of a run that is interrupted right after a checkpoint."""
 
     class StoppedError(Exception):
