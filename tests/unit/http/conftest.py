@@ -121,7 +121,9 @@ class ScriptedCoordinator:
         prompt = await self.tokenize(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         check_against_model(call, len(prompt), self.vocabulary.size, MAX_MODEL_LEN)
         ledger = SimpleNamespace(num_generated=2)
-        state = SimpleNamespace(ledger=ledger, stats=SpeculationStats(), num_speculative_tokens=4)
+        state = SimpleNamespace(
+            ledger=ledger, stats=SpeculationStats(), planner=SimpleNamespace(num_speculative_tokens=4)
+        )
         self.running += 1
         try:
             yield SimpleNamespace(
