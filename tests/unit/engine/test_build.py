@@ -14,7 +14,7 @@ from paceline import assets
 from paceline.core.config import DraftConfig, TargetConfig
 from paceline.core.errors import InvalidArgumentError
 from paceline.engine.backends.torch_backend import bytes_read
-from paceline.engine.loading.build import build, choose_device
+from paceline.engine.loading.build import build, build_vocabulary, choose_device
 from paceline.engine.loading.model import random_model
 
 
@@ -75,6 +75,15 @@ def test_a_cache_that_makes_sequences_shorter_is_told_of(caplog: pytest.LogCaptu
         built = build(DraftConfig(model="embedded:draft", threads=1, num_blocks=8))
     assert built.max_model_len == 8 * 16
     assert "sequences of embedded:draft are up to 128 tokens long: its cache holds no more" in caplog.messages
+
+
+def test_vocabulary_alone_is_that_of_the_model() -> None:
+    config = DraftConfig(model="embedded:draft", threads=1, num_blocks=longest("draft") // 16)
+    whole, alone = build(config), build_vocabulary(config)
+    assert (alone.runner, alone.loaded.model, alone.pool) == (None, None, None)
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "fingerprint"):
+        assert getattr(alone.loaded, name) == getattr(whole.loaded, name)
+    assert alone.max_model_len == whole.max_model_len
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -86,6 +86,13 @@ def test_the_port_tells_of_passes_and_of_what_is_held() -> None:
     assert f"paceline:worker_sequences_held{{{common}}} 2.0" in lines
 
 
+def test_worker_without_a_cache_has_no_block_metrics() -> None:
+    collector = WorkerCollector("draft", "m", WorkerObserver(), None, lambda: 2)
+    names = {metric.name for metric in collector.collect()}
+    assert "paceline:worker_sequences_held" in names
+    assert not any("kv_cache" in name for name in names)
+
+
 @pytest.fixture
 def metrics_url() -> Iterator[str]:
     collector = WorkerCollector("target", "m", WorkerObserver(), BlockPool(8, 4), lambda: 2)
