@@ -86,7 +86,7 @@ class ModelDrafter:
         first = branch.length - source.kept
         branch.reserve(count)
         taken = source.own_slots()[first : first + count]
-        self._runner.copy_slots(taken, branch.own_slots(count)[-count:])
+        self._runner.copy_slots(taken, branch.own_slots(count)[len(branch.own) :])
         branch.commit(count)
 
     def adopt(self, held: HeldSequence[DraftProposal], branch: Branch) -> None:
