@@ -1,12 +1,12 @@
-"""The first row of the next verification, computed while a sequence waits for its draft tokens.
+"""Computes the first row of the next verification while a sequence waits for its draft tokens.
 
-Of K + 1 rows that a verification needs, the first one depends on the ledger alone: it says what follows, and
-so whether the first draft token is right. While nobody asks for anything the target computes it ("pre-verify"
+Of the K + 1 rows of a verification, the first one depends on the ledger alone: it says what follows, and so
+whether the first draft token is right. While no command waits, the target computes it ("pre-verify"
 of PEARL, Liu et al. 2024). A verification then has a row less; where the target's own choice decides, and the
 first draft token is another, there is nothing left to compute.
 
-Nobody waits for it: a pass that is not half done when a command arrives is given up. It does not begin at
-once either, for what the draft drew ahead of the verdict may be about to arrive.
+Nobody waits for it: if a command arrives before the halfway point, the pass is cancelled. It does not begin
+at once either, since what the draft drew ahead of the verdict may be about to arrive.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.telemetry.worker import Passes
-from target_worker.decide import Case, judge
-from target_worker.rounds import NOTHING, FirstRow, ends
-from target_worker.runner import Runner
+from target_worker.acceptance.items import VerifyItem
+from target_worker.rounds import NO_PROPOSAL, PrecomputedRow, ends
+from target_worker.runner import TargetRunner
+from target_worker.verify import verify_items
 
 log = logging.getLogger(__name__)
 
 PAUSE: Final = 0.0003
-"""Seconds from a verdict to this: what was drawn ahead of it comes sooner, anything else later."""
+"""Seconds between a verdict and this pass: a proposal drafted ahead arrives sooner, any other one later."""
 
 
 @dataclass(slots=True)
-class FirstRows:
-    """Which sequences wait, and what is known of them."""
+class PrecomputedRows:
+    """The sequences that wait for their next round, and the rows that are known."""
 
-    runner: Runner
+    runner: TargetRunner
     sequences: HeldSequences[Verdict]
     eos_token_ids: Sequence[int]
     max_model_len: int
     clock: Clock
     passes: Passes
-    wanted: bool
+    enabled: bool
     budget: int
-    """Rows of one pass."""
+    """The most rows of one pass."""
     cancel: CancelToken = field(default_factory=CancelToken)
-    """Wanted when a command arrives, from any thread, until all that came is taken up."""
+    """Set by any thread when a command arrives, until all that arrived is handled."""
     _since: dict[str, float] = field(default_factory=dict)
-    """When the verdict was out on those whose row is still to be computed."""
-    _rows: dict[str, FirstRow] = field(default_factory=dict)
-    """Of the ledger, as long as the cache has an entry for each of its tokens."""
+    """When the verdict was sent, for sequences whose row is still to be computed."""
+    _rows: dict[str, PrecomputedRow] = field(default_factory=dict)
+    """Valid as long as the cache has an entry for each token of the ledger."""
 
     @property
     def has_work(self) -> bool:
@@ -60,51 +61,51 @@ class FirstRows:
         return bool(self._since)
 
     def batching_delay(self) -> float:
-        """Seconds until the next one is to be computed."""
+        """Seconds until the next row is to be computed."""
         return max(0.0, min(self._since.values()) + PAUSE - self.clock())
 
     def expect(self, held: HeldSequence[Verdict]) -> None:
-        """Its verdict is out, and its next round is not here."""
+        """A verdict is sent, and the sequence's next round is not here."""
         session = held.session
         over = ends(session.params, session.tokens[-1], self.eos_token_ids)
-        # What a grammar allows is worked out for a whole round.
-        if not self.wanted or not self.runner.can_stop or over or held.grammar is not None:
+        # A grammar's masks are computed for a whole round.
+        if not self.enabled or not self.runner.can_stop or over or held.grammar is not None:
             return
         if len(session.tokens) <= self.max_model_len:
             self._since[session.sequence_id] = self.clock()
 
     def gone(self, sequence_id: str) -> None:
-        """It ended."""
+        """The sequence ended."""
         self._since.pop(sequence_id, None)
         self._rows.pop(sequence_id, None)
 
-    def take(self, held: HeldSequence[Verdict]) -> FirstRow | None:
+    def take(self, held: HeldSequence[Verdict]) -> PrecomputedRow | None:
         """The row after the ledger of a sequence whose round begins; None if it is not known."""
         session = held.session
         row = self._rows.get(session.sequence_id)
         self.gone(session.sequence_id)
-        # It may have lost its entries to others since, or its newest tokens.
+        # The sequence may have been preempted since, or lost its newest tokens.
         return row if session.cached == session.tokens else None
 
     def compute(self) -> None:
-        """One pass over those that wait longest, unless somebody asks for something meanwhile."""
+        """Run one pass over the sequences that have waited longest; a command cancels it."""
         names = list(itertools.islice(self._since, self.budget))
         waiting = map(self.sequences.find, names)
-        # All but the newest token are there, but for those that have lost their entries to others.
+        # Every token but the newest has an entry, unless the sequence was preempted.
         held = [h for h in waiting if h is not None and h.table.length == len(h.session.tokens) - 1]
         try:
-            given_up = bool(held) and not self._computed(held)
+            cancelled = bool(held) and not self._computed(held)
         except ResourceExhaustedError:
-            given_up = False
+            cancelled = False
         except Exception:
             log.exception("the first rows of %d sequences failed; their rounds compute them", len(held))
-            given_up = False
-        if not given_up:
+            cancelled = False
+        if not cancelled:
             for name in names:
                 del self._since[name]
 
     def _computed(self, held: Sequence[HeldSequence[Verdict]]) -> bool:
-        """False where the pass was given up."""
+        """False where the pass was cancelled."""
         begun = self.clock()
         inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
         logits = self.runner.forward_unless(inputs, self.cancel)
@@ -113,11 +114,12 @@ class FirstRows:
         self.passes.ran(len(held), len(held), self.clock() - begun)
         for item in held:
             item.fed(item.session.tokens[-1:])
-        # What comes of it is settled while there is time, too.
-        cases = [Case(item.session.params, item.session.tokens, NOTHING) for item in held]
-        verdicts = judge(cases, logits, logits, self.eos_token_ids)
-        for i, (item, verdict) in enumerate(zip(held, verdicts, strict=True)):
+        # The outcome without draft tokens is settled now too, while there is time.
+        items = [VerifyItem(item.session.params, item.session.tokens, NO_PROPOSAL) for item in held]
+        outcomes = verify_items(items, logits, logits, self.eos_token_ids)
+        for i, (item, outcome) in enumerate(zip(held, outcomes, strict=True)):
             row = logits[i : i + 1]
-            # A part of the pass's logits would hold all of them for as long as this one waits.
-            self._rows[item.session.sequence_id] = FirstRow(row.clone() if len(held) > 1 else row, verdict)
+            # A view would keep the logits of the whole pass for as long as this row waits.
+            known = PrecomputedRow(row.clone() if len(held) > 1 else row, outcome)
+            self._rows[item.session.sequence_id] = known
         return True

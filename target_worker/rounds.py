@@ -1,8 +1,8 @@
-"""One verification in progress on the target, and the round that follows it without a message. Pure."""
+"""One verification in progress on the target, and the round that may follow it without a message. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,57 +12,57 @@ from torch import Tensor
 from paceline.core.messages import VerifyAhead, VerifyRound
 from paceline.core.types import Outcome, Proposal, SequenceParams, Verdict
 from paceline.engine.scheduling.mask import Restriction
-from paceline.engine.scheduling.passes import Job, broken_rows
+from paceline.engine.scheduling.passes import Job, PassResult, broken_rows
 from paceline.engine.scheduling.session import Session
 
-NOTHING = Proposal()
+NO_PROPOSAL = Proposal()
 """The proposal of a plain round."""
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRow:
-    """What follows a ledger, known before its round begins."""
+class PrecomputedRow:
+    """The row of logits after a ledger, computed before its round began (preverify.py)."""
 
     logits: Tensor
     """float32 [1, V]."""
-    verdict: Outcome | None
-    """That of a round without draft tokens: (0, next token); None where the logits are no distribution, or
-    leave no token that the request permits."""
+    outcome: Outcome | None
+    """The outcome of a round without draft tokens: (0, next token). None where the logits are not a
+    distribution, or leave no token that the request permits."""
 
 
 @dataclass(slots=True)
-class Round:
+class VerifyInProgress:
     """A verification in progress."""
 
     command: VerifyRound
     job: Job
-    foreseen: dict[Outcome, Proposal] = field(default_factory=dict)
-    """What the next round judges, by outcome: (accepted, next token)."""
+    next_proposals: dict[Outcome, Proposal] = field(default_factory=dict)
+    """What the next round judges, by the outcome of this one."""
     plain_otherwise: bool = False
     """After any other outcome the next round has no draft tokens."""
     restriction: Restriction | None = None
-    """What its rows may be; None where that is anything."""
-    first_row: FirstRow | None = None
-    """Where it was known before (preverify.py): the job's rows are those after it."""
+    """What its grammar allows in each row; None without a grammar."""
+    precomputed: PrecomputedRow | None = None
+    """Its first row, where that was known before: the job's rows are those after it."""
     apart: list[Tensor] | None = None
     """Where its rows could not be judged together: those computed one by one so far, each float32 [1, V]."""
 
     @property
     def rows(self) -> int:
-        """That are judged."""
+        """Rows of logits that are judged."""
         return self.command.proposal.num_draft_tokens + 1
 
     def take_apart(self) -> bool:
-        """Compute its rows again, one a pass; False where that tells nothing new, or tokens are not drawn.
+        """Compute its rows again, one a pass. False where that cannot help, or where the target decides.
 
-        One that is no numbers says nothing of the others: it may have spoilt those before it, for attention
-        multiplies by 0 what a row must not see. By itself each is what plain decoding would have.
+        A row that is not numbers says nothing about the others. It may have spoilt those before it, since
+        attention multiplies masked entries by 0. Computed alone, each row is what plain decoding would have.
         """
         session = self.job.held.session
         if self.apart is not None or self.rows == 1 or session.params.target_decides:
             return False
-        self.apart, self.first_row = [], None
-        # What the prompt's rows say has been told.
+        self.apart, self.precomputed = [], None
+        # The prompt's log-probabilities have been reported.
         self.job.reused, self.job.scored = 0, False
         self.job.feed_next(session.tokens[self.job.held.table.length :], 1)
         return True
@@ -70,7 +70,7 @@ class Round:
     def with_next(self, row: Tensor) -> Tensor | None:
         """All its rows, float32 [K + 1, V], with the next one that was computed apart; None before the last.
 
-        Behind a draft token whose row is no numbers nothing may come, and no row is computed: the chain ends
+        Behind a draft token whose row is not numbers nothing may come, and no row is computed. The chain ends
         with that token, as it does where a request permits nothing behind it.
         """
         assert self.apart is not None
@@ -88,22 +88,66 @@ class Round:
         self.restriction = replace(r, allowed=allowed)
         return torch.cat([*self.apart[:known], torch.zeros_like(row).expand(self.rows - known, -1)])
 
-    def settled(self, outcome: Outcome) -> Outcome:
-        """A verdict, (accepted, next token), as far as a grammar was followed.
+    def clipped(self, outcome: Outcome) -> Outcome:
+        """The outcome, no further than the grammar was followed.
 
-        Where a chain is accepted up to there, its last token is the verdict's: what may come behind that is
-        the next round's question, as it is in plain decoding. To ask for this round again without its draft
-        tokens would be a second draw where they lead to a dead end.
+        Where a chain is accepted up to there, its last token is the next token. What may follow it is the
+        next round's question, as in plain decoding. To repeat this round without its draft tokens would be a
+        second draw where they lead to a dead end.
         """
         end = None if self.restriction is None else self.restriction.end
-        if end is None or outcome[0] < end:
+        if end is None or outcome.num_accepted < end:
             return outcome
         return Outcome(end - 1, self.command.proposal.token_ids[end - 1])
 
     def following(self, outcome: Outcome, eos_token_ids: Collection[int]) -> VerifyRound | None:
-        """The next round, if it was told for this outcome: (accepted, next token)."""
+        """The next round, if it was told for this outcome."""
         params = self.job.held.session.params
-        return _told(self.command, self.foreseen, self.plain_otherwise, outcome, params, eos_token_ids)
+        return _told(self.command, self.next_proposals, self.plain_otherwise, outcome, params, eos_token_ids)
+
+
+def is_prefilling(jobs: Sequence[Job]) -> bool:
+    """True while a job has rows to compute that are not judged: mostly those of a prompt."""
+    return any(job.remaining > job.rows for job in jobs)
+
+
+def finished_rounds(
+    result: PassResult, rounds: Mapping[str, VerifyInProgress]
+) -> tuple[list[VerifyInProgress], Tensor]:
+    """The rounds of the finished jobs, except those that have failed meanwhile, and their jobs' logits."""
+    assert result.logits is not None
+    kept: list[VerifyInProgress] = []
+    kept_rows: list[int] = []
+    row = 0
+    for job in result.finished:
+        if job.sequence_id in rounds:
+            kept.append(rounds[job.sequence_id])
+            kept_rows.extend(range(row, row + job.rows))
+        row += job.rows
+    return kept, result.logits if len(kept_rows) == row else result.logits[kept_rows]
+
+
+def complete_rounds(rounds: list[VerifyInProgress], logits: Tensor) -> tuple[list[VerifyInProgress], Tensor]:
+    """The rounds that can be judged, with the rows of this pass and those known before.
+
+    Args:
+        rounds: those whose jobs are finished.
+        logits: float32 [sum of the jobs' rows, V].
+
+    Returns:
+        The rounds except those that are taken apart and have rows to come; float32 [sum of their rows, V],
+        each round's rows in order.
+    """
+    if all(r.precomputed is None and r.apart is None for r in rounds):
+        return rounds, logits
+    whole: list[VerifyInProgress] = []
+    parts = [logits[:0]]
+    for r, own in zip(rounds, torch.split(logits, [r.job.rows for r in rounds]), strict=True):
+        rows = own if r.apart is None else r.with_next(own)
+        if rows is not None:
+            whole.append(r)
+            parts += [rows] if r.precomputed is None else [r.precomputed.logits, rows]
+    return whole, torch.cat(parts)
 
 
 def following_late(
@@ -115,9 +159,8 @@ def following_late(
         return None
     if place(command) != (session.epoch, session.round, session.question[0]):
         return None
-    outcome = verdict.outcome
     told = command.proposals, command.plain_otherwise
-    return _told(command, *told, outcome, session.params, eos_token_ids)
+    return _told(command, *told, verdict.outcome, session.params, eos_token_ids)
 
 
 def _told(
@@ -128,12 +171,11 @@ def _told(
     params: SequenceParams,
     eos_token_ids: Collection[int],
 ) -> VerifyRound | None:
-    """The round after this one, which ended so; None where nobody has said what it is."""
-    accepted, next_token = outcome
+    """The round after this one, which ended so; None where it was not told."""
     proposal = proposals.get(outcome)
-    if proposal is None and plain_otherwise and not ends(params, next_token, eos_token_ids):
-        proposal = NOTHING
-    return None if proposal is None else after(command, accepted, proposal)
+    if proposal is None and plain_otherwise and not ends(params, outcome.next_token, eos_token_ids):
+        proposal = NO_PROPOSAL
+    return None if proposal is None else after(command, outcome.num_accepted, proposal)
 
 
 def ends(params: SequenceParams, token_id: int, eos_token_ids: Collection[int]) -> bool:
@@ -150,7 +192,7 @@ def after(command: VerifyRound | VerifyAhead, accepted: int, proposal: Proposal)
 
 
 def place(command: VerifyRound | VerifyAhead) -> tuple[int, int, int]:
-    """Which round of which sequence is meant."""
+    """Which round of which sequence is meant: epoch, round, length of the ledger."""
     return command.epoch, command.round, command.base_length
 
 

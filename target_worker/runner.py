@@ -12,12 +12,12 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling import passes
 
 
-class Runner(passes.Runner, Protocol):
-    """A model of a target worker."""
+class TargetRunner(passes.Runner, Protocol):
+    """The model of a target worker."""
 
     @property
     def can_stop(self) -> bool:
-        """True where a pass can be given up."""
+        """True where a pass can be cancelled."""
 
     def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> torch.Tensor | None:
-        """Like `forward`, but given up if that is wanted before it is half done: None, all as before."""
+        """Like `forward`. If it is cancelled before the halfway point: None, and nothing has changed."""

@@ -10,7 +10,6 @@ On a CPU sparse_acceptance.py does the same without a dense q.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,27 +31,6 @@ class Decision:
     """int64 [S]: the bonus, or the correction."""
     is_bonus: Tensor
     """bool [S]: nothing of the proposal was rejected (also when it was empty)."""
-
-
-def accept_coupled(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, int]:
-    """Accept draft tokens as long as they equal the target's own choices (Daliri et al. 2025).
-
-    Greedy decoding is the case where the choices are argmaxes. The choices of all sequences come from the
-    device in one copy; comparing a handful of tokens is not worth another trip there.
-
-    Args:
-        draft: one chain.
-        choices: the target's own token after each prefix of the chain, one more than draft tokens.
-
-    Returns:
-        How many are accepted, and the token that follows them.
-    """
-    accepted = 0
-    for token, choice in zip(draft, choices, strict=False):
-        if token != choice:
-            break
-        accepted += 1
-    return accepted, choices[accepted]
 
 
 def accept_rejection(

@@ -27,7 +27,7 @@ from paceline.rpc.security.auth import PeerRole
 from paceline.rpc.security.credentials import check_files, open_aio_channel
 from paceline.rpc.server.server import CHANNEL_OPTIONS, Server
 from paceline.v1 import common_pb2, target_pb2, target_pb2_grpc
-from target_worker.main import TargetService
+from target_worker.service import TargetService
 
 SECRET = "a word of the model's own"
 

@@ -41,11 +41,11 @@ from paceline.engine.scheduling.sequences import HeldSequence, HeldSequences
 from paceline.engine.scheduling.session import Disposition, Session
 from paceline.kv import prefix
 from target_worker import rounds
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.property.workers.test_draft_engine import SETTINGS as DRAFTER_SETTINGS
 from tests.property.workers.test_draft_engine import DraftEngineMachine
-from tests.property.workers.test_verifier import SETTINGS as VERIFIER_SETTINGS
-from tests.property.workers.test_verifier import VerifierMachine
+from tests.property.workers.test_target_engine import SETTINGS as TARGET_SETTINGS
+from tests.property.workers.test_target_engine import TargetMachine
 from tests.sim.scenarios import check_equal, crowded_world, foreseeing_world, random_world
 from tests.sim.world import SimulationError, World
 
@@ -96,8 +96,8 @@ def machine_catches(machine: type, base: settings) -> None:
 
 
 def settle_off_by(entries: int) -> Callable[..., Verdict]:
-    def settle(self: Verifier, r: Any, num_accepted: int, next_token: int, logprobs: Any) -> Verdict:
-        held, command = r.job.held, r.command
+    def settle(self: TargetEngine, r: Any, outcome: Outcome, logprobs: Any) -> Verdict:
+        held, command, (num_accepted, next_token) = r.job.held, r.command, outcome
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         right = command.base_length + num_accepted
@@ -114,15 +114,15 @@ def settle_off_by(entries: int) -> Callable[..., Verdict]:
 def test_a_target_that_truncates_one_entry_too_few_or_too_many(
     monkeypatch: pytest.MonkeyPatch, entries: int
 ) -> None:
-    monkeypatch.setattr(Verifier, "_settle", settle_off_by(entries))
+    monkeypatch.setattr(TargetEngine, "_settle", settle_off_by(entries))
     assert "invariant 1" in simulation_catches()
-    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+    machine_catches(TargetMachine, TARGET_SETTINGS)
 
 
 def test_a_target_that_believes_its_rejected_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollback by position without comparing tokens: the entries of rejected drafts stay in use."""
     monkeypatch.setattr(Session, "agreed_length", lambda self: min(len(self.cached), len(self.tokens) - 1))
-    monkeypatch.setattr(Verifier, "_settle", settle_off_by(1))
+    monkeypatch.setattr(TargetEngine, "_settle", settle_off_by(1))
     assert "invariant" in simulation_catches()
 
 
@@ -150,26 +150,26 @@ def test_a_draft_that_keeps_what_was_rejected(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_target_that_goes_on_with_another_outcomes_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Verifier._foresee
+    real = TargetEngine._keep_next_proposals
 
-    def foresee(self: Verifier, command: VerifyAhead) -> None:
+    def keep(self: TargetEngine, command: VerifyAhead) -> None:
         shuffled = dict(zip(command.proposals, reversed(command.proposals.values()), strict=True))
         real(self, replace(command, proposals=shuffled))
 
-    monkeypatch.setattr(Verifier, "_foresee", foresee)
+    monkeypatch.setattr(TargetEngine, "_keep_next_proposals", keep)
     assert "does not fit its round" in simulation_catches(make_world=foreseeing_world)
 
 
 def test_a_target_that_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Verifier._begin
+    real = TargetEngine._begin
 
-    def begin(self: Verifier, command: VerifyRound, arrived: float) -> Any:
+    def begin(self: TargetEngine, command: VerifyRound, arrived: float) -> Any:
         events = real(self, command, arrived)
         if command.sequence_id in self._rounds:
             self._rounds[command.sequence_id].plain_otherwise = True
         return events
 
-    monkeypatch.setattr(Verifier, "_begin", begin)
+    monkeypatch.setattr(TargetEngine, "_begin", begin)
     assert "does not fit its round" in simulation_catches()
 
 
@@ -380,7 +380,7 @@ def test_a_session_that_trusts_a_relative_count(monkeypatch: pytest.MonkeyPatch)
         return Disposition.COMPUTE
 
     monkeypatch.setattr(Session, "begin", begin)
-    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+    machine_catches(TargetMachine, TARGET_SETTINGS)
     machine_catches(DraftEngineMachine, DRAFTER_SETTINGS)
 
 
@@ -407,7 +407,7 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
             return True
 
         monkeypatch.setattr(HeldSequences, "close", close)
-    machine_catches(VerifierMachine, VERIFIER_SETTINGS)
+    machine_catches(TargetMachine, TARGET_SETTINGS)
 
 
 # ---- faults that were found in the code by this harness --------------------------------------------

@@ -1,8 +1,8 @@
 """A whole service in one thread and on a clock that only moves when told to.
 
 Real: the dispatcher, round machines, ledgers, wire frames, engine threads' routing (stepped by hand),
-verifier, drafter, sessions, block tables. Toy: the models, the network, the processes and the clients.
-Everything random comes from one seed, so that a failing run can be run again.
+target engine, draft engine, sessions, block tables. Toy: the models, the network, the processes and the
+clients. Everything random comes from one seed, so that a failing run can be run again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.core.validation import AUTO, DraftTokens
 from paceline.engine.multi_step import ChainSkills
 from paceline.engine.scheduling.engine_thread import EngineThread
 from paceline.rpc.streams import frames
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.sim.caches import CacheChecker, branch_tables
 from tests.sim.reference import LetterDetokenizer
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, target_config
@@ -126,7 +126,7 @@ class SimWorker:
             self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)
-        core = Verifier if self.role == "target" else draft_engine
+        core = TargetEngine if self.role == "target" else draft_engine
         self.core: Any = core(
             self.runner,
             self._config(),

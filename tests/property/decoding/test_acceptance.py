@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.decoding.acceptance import accept_block, accept_coupled, accept_rejection
+from paceline.decoding.acceptance import accept_block, accept_rejection
 from paceline.decoding.coupled import coupled_choice
 from paceline.decoding.noise import CoupledNoise, Purpose, uniforms
 from paceline.decoding.sampling import dense_from_sparse, draw, to_sparse, truncate_support
+from target_worker.acceptance.coupled import accept_coupled
 from tests.unit.decoding.sparsely import sparse_block, sparse_rejection
 
 SETTINGS = settings(max_examples=60, deadline=None)

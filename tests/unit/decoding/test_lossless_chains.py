@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from paceline.decoding import acceptance, sparse_acceptance
-from paceline.decoding.acceptance import Decision, accept_block, accept_coupled, accept_rejection
+from paceline.decoding.acceptance import Decision, accept_block, accept_rejection
 from paceline.decoding.sampling import draw, point_mass
 from paceline.decoding.sparse_acceptance import SparseChains
+from target_worker.acceptance.coupled import accept_coupled
 from tests.unit.decoding.sparsely import sparse_block, sparse_rejection
 
 Accept = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Decision]

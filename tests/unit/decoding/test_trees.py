@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import InvalidArgumentError
-from paceline.decoding.acceptance import Decision, accept_coupled, accept_rejection
+from paceline.decoding.acceptance import Decision, accept_rejection
 from paceline.decoding.sampling import point_mass
 from paceline.decoding.trees import accept_tree_rejection, children_of, walk_coupled
+from target_worker.acceptance.coupled import accept_coupled
 
 Accept = Callable[[Sequence[int], Sequence[int], Tensor, Tensor, Tensor, Tensor], Decision]
 LOW, HIGH = 2.0**-60, 1 - 2.0**-53

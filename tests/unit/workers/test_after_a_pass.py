@@ -16,10 +16,11 @@ from paceline.core.errors import InternalError, InvalidArgumentError, PacelineEr
 from paceline.core.messages import DraftProposal, RoundVerdict, SequenceFailed
 from paceline.core.types import SamplingParams
 from paceline.decoding.logprobs import reported_logprobs
-from target_worker import results
-from target_worker.decide import Case, judge
-from tests.unit.workers import test_draft_engine, test_reports, test_verifier
-from tests.unit.workers.test_verifier import PROMPT, right
+from target_worker import engine, verdicts, verify
+from target_worker.acceptance.items import VerifyItem
+from target_worker.verify import verify_items
+from tests.unit.workers import test_draft_engine, test_reports, test_target_engine
+from tests.unit.workers.test_target_engine import PROMPT, right
 
 BAD = (5, 5, 1)
 OTHERS = {"first": PROMPT, "last": PROMPT}
@@ -42,17 +43,17 @@ def check_told(event: Any, error: Exception, log: str) -> None:
 def test_a_round_that_cannot_be_judged(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(cases: Sequence[Case], *rest: Any) -> Any:
-        if any(tuple(case.ledger) == BAD for case in cases):
+    def broken(items: Sequence[VerifyItem], *rest: Any) -> Any:
+        if any(tuple(item.ledger) == BAD for item in items):
             raise error
-        return judge(cases, *rest)
+        return verify_items(items, *rest)
 
-    worker, best = test_verifier.Worker(), right(3)
+    worker, best = test_target_engine.Worker(), right(3)
     for name, tokens in (OTHERS | {"bad": BAD}).items():
         worker.open(name, tokens)
         worker.ask(best[:2], name)
     with monkeypatch.context() as patched:
-        patched.setattr(results, "judge", broken)
+        patched.setattr(verify, "verify_items", broken)
         events = {event.sequence_id: event for event in worker.run()}
     check_told(events.pop("bad"), error, caplog.text)
     assert {name: event.verdict.token_ids for name, event in events.items()} == dict.fromkeys(OTHERS, best)
@@ -69,11 +70,11 @@ def test_a_device_that_can_compute_no_more_ends_the_worker(monkeypatch: pytest.M
     def dead(*_: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
-    worker, best = test_verifier.Worker(), right(3)
+    worker, best = test_target_engine.Worker(), right(3)
     for name in ("one", "two"):
         worker.open(name, PROMPT)
         worker.ask(best[:2], name)
-    monkeypatch.setattr(results, "judge", dead)
+    monkeypatch.setattr(verify, "verify_items", dead)
     monkeypatch.setattr("paceline.engine.scheduling.passes.ensure_alive", dead)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         worker.run()
@@ -114,7 +115,7 @@ def test_a_prompt_that_cannot_be_reported(
         return reported_logprobs(logits, tokens, counts)
 
     worker, prompt = test_reports.Worker(monkeypatch), test_reports.LONG[:12]
-    monkeypatch.setattr(results, "reported_logprobs", broken)
+    monkeypatch.setattr(verdicts, "reported_logprobs", broken)
     for name, count in (("bad", 2), ("well", 1)):
         worker.open(name, prompt, prompt_logprobs=count)
         worker.ask(name, len(prompt))
@@ -158,13 +159,13 @@ def test_a_first_row_that_cannot_be_reported(
     def broken(*_: Any) -> Any:
         raise error
 
-    worker = test_verifier.Worker()
+    worker = test_target_engine.Worker()
     worker.runner.can_stop = True
     worker.open("bad", sampling=SamplingParams(temperature=0, seed=1, logprobs=1))
     worker.ask((), "bad")
     worker.run()
     with monkeypatch.context() as patched:
-        patched.setattr(results, "logprobs_of", broken)
+        patched.setattr(engine, "with_logprobs", broken)
         (failed,) = worker.ask((), "bad", number=2, base=len(PROMPT) + 1)
     check_told(failed, error, caplog.text)
     assert worker.ask((), "bad", number=2, base=len(PROMPT) + 1) == [], "the same round may be asked again"

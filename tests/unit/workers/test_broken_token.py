@@ -17,7 +17,7 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.loading.model import make_runner, random_model
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduling.sequences import HeldSequence
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, own_choice, target_config
 
 VOCAB = 7
@@ -96,7 +96,7 @@ def check_broken(event: Any) -> None:
 
 
 def target() -> Worker:
-    return Worker(Verifier(BreakingRunner(), target_config(), vocabulary_size=VOCAB, max_model_len=60))
+    return Worker(TargetEngine(BreakingRunner(), target_config(), vocabulary_size=VOCAB, max_model_len=60))
 
 
 def draft(branches: int) -> Worker:
@@ -138,7 +138,7 @@ def test_a_draft_token_read_with_the_ledger_spoils_nothing_of_it(real: ModelRunn
     right = int(real.forward([SequenceInput(table, TEXT, 1)])[0].argmax())
     table.free()
     config = target_config(max_batch_tokens=64)
-    worker = Worker(Verifier(real, config, vocabulary_size=NUMBERS, max_model_len=128))
+    worker = Worker(TargetEngine(real, config, vocabulary_size=NUMBERS, max_model_len=128))
     worker.open("s", TEXT)
     check_broken(worker.answer(verify("s", len(TEXT), [right, BREAKS_IT, 3])))
     worker.open("t", TEXT)

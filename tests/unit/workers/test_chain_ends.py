@@ -22,10 +22,11 @@ from paceline.core.messages import (
 )
 from paceline.core.structured import StructuredOutputs
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
-from target_worker import decide as deciding
-from target_worker.decide import Case, judge
-from target_worker.results import NO_CHOICE
-from target_worker.verifier import Verifier
+from target_worker import verify
+from target_worker.acceptance import ratios
+from target_worker.acceptance.items import VerifyItem
+from target_worker.engine import TargetEngine
+from target_worker.verify import NO_CHOICE, verify_items
 from tests.sim.toys import ToyModel, target_config
 from tests.unit.grammar.tiny import TOKENS
 from tests.unit.workers.test_broken_token import POISON, PROMPT, VOCAB, BreakingRunner, check_broken
@@ -90,7 +91,7 @@ class Many:
         self.model = LastToken(nothing, first)
         spoilt = END if "pass" in nothing else -1
         runner = BreakingRunner(self.model, num_blocks=2 * COUNT, poison=spoilt)
-        self.it = Verifier(runner, config, vocabulary_size=5, max_model_len=8)
+        self.it = TargetEngine(runner, config, vocabulary_size=5, max_model_len=8)
         self.ledgers = {f"s{i}": [START] for i in range(COUNT)}
         for i, name in enumerate(self.ledgers):
             assert not self.it.handle(OpenSequence(name, 1, (START,), params_of(i, mode)), 0.0)
@@ -156,7 +157,8 @@ def check_as_plain_decoding(many: Many, proposals: list[Proposal]) -> None:
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Judged by sparse numbers, and in tensors as where looking at a number waits for a device."""
     if request.param == "device":
-        monkeypatch.setattr(deciding, "_on_host", lambda tensor: False)
+        for module in (verify, ratios):
+            monkeypatch.setattr(module, "on_host", lambda tensor: False)
     return str(request.param)
 
 
@@ -189,7 +191,7 @@ def test_where_the_target_chooses_a_dead_end_is_no_verdict(mode: AcceptanceMode)
     for proposal in (Proposal((END,)), Proposal((END,), (), (sent((0.5, 0.5)),))):
         if proposal.distributions and mode is AcceptanceMode.COUPLED:
             continue
-        assert judge([Case(params_of(1, mode), (START,), proposal)], logits, logits) == [verdict]
+        assert verify_items([VerifyItem(params_of(1, mode), (START,), proposal)], logits, logits) == [verdict]
 
 
 # ---- one sequence, and what belongs to it ---------------------------------------------------------
@@ -200,7 +202,7 @@ class One:
 
     def __init__(self, **config: Any) -> None:
         self.runner = BreakingRunner()
-        self.it = Verifier(self.runner, target_config(**config), vocabulary_size=VOCAB, max_model_len=60)
+        self.it = TargetEngine(self.runner, target_config(**config), vocabulary_size=VOCAB, max_model_len=60)
 
     def open(self, name: str, tokens: Sequence[int], **sampling: Any) -> None:
         params = SequenceParams(SamplingParams(**{"seed": 1} | sampling), AcceptanceMode.BLOCK, len(tokens))
@@ -235,7 +237,7 @@ def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
     assert tokens_of(told) == (2,)
     if before:
         one.it.step()
-        assert one.it._first_rows._rows
+        assert one.it._precomputed._rows
     (told,) = one.ask("s", 2, len(PROMPT) + 1, 2, 2, POISON, 2)
     assert tokens_of(told) == (2, 2, 2)
     held = one.it.sequences.find("s")

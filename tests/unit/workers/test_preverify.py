@@ -12,7 +12,7 @@ from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, Ve
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, SparseDistribution
 from target_worker.preverify import PAUSE
 from tests.sim.reference import slow_verdict
-from tests.unit.workers.test_verifier import GREEDY, MODEL, PROMPT, VOCAB, Worker, failure, right
+from tests.unit.workers.test_target_engine import GREEDY, MODEL, PROMPT, VOCAB, Worker, failure, right
 
 N = len(PROMPT)
 
@@ -258,5 +258,5 @@ def test_a_row_that_waits_holds_no_others(count: int) -> None:
     join(worker, *map(str, range(1, count)))
     worker.run()
     assert worker.runner.passes == [count]
-    rows = [row.logits for row in worker.it._first_rows._rows.values()]
+    rows = [row.logits for row in worker.it._precomputed._rows.values()]
     assert [row.untyped_storage().nbytes() for row in rows] == [VOCAB * 4] * count

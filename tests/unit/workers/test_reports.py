@@ -10,7 +10,7 @@ import pytest
 from paceline.core.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from paceline.core.messages import OpenSequence, PromptLogprobs, RoundVerdict, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, TokenLogprobs
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.sim.toys import ToyModel, ToyRunner, target_config
 
 VOCAB = 7
@@ -21,12 +21,12 @@ ROWS = 8
 
 
 class Worker:
-    """A verifier with a small budget, and short words for what is asked of it."""
+    """A target engine with a small budget, and short words for what is asked of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_blocks: int = 60) -> None:
         monkeypatch.setattr("paceline.engine.scheduling.planner.SCORED_ROWS", ROWS)
         self.runner = ToyRunner(MODEL, num_blocks, 4)
-        self.it = Verifier(self.runner, target_config(), vocabulary_size=VOCAB, max_model_len=80)
+        self.it = TargetEngine(self.runner, target_config(), vocabulary_size=VOCAB, max_model_len=80)
 
     def open(self, name: str, tokens: tuple[int, ...], prompt_length: int = 0, **sampling: Any) -> list[Any]:
         params = SamplingParams(**{"temperature": 0, "seed": 1, **sampling})

@@ -33,7 +33,7 @@ from paceline.decoding.sampling import point_mass, truncate_support
 from paceline.decoding.transforms import scores_of
 from paceline.engine.scheduling.mask import Restriction, restricted, restriction
 from paceline.grammar import GrammarState, Mask
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.sim.toys import ToyModel, ToyRunner, draft_config, draft_engine, target_config
 from tests.unit.decoding.test_lossless_chains import Enumeration
 from tests.unit.grammar.tiny import END, LANGUAGES, TOKENS, VOCAB, Language, grammars, text_of
@@ -78,7 +78,7 @@ class Pair:
             "eos_token_ids": (END,),
             "clock": ManualClock(),
         }
-        self.target = Verifier(ToyRunner(TARGET), target_config(), grammars=grammars(), **common)
+        self.target = TargetEngine(ToyRunner(TARGET), target_config(), grammars=grammars(), **common)
         config = draft_config(support_mass=0.9, lookahead_branches=branches)
         self.draft = draft_engine(ToyRunner(DRAFT), config, grammars=grammars(), **common)
         self.params = SequenceParams(sampling, mode, N)

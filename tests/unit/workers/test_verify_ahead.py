@@ -11,7 +11,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.messages import CloseSequence, RoundVerdict, SequenceFailed, VerifyAhead, VerifyRound
 from paceline.core.types import Proposal, SamplingParams, SparseDistribution
 from tests.sim.world import SteppedEngine
-from tests.unit.workers.test_verifier import GREEDY, PROMPT, VOCAB, Worker, right
+from tests.unit.workers.test_target_engine import GREEDY, PROMPT, VOCAB, Worker, right
 
 N = len(PROMPT)
 

@@ -1,17 +1,18 @@
-"""When the next pass begins: at once, or when sequences that are about to be back are there. Pure.
+"""How long the next pass waits for sequences that are about to return. Pure.
 
-A pass has a cost that does not depend on how many share it: reading the weights. Sequences whose rounds
-come back while a pass runs miss it, and so does whoever is in that pass miss the next one: two groups take
-turns, and each waits for the other's passes. With one pass for all, a round takes the step once and the
-way to the coordinator and back; with two groups, the step twice:
+A pass has a cost that does not depend on the number of its rows, the step: reading the weights. A sequence
+whose round arrives while a pass runs misses that pass, and those in the pass miss the next one. So two groups
+take turns, and each waits for the other's passes. With one pass for all, a round takes the step once, and the
+way to the coordinator and back; with two groups it takes the step twice:
 
     together  return + step + rows      apart  2 step + rows
 
-So sequences are waited for whose usual return is below the step. What drafts for longer, or is on a
-device whose step is short, is not: while it is away another group's pass is of more use than a larger one.
+So the pass waits for sequences whose usual return is shorter than the step. It does not wait for those that
+draft for longer, or on a device whose step is short: another group's pass meanwhile is of more use than a
+larger pass.
 
-A sequence that drafts returns later than one that does not, and mostly does what it did the last time. So
-both are kept apart: sequences that stop drafting share passes from their second plain round on, not when a
+A sequence that drafts returns later than one that does not, and mostly repeats what it did last. So both
+times are kept apart: sequences that stop drafting share passes from their second plain round on, not when a
 mean of both has followed.
 """
 
@@ -22,27 +23,27 @@ from dataclasses import dataclass, field
 from paceline.core.linear_fit import Line, Moments
 
 WORTH = 1.1
-"""Times as long as together must a round take apart: times vary, and one that is late delays all others."""
+"""A round apart must take this many times as long as together: times vary, and a late sequence delays all."""
 LATE = 2.0
-"""Mean deviations by which a sequence may be later than usual and is still waited for."""
+"""A sequence is waited for until it is this many mean deviations later than usual."""
 SHARE = 1 / 8
-"""Of a new measurement in what is usual."""
+"""Weight of a new measurement in the mean."""
 MANY = 16
-"""Passes of a size that say as much of it as can be said."""
+"""The most measurements that a mean counts for."""
 STALL = 3.0
-"""A time so many times the usual one says no more than that: a pause of the client or of the machine."""
+"""A time is clipped at this many times the usual one: the client or the machine paused."""
 
 
 @dataclass(slots=True)
 class Usual:
-    """Mean and mean deviation of times in seconds; what is new counts for a fixed share."""
+    """Moving mean and mean deviation of times in seconds."""
 
     mean: float
     deviation: float = 0.0
     weight: int = 1
 
     def observe(self, seconds: float) -> None:
-        """Take in one more."""
+        """Add a measurement."""
         self.weight = min(self.weight + 1, MANY)
         share = max(SHARE, 1 / self.weight)
         off = (min(seconds, STALL * self.mean) if self.mean else seconds) - self.mean
@@ -52,14 +53,14 @@ class Usual:
 
 @dataclass(slots=True)
 class PassCost:
-    """Seconds of a pass over its rows: a step, and something for each row."""
+    """Seconds of a pass as a line over its rows: a step, and a time for each row."""
 
     _sizes: dict[int, tuple[Usual, Usual]] = field(default_factory=dict)
-    """Rows and seconds of the passes of about one size, doubling from one to the next."""
+    """Rows and seconds of passes, by bucket: each bucket covers sizes up to twice those of the one before."""
     _line: tuple[float, float] | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A pass is over."""
+        """Add a pass."""
         size = rows.bit_length()
         if size in self._sizes:
             mean_rows, mean_seconds = self._sizes[size]
@@ -70,7 +71,7 @@ class PassCost:
         self._line = None
 
     def line(self) -> tuple[float, float]:
-        """(seconds of a step, seconds of a row), both 0 while passes of one size only are known."""
+        """(seconds of a step, seconds of a row), both 0 until passes of two sizes are known."""
         if self._line is None:
             self._line = self._fitted()
         return self._line
@@ -95,20 +96,20 @@ class _Away:
 
 
 @dataclass(slots=True)
-class Gathering:
-    """What a target worker knows of the way its sequences take from a verdict to their next round."""
+class BatchingDelay:
+    """How long each sequence takes from a verdict to its next round, and which of them a pass waits for."""
 
     cost: PassCost = field(default_factory=PassCost)
     _away: dict[str, _Away] = field(default_factory=dict)
     _returns: dict[str, dict[bool, Usual]] = field(default_factory=dict)
-    """By sequence, with draft tokens and without."""
+    """By sequence; then by whether the round has draft tokens."""
 
     def answered(self, sequence_id: str, rows: int, now: float) -> None:
-        """A verdict is out, and the sequence's next round is not here yet."""
+        """A verdict is sent, and the sequence's next round is not here yet."""
         self._away[sequence_id] = _Away(now, rows)
 
     def back(self, sequence_id: str, rows: int, now: float) -> None:
-        """Its next round is here, of so many rows."""
+        """The sequence's next round is here, with so many rows."""
         away = self._away.pop(sequence_id, None)
         if away is None:
             return
@@ -120,12 +121,12 @@ class Gathering:
             usual[drafted] = Usual(seconds)
 
     def gone(self, sequence_id: str) -> None:
-        """It is over."""
+        """The sequence ended."""
         self._away.pop(sequence_id, None)
         self._returns.pop(sequence_id, None)
 
-    def batching_delay(self, rows: int, now: float) -> float:
-        """Seconds that a pass over so many rows may wait for others, if none of them comes earlier."""
+    def seconds(self, rows: int, now: float) -> float:
+        """The most seconds that a pass of so many rows waits for other sequences."""
         step, row = self.cost.line()
         if not step or not self._away:
             return 0.0
@@ -134,7 +135,7 @@ class Gathering:
             for sequence_id, away in self._away.items()
             if (usual := self._returns.get(sequence_id, {}).get(_drafted(away.rows))) is not None
         ]
-        # The quickest first: with each the pass becomes longer, and what gathering gains a smaller share.
+        # The quickest first: each one makes the pass longer, and the gain a smaller share of it.
         due.sort()
         wait = 0.0
         for usual_return, left, more in due:
@@ -148,5 +149,5 @@ class Gathering:
 
 
 def _drafted(rows: int) -> bool:
-    """A round of so many rows has draft tokens; so, it is taken, has the next one."""
+    """True when a round of so many rows has draft tokens; the next one is assumed to be alike."""
     return rows > 1

@@ -10,127 +10,127 @@ import pytest
 
 from paceline.core.messages import VerifyRound
 from paceline.core.types import Proposal
-from target_worker.gathering import LATE, MANY, STALL, Gathering, PassCost, Usual
-from tests.unit.workers.test_verifier import PROMPT, Worker
+from target_worker.batching_delay import LATE, MANY, STALL, BatchingDelay, PassCost, Usual
+from tests.unit.workers.test_target_engine import PROMPT, Worker
 
 STEP, ROW = 20e-3, 0.1e-3
 
 
-def known(step: float = STEP, row: float = ROW) -> Gathering:
+def known(step: float = STEP, row: float = ROW) -> BatchingDelay:
     """Passes of several sizes have been seen."""
-    gathering = Gathering()
+    delay = BatchingDelay()
     for rows in (1, 2, 4, 8):
-        gathering.cost.observe(rows, step + row * rows)
-    return gathering
+        delay.cost.observe(rows, step + row * rows)
+    return delay
 
 
-def returned(gathering: Gathering, seconds: Sequence[float], rounds: int = 3, rows: int = 1) -> float:
+def returned(delay: BatchingDelay, seconds: Sequence[float], rounds: int = 3, rows: int = 1) -> float:
     """Each of the sequences takes so long for several rounds, and is away again since the time returned."""
     now = 0.0
     for _ in range(rounds):
         for i, usual in enumerate(seconds):
-            gathering.answered(f"s{i}", rows, now)
-            gathering.back(f"s{i}", rows, now + usual)
+            delay.answered(f"s{i}", rows, now)
+            delay.back(f"s{i}", rows, now + usual)
         now += 1.0
     for i in range(len(seconds)):
-        gathering.answered(f"s{i}", rows, now)
+        delay.answered(f"s{i}", rows, now)
     return now
 
 
 def test_who_is_back_soon_is_waited_for_until_then() -> None:
-    gathering = known()
-    now = returned(gathering, [2e-3, 5e-3])
-    assert gathering.batching_delay(1, now) == pytest.approx(5e-3)
-    assert gathering.batching_delay(1, now + 1e-3) == pytest.approx(4e-3)
+    delay = known()
+    now = returned(delay, [2e-3, 5e-3])
+    assert delay.seconds(1, now) == pytest.approx(5e-3)
+    assert delay.seconds(1, now + 1e-3) == pytest.approx(4e-3)
 
 
 def test_who_has_come_is_not_waited_for() -> None:
-    gathering = known()
-    now = returned(gathering, [2e-3, 5e-3])
-    gathering.back("s1", 1, now + 1e-3)
-    assert gathering.batching_delay(2, now + 1e-3) == pytest.approx(1e-3)
-    gathering.back("s0", 1, now + 2e-3)
-    assert gathering.batching_delay(3, now + 2e-3) == 0
+    delay = known()
+    now = returned(delay, [2e-3, 5e-3])
+    delay.back("s1", 1, now + 1e-3)
+    assert delay.seconds(2, now + 1e-3) == pytest.approx(1e-3)
+    delay.back("s0", 1, now + 2e-3)
+    assert delay.seconds(3, now + 2e-3) == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_who_does_not_come_is_not_waited_for_any_longer(lost: bool) -> None:
-    gathering = known()
-    now = returned(gathering, [2e-3])
+    delay = known()
+    now = returned(delay, [2e-3])
     if lost:
-        gathering.gone("s0")
-    assert gathering.batching_delay(1, now + 2e-3) == 0
-    assert (gathering.batching_delay(1, now + 1e-3) == 0) is lost
+        delay.gone("s0")
+    assert delay.seconds(1, now + 2e-3) == 0
+    assert (delay.seconds(1, now + 1e-3) == 0) is lost
 
 
 @pytest.mark.parametrize(("usual", "waited_for"), [(0.5, True), (0.81, True), (0.83, False), (3.0, False)])
 def test_only_who_takes_less_than_a_step_is_waited_for(usual: float, waited_for: bool) -> None:
     """Else another group's pass meanwhile is of more use: 2 steps against one and the way back."""
-    gathering = known(row=0.0)
-    now = returned(gathering, [usual * STEP])
-    assert (gathering.batching_delay(1, now) > 0) is waited_for
+    delay = known(row=0.0)
+    now = returned(delay, [usual * STEP])
+    assert (delay.seconds(1, now) > 0) is waited_for
 
 
 def test_however_little_is_left_of_a_long_return_it_is_not_waited_for() -> None:
     """Once together all would leave and return at the same time, and the model would idle meanwhile."""
-    gathering = known()
-    now = returned(gathering, [STEP] * 4)
-    assert gathering.batching_delay(4, now + 0.99 * STEP) == 0
+    delay = known()
+    now = returned(delay, [STEP] * 4)
+    assert delay.seconds(4, now + 0.99 * STEP) == 0
 
 
 def test_where_rows_cost_more_than_steps_nobody_is_waited_for() -> None:
-    gathering = known(step=1e-3, row=1e-3)
-    now = returned(gathering, [0.3e-3] * 16, rows=5)
-    assert gathering.batching_delay(80, now) == 0
-    assert gathering.batching_delay(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
+    delay = known(step=1e-3, row=1e-3)
+    now = returned(delay, [0.3e-3] * 16, rows=5)
+    assert delay.seconds(80, now) == 0
+    assert delay.seconds(1, returned(known(step=1e-3, row=1e-6), [0.3e-3])) == 0, "not this one's"
 
 
 def test_the_quick_are_waited_for_where_the_slow_are_not() -> None:
-    gathering = known()
-    now = returned(gathering, [50e-3, 2e-3, 40e-3])
-    assert gathering.batching_delay(1, now) == pytest.approx(2e-3)
+    delay = known()
+    now = returned(delay, [50e-3, 2e-3, 40e-3])
+    assert delay.seconds(1, now) == pytest.approx(2e-3)
 
 
 def test_nobody_is_waited_for_while_nothing_is_known() -> None:
-    gathering = known()
-    gathering.answered("new", 1, 0.0)
-    assert gathering.batching_delay(1, 0.0) == 0, "how long it takes"
-    gathering = Gathering()
-    now = returned(gathering, [1e-3])
-    assert gathering.batching_delay(1, now) == 0, "what passes cost"
-    gathering.cost.observe(4, STEP)
-    assert gathering.batching_delay(1, now) == 0, "what a step is of that"
+    delay = known()
+    delay.answered("new", 1, 0.0)
+    assert delay.seconds(1, 0.0) == 0, "how long it takes"
+    delay = BatchingDelay()
+    now = returned(delay, [1e-3])
+    assert delay.seconds(1, now) == 0, "what passes cost"
+    delay.cost.observe(4, STEP)
+    assert delay.seconds(1, now) == 0, "what a step is of that"
 
 
 def test_who_stops_drafting_is_waited_for_from_its_second_plain_round_on() -> None:
     """And who begins to draft is not: a mean of both would follow after a dozen rounds."""
-    gathering = known()
-    now = returned(gathering, [50e-3], rounds=MANY, rows=5)
-    assert gathering.batching_delay(1, now) == 0
-    gathering.back("s0", 1, now + 2e-3)
-    gathering.answered("s0", 1, now + 1)
-    assert gathering.batching_delay(1, now + 1) == pytest.approx(2e-3)
-    gathering.back("s0", 5, now + 1.05)
-    gathering.answered("s0", 5, now + 2)
-    assert gathering.batching_delay(1, now + 2) == 0
+    delay = known()
+    now = returned(delay, [50e-3], rounds=MANY, rows=5)
+    assert delay.seconds(1, now) == 0
+    delay.back("s0", 1, now + 2e-3)
+    delay.answered("s0", 1, now + 1)
+    assert delay.seconds(1, now + 1) == pytest.approx(2e-3)
+    delay.back("s0", 5, now + 1.05)
+    delay.answered("s0", 5, now + 2)
+    assert delay.seconds(1, now + 2) == 0
 
 
 def test_times_that_vary_are_given_more() -> None:
-    gathering = known()
+    delay = known()
     for i in range(40):
-        gathering.answered("s", 1, float(i))
-        gathering.back("s", 1, i + (2e-3 if i % 2 else 4e-3))
-    gathering.answered("s", 1, 40.0)
-    assert gathering.batching_delay(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
+        delay.answered("s", 1, float(i))
+        delay.back("s", 1, i + (2e-3 if i % 2 else 4e-3))
+    delay.answered("s", 1, 40.0)
+    assert delay.seconds(1, 40.0) == pytest.approx(3e-3 + LATE * 1e-3, rel=0.1)
 
 
 def test_a_pause_of_a_client_says_little_of_its_next_return() -> None:
-    gathering = known()
-    now = returned(gathering, [2e-3], rounds=MANY)
-    gathering.back("s0", 1, now + 60)
-    gathering.answered("s0", 1, now + 60)
+    delay = known()
+    now = returned(delay, [2e-3], rounds=MANY)
+    delay.back("s0", 1, now + 60)
+    delay.answered("s0", 1, now + 60)
     usual = 2e-3 * (1 + (STALL - 1) / 8)
-    assert 0 < gathering.batching_delay(1, now + 60) < usual + 2 * LATE * 1e-3
+    assert 0 < delay.seconds(1, now + 60) < usual + 2 * LATE * 1e-3
 
 
 def test_the_cost_of_a_pass_is_a_step_and_its_rows() -> None:
@@ -185,7 +185,7 @@ def test_a_target_s_sequences_share_passes_however_they_began(
 
     monkeypatch.setattr(worker.runner, "forward", timed)
     if not waits:
-        monkeypatch.setattr(Gathering, "batching_delay", lambda *_: 0.0)
+        monkeypatch.setattr(BatchingDelay, "seconds", lambda *_: 0.0)
     rounds = dict.fromkeys("stuv", 0)
     coming = {name: 4.5 * i * STEP for i, name in enumerate(rounds)}
     for name in rounds:
@@ -211,7 +211,7 @@ def test_a_target_s_sequences_share_passes_however_they_began(
 
 def test_who_leaves_a_target_is_not_waited_for() -> None:
     worker = Worker()
-    worker.it._gathering = known()
+    worker.it._delay = known()
     for name in "st":
         worker.open(name)
         worker.ask(name=name)

@@ -3,9 +3,9 @@
 All ready sequences, with their different numbers of draft tokens, share one pass. The worker decides,
 truncates its own cache to `ledger length - 1` entries, and only then answers.
 
-While a round is in progress the coordinator may say what to judge next for some of its outcomes, or that
-nothing is to be judged next. The next round then begins in the same breath as the verdict leaves, without a
-message; so it does where it is told just after that.
+While a round is in progress, the coordinator may send the proposals to judge next for some of its outcomes,
+or say that the next round has none. The next round then begins together with the verdict, without a message.
+If the proposals arrive just after the verdict, it begins then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline.core.messages import (
     VerifyAhead,
     VerifyRound,
 )
-from paceline.core.types import AcceptanceMode, Timings, TokenLogprobs, Verdict
+from paceline.core.types import Outcome, Timings, TokenLogprobs, Verdict
 from paceline.decoding.sampling import check_sparse
 from paceline.engine.scheduling.mask import grammar_for, restriction
 from paceline.engine.scheduling.passes import Job, PassResult, own_error, run_pass, together_or_alone
@@ -40,34 +40,37 @@ from paceline.rpc.codec import check_opening, check_token_ids
 from paceline.rpc.codec.status import code_name
 from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.worker import WorkerObserver, timings_told
-from target_worker.decide import Case
-from target_worker.gathering import Gathering
-from target_worker.preverify import FirstRows
-from target_worker.results import (
-    NO_CHOICE,
-    Judgement,
-    in_progress,
-    judgements,
-    prompt_logprobs,
-    reads,
-    reported,
-    with_known_rows,
+from target_worker.acceptance.items import VerifyItem
+from target_worker.batching_delay import BatchingDelay
+from target_worker.preverify import PrecomputedRows
+from target_worker.rounds import (
+    NO_PROPOSAL,
+    PrecomputedRow,
+    VerifyInProgress,
+    after,
+    complete_rounds,
+    finished_rounds,
+    following_late,
+    is_prefilling,
+    is_scored,
+    place,
 )
-from target_worker.rounds import NOTHING, FirstRow, Round, after, following_late, is_scored, place
-from target_worker.runner import Runner
+from target_worker.runner import TargetRunner
+from target_worker.verdicts import Judgement, prompt_logprobs, with_logprobs
+from target_worker.verify import NO_CHOICE, verify_rounds
 
-MAX_OVERHEARD = 4096
-"""Commands kept for the pass in progress; the oldest are forgotten, and still handled in their turn."""
+MAX_EARLY_COMMANDS = 4096
+"""Commands that a pass in progress may use; the oldest are forgotten, and still handled in their turn."""
 JUDGING = "judging"
-"""What comes after a pass, by its name in the log and in errors."""
+"""The name of what follows a pass, in the log and in errors."""
 
 
-class Verifier:
+class TargetEngine:
     """Judges proposals with the target model. Not thread-safe: the engine thread owns it."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: TargetRunner,
         config: TargetConfig,
         *,
         vocabulary_size: int,
@@ -89,11 +92,11 @@ class Verifier:
         self.sequences: HeldSequences[Verdict] = HeldSequences(
             runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
         )
-        self._rounds: dict[str, Round] = {}
-        self._overheard: deque[VerifyAhead] = deque(maxlen=MAX_OVERHEARD)
-        """What arrived since the last pass; the only thing here that another thread touches."""
-        self._gathering = Gathering()
-        self._first_rows = FirstRows(
+        self._rounds: dict[str, VerifyInProgress] = {}
+        self._early: deque[VerifyAhead] = deque(maxlen=MAX_EARLY_COMMANDS)
+        """Commands that arrived since the last pass. Another thread adds to them."""
+        self._delay = BatchingDelay()
+        self._precomputed = PrecomputedRows(
             runner,
             self.sequences,
             self._eos_token_ids,
@@ -107,35 +110,35 @@ class Verifier:
     @property
     def has_work(self) -> bool:
         """True while a round waits for its verdict, or a sequence for its round."""
-        return bool(self._rounds) or self._first_rows.has_work
+        return bool(self._rounds) or self._precomputed.has_work
 
     def batching_delay(self) -> float:
-        """Seconds that the next pass may wait for rounds that are about to come; none to read a prompt."""
+        """Seconds that the next pass may wait for rounds about to arrive; 0 while a prompt is read."""
         if not self._rounds:
-            return self._first_rows.batching_delay()
+            return self._precomputed.batching_delay()
         jobs = [r.job for r in self._rounds.values()]
-        return (
-            0.0 if reads(jobs) else self._gathering.batching_delay(sum(j.rows for j in jobs), self._clock())
-        )
+        if is_prefilling(jobs):
+            return 0.0
+        return self._delay.seconds(sum(job.rows for job in jobs), self._clock())
 
     def reset_cancel(self) -> None:
-        """What was announced so far is about to be taken up."""
-        self._first_rows.cancel.reset()
+        """The commands announced so far are about to be handled."""
+        self._precomputed.cancel.reset()
 
     def notify(self, commands: Sequence[TargetCommand | SequenceFailed]) -> None:
-        """Commands wait: they go before what nobody asked for, and what to judge next is of use to the pass.
+        """Commands wait: they cancel what nobody asked for, and the pass in progress may use their proposals.
 
         Called from any thread.
         """
-        self._first_rows.cancel.cancel()
-        self._overheard.extend(command for command in commands if isinstance(command, VerifyAhead))
+        self._precomputed.cancel.cancel()
+        self._early.extend(command for command in commands if isinstance(command, VerifyAhead))
 
     def holds(self, sequence_id: str) -> bool:
         """True while the sequence has state here."""
         return sequence_id in self.sequences
 
     def handle(self, command: TargetCommand, arrived: float) -> list[TargetEvent]:
-        """Take a command up. A refusal, or the answer to a repeated round, comes back at once."""
+        """Handle a command. A refusal, or the answer to a repeated round, is returned at once."""
         try:
             match command:
                 case OpenSequence():
@@ -143,7 +146,7 @@ class Verifier:
                 case VerifyRound():
                     return self._begin(command, arrived)
                 case VerifyAhead():
-                    self._foresee(command)
+                    self._keep_next_proposals(command)
                     return self._begin_late(command, arrived)
                 case CloseSequence():
                     if self.sequences.close(command):
@@ -159,7 +162,7 @@ class Verifier:
         held = self.sequences.find(command.sequence_id)
         if held is not None and held.session.epoch < command.epoch:
             self._rounds.pop(command.sequence_id, None)
-            self._first_rows.gone(command.sequence_id)
+            self._precomputed.gone(command.sequence_id)
         self.sequences.open(command, grammar)
 
     def _begin(self, command: VerifyRound, arrived: float) -> list[TargetEvent]:
@@ -179,34 +182,34 @@ class Verifier:
             return [RoundVerdict(command.sequence_id, command.epoch, command.round, held.session.answer)]
         scored = is_scored(held.session.params, command.base_length)
         if scored:
-            # Every row of the prompt is wanted, also those whose entries are there.
+            # Every row of the prompt is wanted, also of the tokens that have entries.
             held.cut_to(0)
-        first_row = self._first_rows.take(held)
-        if first_row is None:
+        precomputed = self._precomputed.take(held)
+        if precomputed is None:
             held.cut_to_ledger()
         proposed = list(command.proposal.token_ids)
         feed = held.session.tokens[held.table.length :] + proposed
-        job = Job(held, feed, rows=len(proposed) + (first_row is None), arrived=arrived, scored=scored)
+        job = Job(held, feed, rows=len(proposed) + (precomputed is None), arrived=arrived, scored=scored)
         job.prefill_before = self.sequences.prefill_rows_since(arrived)
-        self._rounds[command.sequence_id] = r = Round(command, job, first_row=first_row)
-        self._gathering.back(command.sequence_id, r.rows, arrived)
-        return [] if first_row is None else self._conclude(r, first_row)
+        self._rounds[command.sequence_id] = r = VerifyInProgress(command, job, precomputed=precomputed)
+        self._delay.back(command.sequence_id, r.rows, arrived)
+        return [] if precomputed is None else self._conclude(r, precomputed)
 
-    def _conclude(self, r: Round, row: FirstRow) -> list[TargetEvent]:
-        """The verdict of a round that its first row decides alone; none where that takes a pass."""
+    def _conclude(self, r: VerifyInProgress, row: PrecomputedRow) -> list[TargetEvent]:
+        """The verdict of a round that its first row decides alone; none where a pass is needed."""
         proposed, session = r.command.proposal.token_ids, r.job.held.session
-        case = Case(session.params, session.tokens, NOTHING)
-        if proposed and (not case.target_decides or row.verdict == (0, proposed[0])):
+        if proposed and (not session.params.target_decides or row.outcome == (0, proposed[0])):
             return []
         if proposed:
-            r.job.sequences_in_pass = 1  # what drafting takes is less by that
+            r.job.sequences_in_pass = 1  # the verdict's timings say so: see Timings.sequences
+        item = VerifyItem(session.params, session.tokens, NO_PROPOSAL)
         judged = together_or_alone(
-            [r], row.logits, [1], lambda _, logits: reported([case], logits, [row.verdict]), JUDGING
+            [r], row.logits, [1], lambda _, logits: with_logprobs([item], logits, [row.outcome]), JUDGING
         )
         return self._answer([r], judged, 0.0)
 
-    def _foresee(self, command: VerifyAhead) -> None:
-        """Keep the next round for the outcomes told, until the verdict is out."""
+    def _keep_next_proposals(self, command: VerifyAhead) -> None:
+        """Keep the proposals of the next round until the verdict is sent."""
         r = self._rounds.get(command.sequence_id)
         if r is None or place(r.command) != place(command):
             return
@@ -217,13 +220,13 @@ class Verifier:
             raise InvalidArgumentError(
                 "plain_otherwise", f"may go on beyond the model's length of {self._max_model_len}"
             )
-        r.foreseen.update(command.proposals)
+        r.next_proposals.update(command.proposals)
         r.plain_otherwise = r.plain_otherwise or command.plain_otherwise
 
     def _begin_late(self, command: VerifyAhead, arrived: float) -> list[TargetEvent]:
-        """The verdict is out already, and what it would have begun begins now.
+        """Begin the next round where its proposals arrive after the verdict.
 
-        The coordinator knows it: what it told and the verdict did not make use of is still to be read here.
+        The coordinator expects this: it knows which proposals the verdict did not use.
         """
         held = self.sequences.find(command.sequence_id)
         if held is None:
@@ -231,40 +234,43 @@ class Verifier:
         following = following_late(command, held.session, self._eos_token_ids)
         return [] if following is None else self._begin(following, arrived)
 
-    def _listen(self) -> None:
-        """Take up what arrived for the rounds of this pass while it ran: after their verdicts it is late.
+    def _use_early_commands(self) -> None:
+        """Use the proposals that arrived for the rounds of this pass while it ran, before their verdicts.
 
-        Every command is also handled in its turn. So what came before its round was taken up is not lost, and
-        what is refused is refused there.
+        Every command is also handled in its turn. So a command that came before its round began is not lost,
+        and a refusal is answered there.
         """
-        while self._overheard:
+        while self._early:
             with contextlib.suppress(PacelineError):
-                self._foresee(self._overheard.popleft())
+                self._keep_next_proposals(self._early.popleft())
 
     def _check(self, command: VerifyRound, held: HeldSequence[Verdict]) -> None:
         """Refuse what the model cannot judge, before it costs a pass or touches the session."""
         proposal = command.proposal
         check_token_ids("committed_tail", command.committed_tail, self._vocabulary_size)
         check_token_ids("proposal.token_ids", proposal.token_ids, self._vocabulary_size)
-        if proposal.parents:
+        params = held.session.params
+        if proposal.parents and not params.judged_as.facts.takes_trees:
             raise InvalidArgumentError("proposal.parents", "this worker verifies chains only")
         if command.base_length + proposal.num_draft_tokens > self._max_model_len:
             raise InvalidArgumentError(
                 "proposal.token_ids", f"end beyond the model's length of {self._max_model_len}"
             )
         if proposal.distributions:
-            if held.session.params.mode is AcceptanceMode.COUPLED:
-                raise InvalidArgumentError("proposal.distributions", "have no meaning in coupled mode")
+            if not params.mode.facts.needs_q:
+                raise InvalidArgumentError(
+                    "proposal.distributions", f"have no meaning in {params.mode.value} mode"
+                )
             check_sparse(proposal.distributions, self._vocabulary_size, proposal.token_ids)
 
     def step(self) -> list[TargetEvent]:
         """Run one pass over the rounds in progress; return the verdicts it made possible."""
         if not self._rounds:
-            self._first_rows.compute()
+            self._precomputed.compute()
             return []
         begun = self._clock()
         jobs = [r.job for r in self._rounds.values()]
-        reading = reads(jobs)
+        prefilling = is_prefilling(jobs)
         passes = self.observer.passes["rounds"]
         result = run_pass(
             jobs, self._runner, self._budget, self._clock, self.sequences, beside=self._beside, passes=passes
@@ -279,17 +285,17 @@ class Verifier:
         if result.finished:
             events.extend(self._restrict(result.finished))
             events.extend(self._judge(result))
-            if not reading:
-                self._gathering.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
+            if not prefilling:
+                self._delay.cost.observe(result.finished[0].rows_in_pass, self._clock() - begun)
         if result.finished or result.scored:
             self.sequences.looked_at(self._clock())
         return events
 
     def _restrict(self, finished: Sequence[Job]) -> list[TargetEvent]:
-        """Settle what the rows of each may be; one whose grammar gives up fails.
+        """Compute what each round's grammar allows in its rows; a round whose grammar gives up fails.
 
-        Together they have the time of one: the rest of the pass waits, and all that come after it. Beyond
-        that each has the row that plain decoding has.
+        All of them share the time limit of one, since the rest of the pass waits, and all passes after it.
+        Beyond the limit each round gets the one row that plain decoding needs.
         """
         events: list[TargetEvent] = []
         begun = self._clock()
@@ -310,23 +316,26 @@ class Verifier:
 
     def _judge(self, result: PassResult) -> list[TargetEvent]:
         begun = self._clock()
-        rounds, logits = with_known_rows(*in_progress(result, self._rounds))
+        rounds, logits = complete_rounds(*finished_rounds(result, self._rounds))
         if not rounds:
             return []
         judged = together_or_alone(
             rounds,
             logits,
             [r.rows for r in rounds],
-            lambda some, rows: judgements(some, rows, self._eos_token_ids),
+            lambda some, rows: verify_rounds(some, rows, self._eos_token_ids),
             JUDGING,
         )
         return self._answer(rounds, judged, self._clock() - begun)
 
     def _answer(
-        self, rounds: Sequence[Round], judged: Sequence[Judgement | PacelineError | None], spent: float
+        self,
+        rounds: Sequence[VerifyInProgress],
+        judged: Sequence[Judgement | PacelineError | None],
+        spent: float,
     ) -> list[TargetEvent]:
-        """Settle what was judged, and begin what follows it by itself."""
-        self._listen()
+        """Settle the rounds that were judged, and begin those that follow them by themselves."""
+        self._use_early_commands()
         now = self._clock()
         events: list[TargetEvent] = []
         for r, judgement in zip(rounds, judged, strict=True):
@@ -336,7 +345,7 @@ class Verifier:
                 if r.take_apart():
                     continue
                 if r.job.reused:
-                    # Others' entries, which nobody may have looked at yet: is it this one that is broken?
+                    # Its reused entries come from another sequence and may be what is broken.
                     r.job.compute_again(r.command.proposal.token_ids)
                     continue
             if judgement is None or isinstance(judgement, PacelineError):
@@ -344,22 +353,20 @@ class Verifier:
                 continue
             del self._rounds[r.command.sequence_id]
             outcome, told = judgement
-            verdict = self._settle(r, *outcome, told)
+            verdict = self._settle(r, outcome, told)
             following = r.following(outcome, self._eos_token_ids)
             if following is not None:
                 self._begin(following, now)
                 verdict = replace(verdict, went_on_with=following.proposal.num_draft_tokens)
             else:
-                self._gathering.answered(r.command.sequence_id, r.rows, now)
-                self._first_rows.expect(r.job.held)
+                self._delay.answered(r.command.sequence_id, r.rows, now)
+                self._precomputed.expect(r.job.held)
             events.append(RoundVerdict(r.command.sequence_id, r.command.epoch, r.command.round, verdict))
         return events
 
-    def _settle(
-        self, r: Round, num_accepted: int, next_token: int, logprobs: tuple[TokenLogprobs, ...]
-    ) -> Verdict:
-        """Take the accepted tokens into the session, roll the cache back, store the answer."""
-        held, command = r.job.held, r.command
+    def _settle(self, r: VerifyInProgress, outcome: Outcome, logprobs: tuple[TokenLogprobs, ...]) -> Verdict:
+        """Add the accepted tokens to the session, roll the cache back, store the answer."""
+        held, command, (num_accepted, next_token) = r.job.held, r.command, outcome
         tokens = (*command.proposal.token_ids[:num_accepted], next_token)
         held.session.tokens.extend(tokens)
         held.cut_to(command.base_length + num_accepted)
@@ -370,8 +377,8 @@ class Verifier:
             self._trace(r, verdict.timings, {"paceline.num_accepted_tokens": num_accepted})
         return verdict
 
-    def _trace(self, r: Round, timings: Timings, about: Attributes, error: str = "") -> None:
-        """Tell whoever traces the request of this round."""
+    def _trace(self, r: VerifyInProgress, timings: Timings, about: Attributes, error: str = "") -> None:
+        """Report this round to the trace of its request."""
         params, k = r.job.held.session.params, r.command.proposal.num_draft_tokens
         attributes: Attributes = {"paceline.num_draft_tokens": k, **timings_told(timings), **about}
         where = params.traceparent, r.command.sequence_id, r.command.round
@@ -387,10 +394,10 @@ class Verifier:
         return SequenceFailed(r.command.sequence_id, r.command.epoch, r.command.round, error)
 
     def _leave(self, sequence_id: str) -> None:
-        """Forget what is in progress for a sequence."""
+        """Forget the round in progress of a sequence, and what is known ahead of the next one."""
         self._rounds.pop(sequence_id, None)
-        self._gathering.gone(sequence_id)
-        self._first_rows.gone(sequence_id)
+        self._delay.gone(sequence_id)
+        self._precomputed.gone(sequence_id)
 
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence whose coordinator went away."""
@@ -398,7 +405,7 @@ class Verifier:
         self.sequences.drop(sequence_id)
 
     def expire(self) -> None:
-        """Drop the sequences whose lease is over, except those being computed."""
+        """Drop the sequences whose lease has expired, except those with a round in progress."""
         for sequence_id in self.sequences.expired():
             if sequence_id not in self._rounds:
                 self.drop(sequence_id)

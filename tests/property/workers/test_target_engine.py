@@ -1,4 +1,4 @@
-"""The verifier against plain lists: random rounds, repeats, gaps, lost verdicts, evictions, reopenings.
+"""The target engine against plain lists: random rounds, repeats, gaps, lost verdicts, evictions, reopenings.
 
 The toy model reads its prefix back from the cache, so a wrong rollback gives wrong verdicts.
 """
@@ -25,7 +25,7 @@ from paceline.core.errors import (
 from paceline.core.messages import CloseSequence, OpenSequence, RoundVerdict, SequenceFailed, VerifyRound
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams, Verdict
 from paceline.decoding.sampling import to_sparse, truncate_support
-from target_worker.verifier import Verifier
+from target_worker.engine import TargetEngine
 from tests.sim.caches import CacheChecker
 from tests.sim.reference import masked_probabilities, slow_verdict
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
@@ -94,15 +94,15 @@ def prompts(draw: st.DrawFn) -> list[int]:
     return [*([1, 2, 3, 4, 5] * 5)[:same], *draw(st.lists(tokens, min_size=1, max_size=60 - same))]
 
 
-class VerifierMachine(RuleBasedStateMachine):
-    """Up to four sequences on one verifier."""
+class TargetMachine(RuleBasedStateMachine):
+    """Up to four sequences on one engine."""
 
-    verifier_class: type[Verifier] = Verifier
+    engine_class: type[TargetEngine] = TargetEngine
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = ToyRunner(MODEL, num_blocks=200, block_size=4)
-        self.it = self.verifier_class(
+        self.it = self.engine_class(
             self.runner,
             target_config(),
             vocabulary_size=VOCAB,
@@ -315,4 +315,4 @@ class VerifierMachine(RuleBasedStateMachine):
 
 
 def test_the_cache_is_the_ledger_without_its_last_token_after_every_round() -> None:
-    run_machine(VerifierMachine, settings=SETTINGS)
+    run_machine(TargetMachine, settings=SETTINGS)

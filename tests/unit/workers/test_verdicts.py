@@ -7,15 +7,16 @@ import math
 import torch
 
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
-from target_worker.decide import Case, judge
-from target_worker.results import NO_CHOICE, reported
+from target_worker.acceptance.items import VerifyItem
+from target_worker.verdicts import with_logprobs
+from target_worker.verify import NO_CHOICE, verify_items
 
 
 def test_a_round_without_a_verdict_names_both_reasons() -> None:
     """Numbers of which the request permits none, and no numbers."""
     sampling = SamplingParams(temperature=0.0, allowed_token_ids=(1,), seed=1)
-    case = Case(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())
+    item = VerifyItem(SequenceParams(sampling, AcceptanceMode.COUPLED, 2), (2, 3), Proposal())
     for row in ([0.0, -math.inf, 0.0, 1.0], [math.nan] * 4):
         logits = torch.tensor([row])
-        assert reported([case], logits, judge([case], logits, logits)) == [None]
+        assert with_logprobs([item], logits, verify_items([item], logits, logits)) == [None]
     assert NO_CHOICE == "the target model's logits are not numbers, or leave no token to choose"

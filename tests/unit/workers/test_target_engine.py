@@ -24,8 +24,8 @@ from paceline.core.types import (
     SequenceParams,
     SparseDistribution,
 )
-from target_worker import verifier
-from target_worker.verifier import Verifier
+from target_worker import engine
+from target_worker.engine import TargetEngine
 from tests.sim.reference import slow_verdict
 from tests.sim.toys import ToyModel, ToyRunner, own_choice, target_config
 
@@ -36,14 +36,14 @@ GREEDY = SamplingParams(temperature=0, seed=1)
 
 
 class Worker:
-    """A verifier and short words for what is asked of it."""
+    """An engine and short words for what is asked of it."""
 
     def __init__(
         self, num_blocks: int = 50, max_model_len: int = 60, eos: tuple[int, ...] = (), **config: Any
     ) -> None:
         self.clock = ManualClock()
         self.runner = ToyRunner(MODEL, num_blocks, 4)
-        self.it = Verifier(
+        self.it = TargetEngine(
             self.runner,
             target_config(lease_seconds=10.0, **config),
             vocabulary_size=VOCAB,
@@ -309,14 +309,14 @@ def test_a_round_that_comes_while_a_device_computes_waits_for_the_rest_of_its_pr
     worker.open("s")
     worker.ask(name="long", base=len(prompt))
     begun = worker.clock()
-    looking = "prompt_logprobs" if scored else "judgements"
-    look = getattr(verifier, looking)
+    looking = "prompt_logprobs" if scored else "verify_rounds"
+    look = getattr(engine, looking)
 
     def looked(*args: Any) -> Any:
         worker.clock.advance(4.0)
         return look(*args)
 
-    monkeypatch.setattr(verifier, looking, looked)
+    monkeypatch.setattr(engine, looking, looked)
     worker.it.step()
     round_of_s = VerifyRound("s", 1, 1, len(PROMPT), (), Proposal())
     worker.it.handle(round_of_s, begun + since)

@@ -10,10 +10,15 @@ import pytest
 import torch
 
 from paceline.core.types import AcceptanceMode, Proposal, SamplingParams, SequenceParams
+from paceline.decoding import acceptance, sparse_acceptance
 from paceline.decoding.noise import gumbel
 from paceline.decoding.support import draw_sparse
-from target_worker import decide as deciding
-from target_worker.decide import Case, _deliberate, _densely, _sparsely, judge
+from target_worker import verify
+from target_worker.acceptance import ratios
+from target_worker.acceptance.items import VerifyItem
+from target_worker.acceptance.ratios import judge_densely, judge_sparsely
+from target_worker.acceptance.registry import RULES
+from target_worker.verify import judge_all, verify_items
 
 VOCAB = 50
 EVERYTHING: dict[str, Any] = {
@@ -28,11 +33,11 @@ EVERYTHING: dict[str, Any] = {
 """Of each kind of a transform one."""
 
 
-def case(rng: np.random.Generator, k: int, mode: AcceptanceMode, points: bool) -> Case:
+def case(rng: np.random.Generator, k: int, mode: AcceptanceMode, points: bool) -> VerifyItem:
     params = SequenceParams(SamplingParams(seed=1), mode, 1)
     scores = torch.from_numpy(rng.standard_normal((k, VOCAB)).astype(np.float32))
     tokens, sent = draw_sparse(scores, torch.from_numpy(rng.random(k)), 0.95, 20)
-    return Case(params, [0], Proposal(tuple(tokens), distributions=() if points else tuple(sent)))
+    return VerifyItem(params, [0], Proposal(tuple(tokens), distributions=() if points else tuple(sent)))
 
 
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
@@ -48,13 +53,20 @@ def test_sparse_numbers_and_tensors_decide_alike(mode: AcceptanceMode, seed: int
         torch.from_numpy(rng.random((len(group), longest))),
         torch.from_numpy(rng.random(len(group))),
     )
-    for sparse, dense in zip(
-        _sparsely(group, mode, p, *noise), _densely(group, mode, p, *noise), strict=True
-    ):
+    name = f"accept_{mode.value}"
+    by_sparse = judge_sparsely(group, p, *noise, getattr(sparse_acceptance, name))
+    by_dense = judge_densely(group, p, *noise, getattr(acceptance, name))
+    for sparse, dense in zip(by_sparse, by_dense, strict=True):
         assert torch.equal(sparse, dense)
 
 
-def rounds(rng: np.random.Generator) -> list[Case]:
+def judge_on(monkeypatch: pytest.MonkeyPatch, host: bool) -> None:
+    """Take the way of a CPU, or that of a device, on the CPU."""
+    for module in (verify, ratios):
+        monkeypatch.setattr(module, "on_host", lambda tensor: host)
+
+
+def rounds(rng: np.random.Generator) -> list[VerifyItem]:
     """Of all modes, greedy ones among them, some without a proposal."""
     cases = []
     for i, k in enumerate(rng.integers(0, 6, 12)):
@@ -80,18 +92,18 @@ def test_what_a_device_is_read_of_at_once_is_what_a_cpu_says(
         logits[rng.integers(0, len(logits), 3), rng.integers(0, VOCAB, 3)] = [torch.nan, torch.inf][seed % 2]
     allowed = logits.clone()
     allowed[:, ::7] = -torch.inf
-    expected = judge(cases, logits, allowed)
+    expected = verify_items(cases, logits, allowed)
     copies = 0
-    read = deciding._to_host
+    read = verify._to_host
 
     def counted(tensors: list[torch.Tensor]) -> list[list[int]]:
         nonlocal copies
         copies += 1
         return read(tensors)
 
-    monkeypatch.setattr(deciding, "_on_host", lambda tensor: False)
-    monkeypatch.setattr(deciding, "_to_host", counted)
-    assert judge(cases, logits, allowed) == expected
+    judge_on(monkeypatch, host=False)
+    monkeypatch.setattr(verify, "_to_host", counted)
+    assert verify_items(cases, logits, allowed) == expected
     assert (None in expected) == (seed > 1)
     assert copies == 1
 
@@ -104,14 +116,14 @@ def test_where_the_model_finds_impossible_all_that_is_permitted_there_is_no_verd
 ) -> None:
     """Once: the next token was -1, which no frame carries, or one that the request forbids."""
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(deciding, "_on_host", lambda tensor: on_host)
+    judge_on(monkeypatch, host=on_host)
     logits = torch.from_numpy(rng.standard_normal((2, VOCAB))).float()
     logits[:, 3] = -torch.inf
 
     def judged(allowed: int) -> tuple[int, int] | None:
         sampling = SamplingParams(seed=1, temperature=temperature, allowed_token_ids=(allowed,))
         one = dataclasses.replace(case(rng, 1, mode, points=False), params=SequenceParams(sampling, mode, 1))
-        (verdict,) = judge([one], logits, logits)
+        (verdict,) = verify_items([one], logits, logits)
         return verdict
 
     assert judged(3) is None
@@ -120,14 +132,14 @@ def test_where_the_model_finds_impossible_all_that_is_permitted_there_is_no_verd
     assert verdict[1] == 4
 
 
-def choosing(rng: np.random.Generator, **sampling: object) -> Case:
+def choosing(rng: np.random.Generator, **sampling: object) -> VerifyItem:
     """A round of a request that asks for a temperature at most, unless told otherwise."""
     seed, ledger = int(rng.integers(0, 2**64, dtype=np.uint64)), int(rng.integers(1, 2000))
     asked = {"seed": seed, "temperature": rng.choice([0.0, 0.3, 0.7, 1.0, 1.7]), **sampling}
     draft = tuple(rng.integers(0, VOCAB, rng.integers(0, 6)).tolist())
     mode = AcceptanceMode.REJECTION if asked["temperature"] == 0 and seed % 2 else AcceptanceMode.COUPLED
     params = SequenceParams(SamplingParams(**asked), mode, 1)
-    return Case(params, [0] * ledger, Proposal(draft))
+    return VerifyItem(params, [0] * ledger, Proposal(draft))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -140,13 +152,14 @@ def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pyte
     wide = torch.from_numpy(rng.standard_normal((total, VOCAB + 14))).float() * 3
     logits = wide[:, :VOCAB] if seed % 2 else wide[:, :VOCAB].contiguous()
     logits[:, 3], logits[0] = -torch.inf, logits[0].round()
-    at_once = deciding._at_once
-    taken = []
-    monkeypatch.setattr(deciding, "_at_once", lambda *of: taken.append(of) or at_once(*of))
+    rule, taken = RULES[AcceptanceMode.COUPLED], []
+    few = rule.judge_few
+    seen = dataclasses.replace(rule, judge_few=lambda *of: taken.append(of) or few(*of))
+    monkeypatch.setitem(RULES, AcceptanceMode.COUPLED, seen)
     # The target's own choices, some of them, are drafted too.
     for _ in range(3):
-        verdicts = judge(cases, logits, logits)
-        assert verdicts == judge(cases, logits, logits.clone())
+        verdicts = verify_items(cases, logits, logits)
+        assert verdicts == verify_items(cases, logits, logits.clone())
         cases = [
             dataclasses.replace(
                 c, proposal=Proposal((*c.proposal.token_ids[:a], t, *c.proposal.token_ids[a + 1 :]))
@@ -158,13 +171,13 @@ def test_what_is_chosen_at_once_is_what_tensors_say(seed: int, monkeypatch: pyte
     assert len(taken) == 3
     more = [*cases, choosing(rng, temperature=0.9, top_k=5)]
     also = torch.cat([logits, torch.randn(more[-1].rows, VOCAB)])
-    assert judge(more, also, also)[:-1] == judge(cases, logits, logits)
+    assert verify_items(more, also, also)[:-1] == verify_items(cases, logits, logits)
     assert len(taken) == 4
     for spoil in (torch.nan, torch.inf, -torch.inf):
         spoiled = logits.clone()
         spoiled[int(rng.integers(total))] = spoil
-        verdicts = judge(cases, spoiled, spoiled)
-        assert verdicts == judge(cases, spoiled, spoiled.clone())
+        verdicts = verify_items(cases, spoiled, spoiled)
+        assert verdicts == verify_items(cases, spoiled, spoiled.clone())
         assert verdicts.count(None) == 1
 
 
@@ -191,7 +204,7 @@ def test_a_choice_that_a_rounding_decides_is_the_same_at_once() -> None:
         params = SequenceParams(SamplingParams(seed=7, temperature=0.3), AcceptanceMode.COUPLED, 1)
         logits = torch.from_numpy(pair)[None]
         for allowed in (logits, logits.clone()):
-            assert judge([Case(params, [0], Proposal())], logits, allowed) == [(0, chosen)]
+            assert verify_items([VerifyItem(params, [0], Proposal())], logits, allowed) == [(0, chosen)]
 
 
 @pytest.mark.parametrize("asked", [{}, EVERYTHING], ids=["nothing", "everything"])
@@ -204,7 +217,7 @@ def test_nothing_is_read_of_a_device_before_the_end(asked: dict[str, Any]) -> No
         params = dataclasses.replace(made.params, sampling=sampling, bad_words_token_ids=bad_words)
         cases.append(dataclasses.replace(made, params=params))
     logits = torch.empty(sum(c.rows for c in cases), VOCAB, device="meta")
-    reading = _deliberate(cases, logits, (0,))
-    assert reading.numbers.device.type == "meta"
+    pending = judge_all(cases, logits, (0,))
+    assert pending.numbers.device.type == "meta"
     with pytest.raises(NotImplementedError, match="no data"):
-        judge(cases, logits, logits)
+        verify_items(cases, logits, logits)

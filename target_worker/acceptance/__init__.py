@@ -1,0 +1,1 @@
+"""Acceptance rules: one file for each way to decide on draft tokens."""
