@@ -6,7 +6,11 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: demo test lint format types imports proto bench assets clean
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# These run models, or compile on first use.
+HEAVY := $(foreach name,assets decoding engine workers,tests/unit/$(name) tests/property/$(name))
+
+.PHONY: demo test test-fast test-full lint format types imports proto bench assets clean
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml constraints.txt
@@ -26,8 +30,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## stream one completion and print where the time went
 	@$(BIN)/paceline demo
 
-test: lint types imports $(STAMP)  ## lint, types, import rules and all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# Which tests a tier has: the markers in pyproject.toml, and tests/README.md.
+test: lint types imports $(STAMP)  ## lint, types, import rules and the tests of all that is promised
+	$(PYTEST) -m "not full"
+
+test-fast: $(STAMP)  ## what needs neither compiled code nor a model nor another process: a minute or two
+	$(PYTEST) -m "not full and not slow" $(addprefix --ignore=,$(HEAVY)) tests/unit tests/property
+
+test-full: test  ## the same as `test`, then long matrices, long faults and heavy runs
+	$(PYTEST) -m full
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

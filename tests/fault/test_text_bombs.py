@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from harness.tiers import mostly_full
 from harness.waiting import HANG
 
 from tests.fault.bombs.texts import TEXTS, text_of
@@ -43,7 +44,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", mostly_full(TEXTS, count=5))
 def test_a_text_at_the_bound_takes_bounded_memory(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],

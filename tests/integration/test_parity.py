@@ -8,12 +8,13 @@ import pytest
 from harness.oracle import Ids, Oracle, ParityError
 from harness.prompts import LENGTHS, SOURCE, TEXTS, id_prompts
 from harness.stacks import together
+from harness.tiers import mostly_full
 from harness.waiting import HANG
 
 from paceline.client import Client, GenerationResult
 
 MODES = ("coupled", "rejection", "block")
-KS = (0, 1, 3, 5, 8)
+KS = (0, 5, 1, 3, 8)
 EVERY = [(0, "coupled"), *((k, mode) for k in KS[1:] for mode in MODES)]
 """(K, mode). Without drafts no mode has anything to decide."""
 NEW_TOKENS = 24
@@ -56,7 +57,7 @@ def test_speculative_greedy_parity(oracle: Oracle, client: Client) -> None:
     assert result.text == oracle.decode(prompt + result.token_ids)[len(oracle.decode(prompt)) :]
 
 
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", mostly_full(KS, count=3))
 def test_greedy_parity_alone(oracle: Oracle, client: Client, k: int) -> None:
     """Every prompt with this K; each mode has its turn."""
     prompts = id_prompts(oracle)
@@ -66,7 +67,7 @@ def test_greedy_parity_alone(oracle: Oracle, client: Client, k: int) -> None:
     assert any(r.speculative_decoding.num_accepted_draft_tokens for r in results) == (k > 0)
 
 
-@pytest.mark.parametrize(("k", "mode"), EVERY)
+@pytest.mark.parametrize(("k", "mode"), mostly_full(EVERY, count=4))
 def test_greedy_parity_sixteen_at_once(oracle: Oracle, client: Client, k: int, mode: str) -> None:
     asked = [(prompt, k, mode) for prompt in id_prompts(oracle)]
     results = check_parity(oracle, client, asked, at_once=16)
@@ -83,7 +84,7 @@ def test_greedy_parity_of_text_prompts(oracle: Oracle, client: Client, text: str
     assert result.usage.prompt_tokens == len(prompt)
 
 
-@pytest.mark.parametrize(("k", "mode"), EVERY)
+@pytest.mark.parametrize(("k", "mode"), mostly_full(EVERY, count=4))
 def test_greedy_parity_with_repetition_penalty(oracle: Oracle, client: Client, k: int, mode: str) -> None:
     """The penalty's context grows along a proposal as it grows in plain decoding."""
     prompt = oracle.encode(SOURCE)[: LENGTHS[12]]
@@ -102,7 +103,7 @@ def bias_that_ends_at(oracle: Oracle, prompt: Ids, generated: Ids) -> tuple[int,
     return int(gaps.argmin()) + 2, bias
 
 
-@pytest.mark.parametrize(("k", "mode"), EVERY)
+@pytest.mark.parametrize(("k", "mode"), mostly_full(EVERY, count=4))
 def test_greedy_parity_at_end_of_sequence(oracle: Oracle, client: Client, k: int, mode: str) -> None:
     """EOS inside a proposal, as bonus or correction: the tokens up to it and none after."""
     (eos,) = oracle.eos_token_ids

@@ -10,6 +10,7 @@ from harness.oracle import Ids, Oracle
 from harness.pair import Pair
 from harness.prompts import SOURCE
 from harness.stacks import RunningStack, own_coordinator, sound_stack, together
+from harness.tiers import mostly_full
 from harness.waiting import HANG, until
 from harness.web import connect
 from harness.wire import Line, next_round
@@ -64,7 +65,7 @@ def waits(stack: RunningStack) -> float:
     return http.total("paceline:block_waits_total") + http.total("paceline:num_preemptions_total")
 
 
-@pytest.mark.parametrize(("count", "k"), [(2, 4), (3, 0), (3, 4), (12, 0), (12, 4)])
+@pytest.mark.parametrize(("count", "k"), mostly_full([(12, 4), (3, 0), (2, 4), (3, 4), (12, 0)], count=2))
 def test_requests_that_do_not_fit_together_all_finish(
     small: RunningStack, oracle: Oracle, count: int, k: int
 ) -> None:

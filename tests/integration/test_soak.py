@@ -25,7 +25,7 @@ KINDS = 48
 GROWTH = 0.05
 """Share by which a process may be larger at the end than half-way, when all of its cache was written to."""
 
-pytestmark = pytest.mark.timeout(300 + 3 * SECONDS)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300 + 3 * SECONDS)]
 
 
 @dataclass(frozen=True)

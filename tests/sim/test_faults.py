@@ -6,6 +6,7 @@ A failing seed says how to replay it; PACELINE_SIM_SEEDS=0:5000 runs thousands.
 from __future__ import annotations
 
 import pytest
+from harness.tiers import mostly_full
 
 from tests.sim.scenarios import check_equal, foreseeing_world, random_world
 from tests.sim.world import SimulationError, World, chosen_seeds
@@ -21,12 +22,12 @@ def run_and_check(world: World, seed: int) -> None:
             raise SimulationError(f"{error}\nreplay with PACELINE_SIM_SEEDS={seed}\n{trace}") from None
 
 
-@pytest.mark.parametrize("seed", chosen_seeds(300))
+@pytest.mark.parametrize("seed", mostly_full(chosen_seeds(300), count=60))
 def test_faults_change_no_token(seed: int) -> None:
     run_and_check(random_world(seed), seed)
 
 
-@pytest.mark.parametrize("seed", chosen_seeds(60))
+@pytest.mark.parametrize("seed", mostly_full(chosen_seeds(60), count=20))
 def test_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
     run_and_check(foreseeing_world(seed), seed)
 
@@ -42,7 +43,7 @@ def test_rounds_do_begin_ahead_of_the_verdict(num_drafts: int, share: float) -> 
     assert ahead > share * rounds
 
 
-@pytest.mark.parametrize("seed", chosen_seeds(40))
+@pytest.mark.parametrize("seed", mostly_full(chosen_seeds(40), count=12))
 def test_plain_rounds_that_begin_ahead_of_the_verdict_change_no_token(seed: int) -> None:
     run_and_check(foreseeing_world(seed, num_drafts=0), seed)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import chi_square
+from harness.tiers import mostly_full
 
 from coordinator.round.steps import Steps
 from coordinator.sequence.stats import SpeculationStats
@@ -137,7 +138,7 @@ def check_speculation(world: World) -> None:
     assert sum(stats.num_spec_steps > 1 for stats in stats_of(world)) > N / 20
 
 
-@pytest.mark.parametrize("faults", ["", "dies", "content"])
+@pytest.mark.parametrize("faults", mostly_full(["dies", "content", ""], count=2))
 @pytest.mark.parametrize("mode", [AcceptanceMode.REJECTION, AcceptanceMode.BLOCK])
 def test_the_first_tokens_are_distributed_as_the_target_would(mode: AcceptanceMode, faults: str) -> None:
     world = simulate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from harness.tiers import mostly_full
 
 from paceline.core.errors import ResourceExhaustedError
 from paceline.core.types import SamplingParams
@@ -22,9 +23,10 @@ def counts(world: World) -> tuple[int, int, int]:
     return sum(one.num_preemptions for one in sequences), world.dispatcher.num_preemptions, hits
 
 
-def test_a_crowd_with_too_little_memory_gets_its_tokens() -> None:
+@pytest.mark.parametrize("num_seeds", mostly_full([20, 60], count=1))
+def test_a_crowd_with_too_little_memory_gets_its_tokens(num_seeds: int) -> None:
     preempted = seen = hits = 0
-    for seed in chosen_seeds(60):
+    for seed in chosen_seeds(num_seeds):
         world = crowded_world(seed)
         world.run()
         for client in world.clients:
@@ -32,9 +34,9 @@ def test_a_crowd_with_too_little_memory_gets_its_tokens() -> None:
         here = counts(world)
         preempted, seen, hits = preempted + here[0], seen + here[1], hits + here[2]
     # The runs are about this, so they must have met it.
-    assert preempted > 50
-    assert seen > 20
-    assert hits > 500
+    assert preempted > 0.8 * num_seeds
+    assert seen > 0.3 * num_seeds
+    assert hits > 8 * num_seeds
 
 
 def crowd(blocks: int, count: int, **options: object) -> World:

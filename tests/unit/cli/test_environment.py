@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
 
 
@@ -20,6 +22,7 @@ def test_what_is_not_set_is_set() -> None:
     assert environment == {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS}
 
 
+@pytest.mark.slow
 def test_it_is_set_before_grpc_is_loaded() -> None:
     """An audit hook sees every import, the command's own ones in their order."""
     script = """
@@ -37,6 +40,7 @@ print(seen[0])
     assert printed.stdout.strip() == GRPC_EXPERIMENTS
 
 
+@pytest.mark.slow
 def test_the_pinned_grpc_knows_the_names() -> None:
     """It complains on standard error of an experiment that it does not have."""
     script = "import paceline.cli, grpc; grpc.insecure_channel('127.0.0.1:1').close()"

@@ -154,6 +154,7 @@ def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Connection refused" in err
 
 
+@pytest.mark.slow
 def test_commands_without_a_model_need_no_torch() -> None:
     check = "import sys, paceline.cli.app; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

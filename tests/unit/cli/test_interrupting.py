@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
+
 HANG = 30.0
 ROOT = Path(__file__).parents[3]
 STARTED = """

@@ -10,6 +10,9 @@ import pytest
 
 from paceline.cli.environment import GRPC_EXPERIMENTS, prepare
 
+pytestmark = pytest.mark.slow
+
+
 LINK = "tcp://10.96.1.2:50151"
 PORTS = ["PORT", "HTTP_PORT", "TARGET_PORT", "DRAFT_PORT", "METRICS_PORT"]
 # Refused once all options have been read, before anything is started.

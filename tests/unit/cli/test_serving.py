@@ -16,6 +16,9 @@ from paceline.cli import main
 from paceline.cli.commands.serve import _announce, _checked
 from paceline.supervisor import StackOptions
 
+pytestmark = pytest.mark.slow
+
+
 HANG = 30.0
 PIPES: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 

@@ -12,6 +12,9 @@ import pytest
 from paceline.core.errors import UnavailableError
 from paceline.core.system.own_packages import check_ours
 
+pytestmark = pytest.mark.slow
+
+
 COMMANDS = {
     "coordinator": ["coordinator", "--target", "a:1", "--tokenizer", "embedded:target"],
     "draft_worker": ["draft-worker", "--model", "embedded:draft"],

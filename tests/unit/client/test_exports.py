@@ -81,6 +81,7 @@ def test_both_clients_have_the_same_interface() -> None:
     assert interface(paceline.Client) == interface(paceline.AsyncClient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statement", ["import paceline", "from paceline import *", "import paceline.client"])
 def test_importing_stays_light(statement: str) -> None:
     heavy = ("torch", "numpy", "transformers", "tokenizers")
@@ -89,6 +90,7 @@ def test_importing_stays_light(statement: str) -> None:
     assert json.loads(output) == []
 
 
+@pytest.mark.slow
 def test_importing_the_core_does_not_import_grpc() -> None:
     code = "import paceline, paceline.core.types, sys\nprint('grpc' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

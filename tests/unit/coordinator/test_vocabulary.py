@@ -144,6 +144,7 @@ async def longest_stand_still(vocabulary: Vocabulary, text: str) -> float:
     return longest / (moments[-1] - moments[0])
 
 
+@pytest.mark.slow
 async def test_other_streams_go_on_while_a_long_text_is_tokenised(vocabulary: Vocabulary) -> None:
     """In a thread alone it would keep the interpreter to itself, each time anew.
 

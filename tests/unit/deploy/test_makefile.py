@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[3]
 PYTHON = """#!__EXECUTABLE__
 import shutil, sys

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from harness.tiers import mostly_full
 
 from paceline.core.errors import ResourceExhaustedError
 from paceline.engine.backends.attention import inspect_attention
@@ -57,7 +58,7 @@ class Tree:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("block_size", mostly_full([4, 16], count=1))
 @pytest.mark.parametrize("packed", [False, True], ids=["as loaded", "packed"])
 def test_each_branch_sees_its_own_ancestors_only(
     models: Models, reference: Reference, kind: str, block_size: int, packed: bool

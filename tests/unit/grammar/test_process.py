@@ -21,6 +21,8 @@ from paceline.grammar import process as process_module
 from paceline.grammar.process import CompileProcess, StructureVocabulary
 from tests.unit.grammar.tiny import END, TOKENS, VOCAB, tokenizer_json
 
+pytestmark = pytest.mark.slow
+
 MODEL = StructureVocabulary(VOCAB, (END,))
 GOOD = StructuredOutputs(regex="[ab]+")
 ENDLESS = StructuredOutputs(grammar="start: A\nA: " + " & ".join(f"/(..{{{n}}})*/" for n in range(2, 18)))

@@ -177,12 +177,14 @@ def test_the_document_has_what_changes_nothing_with_these_values(model: Any) -> 
         assert len(values) == len({repr(value).removesuffix(".0") for value in values})
 
 
+@pytest.mark.slow
 def test_the_face_needs_neither_torch_nor_transformers() -> None:
     heavy = ("torch", "transformers", "huggingface_hub")
     code = f"import sys, coordinator.api.http.app; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_coordinator_without_the_face_does_not_load_it() -> None:
     code = "import sys, coordinator.main; sys.exit(any(n in sys.modules for n in ('starlette', 'uvicorn')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -58,6 +58,7 @@ def test_there_is_a_contract() -> None:
     assert [f"paceline/v1/{name}.proto" for name in ("common", "draft", "generation", "target")] == NAMES
 
 
+@pytest.mark.slow
 def test_stubs_are_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make proto` would change nothing."""
     monkeypatch.syspath_prepend(str(ROOT))
@@ -71,6 +72,7 @@ def test_stubs_are_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [path for path in fresh if fresh[path] != committed[path]] == []
 
 
+@pytest.mark.slow
 def test_protolint_passes() -> None:
     protolint = Path(sys.executable).parent / "protolint"
     result = subprocess.run(

@@ -13,6 +13,9 @@ import pytest
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 from paceline.supervisor import ChildFailedError, ChildSpec, ChildStatus, RestartBackoff, Supervisor, children
 
+pytestmark = pytest.mark.slow
+
+
 HANG = 30.0  # seconds after which a test has failed; nothing waits this long when all is well
 READY = '{"event": "ready", "address": "127.0.0.1:5000"}\n'
 WITH_PORTS = READY.replace("}", ', "http_address": "127.0.0.1:5001", "metrics_address": "127.0.0.1:5002"}')

@@ -12,6 +12,9 @@ import pytest
 
 from paceline.supervisor.folders import owned_folder, remove_abandoned
 
+pytestmark = pytest.mark.slow
+
+
 HANG = 30.0
 OWNER = """
 import signal, sys

@@ -11,6 +11,8 @@ from paceline.core.clock import ManualClock
 from paceline.supervisor import ChildStatus, StackConfig, serve_stack
 from paceline.supervisor import stack as stack_module
 
+pytestmark = pytest.mark.slow
+
 
 class FakeSupervisor:
     """Its children are ready after `seconds`."""

@@ -159,6 +159,7 @@ def test_a_client_that_goes_away_is_no_traceback(
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
 
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     code = (
         "import sys, coordinator.main, coordinator.api.http.app, target_worker.main, draft_worker.main;"

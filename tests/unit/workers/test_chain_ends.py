@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.tiers import mostly_full
 
 from paceline.core.errors import InternalError
 from paceline.core.messages import (
@@ -164,7 +165,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 @pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("nothing", NOTHING)
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("k", mostly_full([2, 1], count=1))
 @pytest.mark.parametrize("mode", RATIOS)
 def test_a_token_behind_which_there_is_nothing_comes_as_often_as_in_plain_decoding(
     mode: AcceptanceMode, k: int, nothing: str

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from harness.tiers import mostly_full
 
 from draft_worker.lookahead.fanout import MARGINS, MAX_RANK, WORTH_DRAFTING, FanOut
 from paceline.core.clock import ManualClock
@@ -172,7 +173,7 @@ def check_every_outcome(name: str, mode: AcceptanceMode, steps: int | None, k: i
 @pytest.mark.parametrize("sampling", ["greedy", "warm"])
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, None], ids=lambda s: f"{s} steps ahead")
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", mostly_full([1, 3, 2, 5], count=2))
 def test_every_outcome_gets_the_proposal_it_would_get_anyway(
     sampling: str, mode: AcceptanceMode, steps: int | None, k: int
 ) -> None:
@@ -185,7 +186,7 @@ def test_every_outcome_gets_the_proposal_it_would_get_anyway(
 @pytest.mark.parametrize("mode", AcceptanceMode)
 @pytest.mark.parametrize("skills", [ON_CPU, ON_GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["whole", "stopped"])
-@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("k", mostly_full([3, 2], count=1))
 def test_so_it_does_where_branches_are_chains(
     sampling: str, mode: AcceptanceMode, skills: ChainSkills, stopped: bool, k: int
 ) -> None:
