@@ -1,14 +1,14 @@
-"""Speculative decoding across machines: a draft worker guesses, a target worker verifies.
+"""Speculative decoding across machines: a draft worker proposes tokens, a target worker verifies them.
 
     from paceline import Client, SamplingParams, SpeculationParams
 
-Names load when they are first used, so that importing a part of the package costs that part only.
+Public names are loaded on first use, so that importing a submodule does not load the whole package.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
-"""Type checkers take it for true. `typing` has the same, and takes its time to load."""
+"""Type checkers treat it as true. Defined here because importing `typing` takes time."""
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,7 +1,7 @@
-"""The process of the `paceline` command, also as `python -m paceline`.
+"""Entry point of the `paceline` command and of `python -m paceline`.
 
-Loading the command takes a second. Ctrl-C ends the process meanwhile without a word, as it has done nothing
-yet; so all that is loaded is loaded behind the handler that does so.
+Loading the command takes a second. Until then, Ctrl-C ends the process silently: the handler is installed
+before any other import.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import signal
 
 INTERRUPTED = 130
-"""Exit code, as a shell has it for what SIGINT ended."""
+"""Exit code of shells for a process ended by SIGINT."""
 
 
 def main() -> None:
     """Run one command and exit the process."""
-    # A background job of a shell ignores SIGINT, and goes on doing so.
+    # A shell's background job ignores SIGINT and must continue to do so.
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))

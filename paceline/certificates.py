@@ -1,7 +1,7 @@
-"""A certificate authority and one certificate for each role, as files. Needs `cryptography`.
+"""Creates a certificate authority and a certificate for each role. Requires `cryptography`.
 
-Nothing is overwritten. Keys are for their owner only. A certificate has its role as a DNS name beside the
-hosts it is for (`paceline/rpc/security/auth.py`).
+Existing files are never overwritten. Only the owner can read keys. A certificate contains its role as a DNS
+name, in addition to its hosts (`paceline/rpc/security/auth.py`).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file; fails if there is one."""
+    """Create a file; raises FileExistsError if it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
 
 
 def _save(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-    """NAME.key, then NAME.pem."""
+    """Write NAME.key, then NAME.pem."""
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     _write(folder / f"{name}.key", key.private_bytes(pem, pkcs8, serialization.NoEncryption()), 0o600)
     _write(folder / f"{name}.pem", certificate.public_bytes(pem), 0o644)
 
 
 def _name_of(subject: str) -> x509.Name:
-    """For people to read: nothing is decided by it."""
+    """The display name, which has no technical effect."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
 
 
 def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    """What every certificate has. It is valid from an hour ago: clocks differ."""
+    """The common parts of all certificates. Valid from an hour ago, because clocks differ."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -60,7 +60,7 @@ def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.C
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """An authority signs certificates; all others sign handshakes."""
+    """The authority signs certificates; all others sign handshakes."""
     names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     rest = dict.fromkeys((*names, "encipher_only", "decipher_only"), False)
     signs = signs_certificates
@@ -68,7 +68,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The one that is there, or a new one. It cannot certify further authorities."""
+    """Load or create the authority. It cannot certify further authorities."""
     if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -83,7 +83,7 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
 
 
 def _alternative_name(host: str) -> x509.GeneralName:
-    """An address, else a DNS name."""
+    """An IP address if it parses as one, else a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -93,7 +93,7 @@ def _alternative_name(host: str) -> x509.GeneralName:
 def _certify(
     ca: tuple[ec.EllipticCurvePrivateKey, x509.Certificate], role: str, hosts: list[str], days: int
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """A key and its certificate. Every role but the client's is a server's; all of them call others."""
+    """Create a key and its certificate. All roles are TLS clients; all except `client` are also servers."""
     ca_key, ca_certificate = ca
     key = ec.generate_private_key(ec.SECP256R1())
     names = [PeerRole(role).dns_name, *([] if role == "client" else hosts)]
@@ -113,25 +113,25 @@ def _certify(
 def make_certificates(
     folder: Path, roles: Sequence[str] = (), hosts: Sequence[str] = (), name: str = "", days: int = 365
 ) -> dict[Path, str]:
-    """Write them; the new certificates with their roles.
+    """Write the certificates and return the new files with their roles.
 
     Args:
-        folder: gets `ca.pem` and `ca.key` if it has none, and NAME.pem and NAME.key of each role.
-        roles: all of them if none is given.
-        hosts: names and addresses of the servers, beside `HOSTS`.
-        name: of the files, for a single role; else they have the role's name.
-        days: how long certificates are valid.
+        folder: receives `ca.pem` and `ca.key` unless they exist, and NAME.pem and NAME.key of each role.
+        roles: empty means all.
+        hosts: names and addresses of the servers, in addition to `HOSTS`.
+        name: file name for a single role; the default is the role.
+        days: validity of the certificates.
 
-    Raises InvalidArgumentError naming `role`, `name`, `days` or `folder`; then nothing was written.
+    Raises InvalidArgumentError naming `role`, `name`, `days` or `folder` without writing anything.
     """
     chosen = list(dict.fromkeys(roles)) or list(CERTIFICATE_ROLES)
     for role in chosen:
         if role not in CERTIFICATE_ROLES:
             raise InvalidArgumentError("role", f"must be one of {', '.join(CERTIFICATE_ROLES)}, got {role}")
     if name and len(chosen) != 1:
-        raise InvalidArgumentError("name", "goes with one role")
+        raise InvalidArgumentError("name", "requires exactly one role")
     if name != Path(name).name or name == "ca":
-        raise InvalidArgumentError("name", "must be a plain file name, and not that of the authority")
+        raise InvalidArgumentError("name", "must be a plain file name other than ca")
     if not 1 <= days <= CA_DAYS:
         raise InvalidArgumentError("days", f"must be between 1 and {CA_DAYS}")
     files = {name or role: role for role in chosen}
@@ -142,7 +142,7 @@ def make_certificates(
     if there:
         raise InvalidArgumentError("folder", f"{there[0]} exists")
     if (folder / "ca.pem").exists() != (folder / "ca.key").exists():
-        raise InvalidArgumentError("folder", "ca.pem and ca.key must both be there, or neither")
+        raise InvalidArgumentError("folder", "must contain both ca.pem and ca.key, or neither")
     ca = _authority(folder)
     for each, role in files.items():
         _save(folder, each, *_certify(ca, role, [*HOSTS, *hosts], days))

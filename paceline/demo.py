@@ -1,7 +1,7 @@
-"""`paceline demo`: one completion on this machine, coloured by how each token came about, and its account.
+"""`paceline demo`: streams one completion, coloured by token origin, and compares it with plain decoding.
 
-Everything the table says was measured on the stack that streamed the text: requests with and without
-speculation alternate, after warm-ups of both, so that whatever slows the machine slows both alike.
+All figures are measured on the stack that streamed the text. Requests with and without speculation alternate
+after a warm-up of both, so that a slow phase of the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -54,20 +54,19 @@ _SPECULATIVE: Final = SpeculationParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """What to show."""
+    """Settings of the demo."""
 
     stack: StackConfig = field(
         default_factory=lambda: StackConfig(target_device="cpu", draft_device="cpu", num_speculative_tokens=4)
     )
-    """With a fixed K: a policy that finds the pair not worth drafting with would leave nothing to see. On the
-    CPU, which is there on every machine."""
+    """A fixed K, because automatic K might choose not to draft. On the CPU, which every machine has."""
     prompt: str = DEFAULT_PROMPT
     max_tokens: int = 160
     temperature: float = 0.7
-    """At 0 a model of this size soon repeats itself."""
+    """Not 0, at which a model of this size soon repeats itself."""
     seed: int = 0
     pairs: int = 3
-    """Measured requests with and without speculation, each."""
+    """Number of measured requests with speculation, and as many without."""
     verbose: bool = False
     """Show the processes' logs."""
 
@@ -79,7 +78,7 @@ class DemoConfig:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The same for every request, so that with and without speculation do the same work."""
+        """Parameters of every request, so that both ways do the same work."""
         return SamplingParams(
             temperature=self.temperature, seed=self.seed, max_tokens=self.max_tokens, ignore_eos=True
         )
@@ -87,7 +86,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One request and the seconds the client waited for it."""
+    """One request and its duration at the client."""
 
     result: GenerationResult
     seconds: float
@@ -111,7 +110,7 @@ def run_demo(config: DemoConfig, console: Console) -> None:
             stack = exits.enter_context(serve_stack(config.stack, sink=sink))
         for role in stack.roles:
             console.print(f"  {role:11} pid {stack.pid(role):<7} {stack.address_of(role)}")
-        # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+        # asyncio turns Ctrl-C into a cancellation. A KeyboardInterrupt inside gRPC could make it hang.
         speculative, plain = asyncio.run(_show(stack.address, config, console))
     console.print()
     console.print(comparison(speculative, plain))
@@ -130,13 +129,13 @@ async def _show(address: str, config: DemoConfig, console: Console) -> tuple[lis
 
 
 async def _warm_up(client: AsyncClient, config: DemoConfig) -> None:
-    """First passes allocate, and load code; nobody should measure them."""
+    """Run unmeasured requests, because first passes allocate memory and load code."""
     for speculation in (_SPECULATIVE, _PLAIN):
         await client.generate(config.prompt, config.sampling, speculation=speculation)
 
 
 async def stream_completion(client: AsyncClient, config: DemoConfig, console: Console) -> None:
-    """The completion as it arrives, each token in the colour of its origin."""
+    """Print the completion as it arrives, each token in the colour of its origin."""
     if console.is_terminal and not console.no_color:
         legend = [f"[{STYLES[o]}]{o.value}[/]: {meaning}" for o, meaning in _MEANINGS.items()]
         console.print("\n" + "\n".join(legend))
@@ -151,7 +150,7 @@ async def stream_completion(client: AsyncClient, config: DemoConfig, console: Co
 
 
 class TokenTexts:
-    """What each token adds to the text. A character of several tokens counts for the last of them."""
+    """The text that each token adds. A character of several tokens belongs to the last of them."""
 
     def __init__(self, model: str) -> None:
         from tokenizers.decoders import DecodeStream
@@ -160,14 +159,14 @@ class TokenTexts:
         self._tokenizer = load_tokenizer(model, "target_model")
         self._stream = self._begin()
         self._held: list[int] = []
-        """Tokens without text so far."""
+        """Tokens of an incomplete character."""
 
     def text_of(self, token_id: int) -> str:
         """The text of the next token; empty while a character is incomplete."""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the library's own, for bytes behind which no character can come any more
+        except Exception:  # raised by tokenizers for bytes that cannot become a character
             self._stream = self._begin()
             text = self._tokenizer.decode(self._held)
         if text:
@@ -176,7 +175,7 @@ class TokenTexts:
 
 
 async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measured], list[Measured]]:
-    """Speculative and plain requests, in turns."""
+    """Measure speculative and plain requests in turns."""
     speculative: list[Measured] = []
     plain: list[Measured] = []
     for _ in range(config.pairs):
@@ -188,7 +187,7 @@ async def _measure(client: AsyncClient, config: DemoConfig) -> tuple[list[Measur
 
 
 def comparison(speculative: list[Measured], plain: list[Measured]) -> Table:
-    """With and without speculation, side by side; rates are medians."""
+    """A table with and without speculation; rates are medians."""
     counts = speculative[-1].result.speculative_decoding
     table = Table(title="With and without speculation", box=None, pad_edge=False, title_justify="left")
     table.add_column("")
@@ -213,7 +212,7 @@ def comparison(speculative: list[Measured], plain: list[Measured]) -> Table:
 
 
 def _parts(result: GenerationResult) -> Iterator[tuple[str, float]]:
-    """Where a request's time went, in seconds; the parts add up to the total."""
+    """The parts of a request's time, in seconds; they add up to the total."""
     timings = result.timings
     yield "draft", timings.draft
     yield "target", timings.target
@@ -223,7 +222,7 @@ def _parts(result: GenerationResult) -> Iterator[tuple[str, float]]:
 
 
 def round_account(speculative: GenerationResult, plain: GenerationResult) -> Table:
-    """Milliseconds and share of an average round."""
+    """A table of milliseconds and shares of an average round."""
     table = Table(title="Where the time of a round goes", box=None, pad_edge=False, title_justify="left")
     table.add_column("")
     for name in ("speculative", "share", "plain", "share"):
@@ -240,7 +239,7 @@ def round_account(speculative: GenerationResult, plain: GenerationResult) -> Tab
 
 
 def conclusions(speculative: list[Measured], plain: list[Measured], temperature: float) -> list[str]:
-    """Whether the tokens are the same, and what the theory allows with what was measured."""
+    """Whether the tokens are equal, and the theory's speed-up for the measured values."""
     with_draft, without = speculative[-1].result, plain[-1].result
     pairs = zip(with_draft.token_ids, without.token_ids, strict=False)
     different = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
@@ -258,8 +257,8 @@ def conclusions(speculative: list[Measured], plain: list[Measured], temperature:
     c = with_draft.timings.draft / counts.num_draft_tokens / step if step else 0.0
     return [
         same,
-        f"Theorem 3.8 allows {theory.speedup(alpha, c, k):.2f}× with the measured α = {alpha:.2f}, "
-        f"c = {c:.2f} (drafting that was waited for) and K = {k}; it knows neither the wire nor the price of "
+        f"Theorem 3.8 predicts {theory.speedup(alpha, c, k):.2f}× for the measured α = {alpha:.2f}, "
+        f"c = {c:.2f} (drafting not hidden by lookahead) and K = {k}. It ignores the wire and the cost of "
         "the target's extra rows.",
     ]
 
@@ -267,5 +266,5 @@ def conclusions(speculative: list[Measured], plain: list[Measured], temperature:
 def _why(mode: AcceptanceMode, temperature: float) -> str:
     """Why the tokens of one seed may differ."""
     if mode.facts.shares_noise or temperature == 0:
-        return "other matrix shapes, other last bits of logits"
-    return f"in {mode.value} mode a seed's tokens depend on the rounds, and their distribution does not"
+        return "different matrix shapes round the last bits of logits differently"
+    return f"in {mode.value} mode the tokens of a seed depend on the rounds (their distribution does not)"

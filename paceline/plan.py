@@ -1,4 +1,4 @@
-"""What speculation should bring for given α, c and K: the numbers behind `paceline plan`.
+"""The expected gain of speculation for given α, c and K: the computation of `paceline plan`.
 
 All formulas are those of `paceline.decoding.theory` (Leviathan et al. 2023, section 3).
 """
@@ -20,11 +20,11 @@ class PlanRow:
 
     k: int
     expected_tokens: float
-    """Tokens a round, the next token included."""
+    """Tokens per round, the next token included."""
     speedup: float
     """Over plain decoding (theorem 3.8)."""
     speedup_hidden: float
-    """The same when lookahead hides all of the draft's time: c = 0."""
+    """Speed-up if lookahead hides all drafting: c = 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Plan:
     best_k: int
     best_speedup: float
     improvement_possible: bool
-    """α > c (corollary 3.9, which knows no overhead)."""
+    """α > c (corollary 3.9, which ignores overhead)."""
     oracle_bound: float | None
-    """Speed-up of free drafts that are always just long enough; None where it is infinite."""
+    """Speed-up of free drafts of exactly the accepted length; None if infinite."""
     rows: tuple[PlanRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         return asdict(self)
 
 
@@ -64,11 +64,11 @@ def make_plan(
 
     Args:
         alpha: acceptance rate of one draft token.
-        c: draft time a token over the target's step.
-        k: the number of draft tokens asked about.
-        max_k: the most to consider.
-        overhead: wire and queue time of a round over the target's step; plain decoding does not pay it.
-        row_cost: what each row beyond the first adds to the target's step, as a part of it.
+        c: time per draft token over the target's step.
+        k: number of draft tokens per round.
+        max_k: largest K to consider.
+        overhead: wire and queue time of a round over the target's step; plain decoding has none.
+        row_cost: extra time of each row beyond the first over the target's step.
     """
     _check(0 <= alpha <= 1, "alpha", f"must be in [0, 1], got {alpha}")
     for name, value in (("c", c), ("overhead", overhead), ("row_cost", row_cost)):

@@ -1,7 +1,6 @@
-"""The process of one worker: load, start the engine thread, serve, announce, drain.
+"""The process of a worker: load, start the engine thread, serve, announce, drain.
 
-Draft and target worker differ in their engine and in the service they register; everything around that
-is here, once.
+Draft and target workers differ only in their engine and the registered service.
 """
 
 from __future__ import annotations
@@ -56,52 +55,52 @@ log = logging.getLogger(__name__)
 
 _MIXED_PREFILL_ON_CPU = 16
 CHECK_SECONDS = 1.0
-"""How often a cache's bookkeeping is checked at most, however often somebody asks for its numbers, and then
-only while no sequence is held: no pass runs meanwhile."""
+"""Shortest interval between integrity checks of the cache, which run on a request for the cache's numbers and
+only while no sequence is held, because they block passes."""
 _STOP_SECONDS = 5.0
-"""How long the last step of the engine may take. A supervisor waits for longer."""
+"""Time limit for the engine's last step; shorter than a supervisor's."""
 
 ConfigT = TypeVar("ConfigT", bound=WorkerConfig)
 
 
 class Holder(Engine[Any, Any], Protocol):
-    """An engine that holds sequences, and says what it does."""
+    """An engine that holds sequences and reports to an observer."""
 
     observer: WorkerObserver
     grammars: Grammars | None
 
     @property
     def sequences(self) -> HeldSequences[Any]:
-        """Its sequences."""
+        """The held sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role(Generic[ConfigT]):
-    """What makes a worker a draft or a target worker."""
+    """The differences between draft and target workers."""
 
     name: str
     answers: str
-    """What it does in a round, as spans call it."""
+    """Span name of its part in a round."""
     service: str
     """Full name of the gRPC service, for health checks."""
     load: Callable[[ConfigT], Built]
     """Loads what the engine is made of, on the thread whose device it then works on."""
     make_engine: Callable[[Built, ConfigT, WorkerObserver], Holder]
-    """The parts of an engine keep what the observer has for them: none may replace it later."""
+    """Builds the engine. Its parts keep references into the observer, which must not be replaced later."""
     register: Callable[[WorkerShell, grpc.aio.Server], None]
     frame_codec: FrameCodec
-    """What its stream carries."""
+    """Codec of the frames on its stream."""
 
 
 class WorkerShell:
-    """The loaded model with its engine thread, as the service sees it."""
+    """The loaded model and its engine thread, as used by the service."""
 
     def __init__(self, role: Role[ConfigT], config: ConfigT, spans: Spans | None = None) -> None:
         self._role = role
         self._config = config
         self._instance_id = uuid.uuid4().hex
         self.stopping = asyncio.Event()
-        """Set when streams are to end."""
+        """Set when streams must end."""
         self._built = role.load(config)
         chosen = _for_device(config, self._built.device.type)
         self._engine = role.make_engine(self._built, chosen, WorkerObserver(role.answers, spans))
@@ -111,16 +110,16 @@ class WorkerShell:
         self.thread: EngineThread[Any, Any] = EngineThread(self._engine, f"{role.name}-engine")
         checks = StructureChecks(CompileProcess(lambda: tokenizer_of(self._built.loaded)))
         self.guard = StructureGuard(self.thread, checks, self._engine.grammars)
-        """The engine thread for whoever sends commands."""
+        """The engine thread's interface for streams."""
 
     async def hand_over(self) -> None:
-        """What runs here can run elsewhere: end the streams, so that it does."""
+        """End the streams, so that coordinators move their sequences to other workers."""
         self.stopping.set()
         self.stop_locally()
 
     @contextlib.contextmanager
     def served_locally(self) -> Iterator[None]:
-        """Served at the local socket too, where one is wanted. Raises UnavailableError naming it."""
+        """Also serve the local socket, if configured. Raises UnavailableError naming it."""
         path = self._config.local_socket
         if path:
             server = LocalServer(path, self._instance_id, self.guard, self._role.frame_codec)
@@ -132,13 +131,13 @@ class WorkerShell:
             self.stop_locally()
 
     def stop_locally(self) -> None:
-        """End the streams of the local socket, and remove it."""
+        """End the streams of the local socket and remove it."""
         if self._local is not None:
             self._local.stop()
             self._local = None
 
     async def info(self) -> common_pb2.WorkerInfo:
-        """What this worker is and has; the cache's numbers are read between two steps."""
+        """Description of this worker; the cache's numbers are read between two engine steps."""
         built, config = self._built, self._config
         info = common_pb2.WorkerInfo(
             protocol_version=PROTOCOL_VERSION,
@@ -161,7 +160,7 @@ class WorkerShell:
         return info
 
     def serve_metrics(self) -> MetricsServer | None:
-        """The port of `/metrics`, where one is wanted. Raises UnavailableError when it is taken."""
+        """Serve `/metrics`, if configured. Raises UnavailableError if the port is in use."""
         config = self._config
         if config.metrics_port is None:
             return None
@@ -181,7 +180,7 @@ class WorkerShell:
         return len(self._engine.sequences)
 
     def _cache_info(self) -> common_pb2.CacheInfo:
-        """Raises InternalError when the bookkeeping is damaged."""
+        """Raises InternalError if the cache's bookkeeping is damaged."""
         pool, sequences, now = self._built.pool, self._engine.sequences, monotonic()
         if pool is not None and not len(sequences) and now - self._checked_at >= CHECK_SECONDS:
             check_cache(pool, sequences)
@@ -190,7 +189,7 @@ class WorkerShell:
 
 
 def check_cache(pool: BlockPool, sequences: HeldSequences[Any]) -> None:
-    """Raises InternalError when the bookkeeping of a worker's cache is damaged. Looks at every block."""
+    """Check every block. Raises InternalError if the cache's bookkeeping is damaged."""
     pool.check_integrity()
     if sequences.prefix_index is not None:
         sequences.prefix_index.check_integrity()
@@ -214,9 +213,9 @@ def cache_info(pool: BlockPool | None, sequences: HeldSequences[Any]) -> common_
 
 
 def _for_device(config: ConfigT, device: str) -> ConfigT:
-    """The configuration with what depends on the device filled in.
+    """Fill in defaults that depend on the device.
 
-    On a CPU every row of a pass takes its time; elsewhere some hundred cost little more than one.
+    On a CPU, the time of a pass grows with every row; on a GPU, hundreds of rows cost little more than one.
     """
     chosen = config.max_mixed_prefill_tokens or (_MIXED_PREFILL_ON_CPU if device == "cpu" else 0)
     return replace(config, max_mixed_prefill_tokens=chosen)
@@ -228,10 +227,10 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         leave_with_parent(unless=loaded)
     secret = read_secret(config.worker_secret_file)
     if config.tls is not None:
-        check_files(config.tls)  # before the minutes that loading a model may take
+        check_files(config.tls)  # before loading a model, which may take minutes
     elif not is_loopback(config.host):
-        risk = "can use it" if secret is None else "may read what is sent, the secret as well"
-        log.warning("listening on %s without TLS: whoever reaches it %s", config.host, risk)
+        risk = "can use this worker" if secret is None else "may be able to read all traffic and the secret"
+        log.warning("listening on %s without TLS: anyone on the network %s", config.host, risk)
     spans = make_spans(role.name, config.otlp_traces_endpoint)
     shell = WorkerShell(role, config, spans)
     server = Server(role.name, config.host, config.port, tls=config.tls, secret=secret)
@@ -253,18 +252,16 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
         loaded.set()
         tune_interpreter()
         server.announce(**({} if metrics is None else {"metrics_address": metrics.address}))
-        log.info("%s worker listens on %s", role.name, server.address)
+        log.info("%s worker listening on %s", role.name, server.address)
         if metrics is not None:
-            log.info(
-                "metrics are served on %s", metrics.address, extra=fields(metrics_address=metrics.address)
-            )
+            log.info("serving metrics on %s", metrics.address, extra=fields(metrics_address=metrics.address))
         try:
             await server.run_until_stopped(exit_with_parent=config.exit_with_parent, drain=shell.hand_over)
         finally:
             watcher.cancel()
             expiry.cancel()
             shell.guard.close()
-            shell.stop_locally()  # before all that takes time: nobody answers these streams any more
+            shell.stop_locally()  # first, because these streams are no longer answered
             if not shell.thread.stop(_STOP_SECONDS):
                 _leave_the_engine()
             if metrics is not None:
@@ -272,16 +269,16 @@ async def _serve(role: Role[ConfigT], config: ConfigT) -> None:
             if spans is not None:
                 await asyncio.to_thread(spans.close)
     if server.abandoned:
-        # A worker without its engine thread can only be restarted: the exit code says that it failed.
+        # Only a restart helps without the engine thread, so the exit code must report a failure.
         raise InternalError("the engine thread died")
 
 
 def _leave_the_engine() -> NoReturn:
-    """End the process although its engine thread is stuck.
+    """Exit although the engine thread is stuck.
 
-    Where its supervisor is gone nobody else would, and it would keep its device's memory.
+    Without a supervisor nothing else would end the process, and it would keep its device memory.
     """
-    log.error("the engine thread does not end; the process ends without it")
+    log.error("the engine thread does not end; exiting without it")
     leave(1)
 
 
@@ -290,7 +287,7 @@ def _call_from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], No
 
 
 def run(role: Role[ConfigT], config: ConfigT) -> None:
-    """Serve until told to stop. Raises PacelineError when the worker cannot start."""
+    """Serve until stopped. Raises PacelineError if the worker cannot start."""
     configure_logging(role.name, config.log_format, named_by_parent=config.exit_with_parent)
     take_over_library_logs(quiet=config.log_format == "json")
     event_loop.run(_serve(role, config))

@@ -1,7 +1,7 @@
 """The embedded model pair: `path("target")`, `path("draft")`.
 
-Both folders load with plain `AutoModelForCausalLM` and `AutoTokenizer`; MODEL_CARD.md in this folder
-says what they were trained on and how well the draft predicts the target.
+Both folders load with `AutoModelForCausalLM` and `AutoTokenizer`. MODEL_CARD.md describes their training and
+how well the draft predicts the target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceline.core.errors import InvalidArgumentError
 
 _PREFIX: Final = "embedded:"
 MAX_SCALE: Final = 64
-"""Of `embedded:target@N`: 1.3 billion parameters."""
+"""Largest N of `embedded:target@N`: 1.3 billion parameters."""
 
 
 def path(role: str) -> Path:
@@ -24,16 +24,16 @@ def path(role: str) -> Path:
 
 
 def resolve(model: str, field: str = "model") -> str:
-    """`embedded:target`, `embedded:target@N` and `embedded:draft` as folders; every other name as it is.
+    """The folder of `embedded:target`, `embedded:target@N` or `embedded:draft`; other names are unchanged.
 
-    Raises InvalidArgumentError naming `field` for an embedded model that is not there.
+    Raises InvalidArgumentError naming `field` for an unknown embedded model.
     """
     if not model.startswith(_PREFIX):
         return model
     role, _, scale = model.removeprefix(_PREFIX).partition("@")
     if role not in ("target", "draft"):
         known = f"{_PREFIX}target and {_PREFIX}draft"
-        raise InvalidArgumentError(field, f"{model} is unknown: {known} come with Paceline")
+        raise InvalidArgumentError(field, f"{model} is unknown; the embedded models are {known}")
     if "@" in model:
         if role != "target":
             raise InvalidArgumentError(field, f"{model}: only {_PREFIX}target can be scaled")
@@ -43,6 +43,6 @@ def resolve(model: str, field: str = "model") -> str:
 
 
 def scale_of(model: str) -> int:
-    """N of `embedded:target@N`, a target with N times the parameters and the same tokens; else 1."""
+    """N of `embedded:target@N`, which has N times the parameters and generates the same tokens; else 1."""
     _, at, scale = model.partition("@")
     return int(scale) if model.startswith(_PREFIX) and at else 1

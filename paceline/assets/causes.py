@@ -1,7 +1,6 @@
-"""Why a model's files could not be loaded, from what a library raised: known causes in
-our words, all else whole.
+"""Explains library errors about a model's files: known causes in clear words, others unchanged.
 
-Libraries say it over several lines, of which each alone may mean little, and with their own arguments' names.
+Library messages span several lines and mention the library's own argument names.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from paceline.core.errors import in_one_line
 _CAUSES: Final = (
     (
         r"trust_remote_code",
-        "comes with code of its own, which is not run unless trust_remote_code allows it; read it first",
+        "contains its own code, which only runs if trust_remote_code allows it; review the code first",
     ),
     (
         r"gated repo",
-        "is gated: accept its terms on the hub, and set the variable HF_TOKEN to a token of yours",
+        "is gated: accept its terms on the hub, and set the variable HF_TOKEN to your token",
     ),
     (
         r"not a valid model identifier|Repository Not Found|RepositoryNotFound",
-        "is no folder here, and the hub has no such model, or none that HF_TOKEN may see",
+        "is not a folder, and the hub has no such model that HF_TOKEN may access",
     ),
     (
         r"couldn't connect|LocalEntryNotFound|offline mode|Name or service not known|ConnectError",
-        "is no folder here and not among the files that were fetched before, and the hub cannot be reached",
+        "is not a folder and not in the download cache, and the hub cannot be reached",
     ),
     (
         r"model type `([^`]*)` but Transformers does not recognize",
-        r"has the model type \1, which this version of transformers does not know; a newer one may",
+        r"has the model type \1, which is unknown to this version of transformers; try a newer one",
     ),
     (
         r"instantiate the backend tokenizer|Can't load tokenizer|EntryNotFound.*tokenizer\.json",
-        "has no tokenizer that can be read; copy the files that it came with (tokenizer.json, …)",
+        "has no readable tokenizer; copy its tokenizer files (tokenizer.json, …)",
     ),
 )
-"""What such an error says somewhere, and what it means for the model whose name is put before it."""
+"""A pattern in the error's text, and its explanation, which follows the model's name."""
 
 
 def cause_of(name: str, failed: str, error: BaseException) -> str:
-    """The whole sentence: `name` and a known cause, or `name`, what `failed`, and all that `error` says."""
+    """`name` and a known cause, else `name`, `failed` and the text of `error`."""
     said = f"{type(error).__name__}: {error}"
     for pattern, meaning in _CAUSES:
         match = re.search(pattern, said, re.DOTALL)

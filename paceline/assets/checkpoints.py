@@ -1,4 +1,4 @@
-"""What a model's name stands for, as far as this machine can tell before any library is loaded."""
+"""Local checks of a model's name and folder, before any library is loaded."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TOKENIZER_FILES: Final = (
     "vocab.txt",
     "spiece.model",
 )
-"""What a folder has at least one of, if transformers can make a tokenizer from it."""
+"""transformers needs at least one of these files to build a tokenizer."""
 
 
 def check_model(field: str, name: str) -> None:
-    """Raises InvalidArgumentError naming `field` for a name that cannot be a model: a path where nothing is,
-    a folder that lacks a part of a model, a name that no hub has. A hub id passes: only the hub knows it."""
+    """Raises InvalidArgumentError naming `field` for a missing path, an incomplete folder or an invalid hub
+    id. Valid hub ids pass, because only the hub knows whether they exist."""
     folder = Path(assets.resolve(name, field))
     if folder.is_dir():
         _check_folder(field, folder)
@@ -32,7 +32,7 @@ def check_model(field: str, name: str) -> None:
 
 
 def check_tokenizer(field: str, name: str) -> None:
-    """The same for a coordinator's tokenizer: such a folder, or a tokenizer.json itself."""
+    """As check_model, for a coordinator's tokenizer: a folder with tokenizer.json, or that file."""
     path = Path(assets.resolve(name, field))
     if path.is_dir():
         if not (path / "tokenizer.json").is_file():
@@ -42,37 +42,35 @@ def check_tokenizer(field: str, name: str) -> None:
 
 
 _FAST: Final = (
-    "`AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)` of transformers writes one where the "
-    "model has a tokenizer of that kind"
+    "`AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)` of transformers writes one if the model's "
+    "tokenizer supports it"
 )
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name is meant for the disk: hub ids are a word, or two with a slash between them."""
+    """Whether a name is meant as a path: a hub id is a word, or two with a slash between them."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or Path(name).exists()
 
 
 def _check_absent(field: str, name: str, kind: str) -> None:
-    """Of a name under which there is no such thing on the disk."""
+    """Raises for a name that is not on the disk, unless it is a valid hub id."""
     if looks_like_a_path(name):
         raise InvalidArgumentError(field, _why_absent(name, kind))
     if not _HUB_ID.fullmatch(name):
-        raise InvalidArgumentError(
-            field, f"{name!r} is no {kind} here and no hub id, which looks like owner/name"
-        )
+        raise InvalidArgumentError(field, f"{name!r} is neither a {kind} nor a hub id (owner/name)")
 
 
 def _why_absent(name: str, kind: str) -> str:
     path = Path(name)
     if name.startswith("~"):
-        return f"{name}: the shell expands ~ only where a word begins with it; write {path.expanduser()}"
+        return f"{name}: the shell expands ~ only at the beginning of a word; use {path.expanduser()}"
     if path.is_file():
         return f"{name} is a file; a model is a folder with config.json and safetensors"
     there = path.absolute()
     while not there.exists():
         there = there.parent
     at = "" if path.is_absolute() else f" in {Path.cwd()}"
-    return f"{name}: there is no such {kind}{at}; what exists of the path is {there}"
+    return f"{name}: no such {kind}{at}; the path exists up to {there}"
 
 
 def _check_folder(field: str, folder: Path) -> None:
@@ -83,11 +81,11 @@ def _check_folder(field: str, folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             raise lacks("is an adapter, not a model: merge it into its base model's weights first")
         if any(folder.glob("*.gguf")):
-            raise lacks("holds a model as GGUF, which is not served; take its original safetensors")
-        raise lacks("has no config.json, so it is no model's folder")
+            raise lacks("contains a GGUF model, which is not supported; use its original safetensors")
+        raise lacks("has no config.json, so it is not a model's folder")
     if not any(folder.glob("*.safetensors")):
         if any((*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"))):
-            raise lacks("has its weights as pickles, which are never loaded; save them as safetensors")
+            raise lacks("has pickled weights, which are never loaded; save them as safetensors")
         raise lacks("has no weights (*.safetensors)")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise lacks("has no tokenizer; copy the files that its tokenizer came with (tokenizer.json, …)")
+        raise lacks("has no tokenizer; copy its tokenizer files (tokenizer.json, …)")

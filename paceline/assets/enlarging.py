@@ -1,4 +1,4 @@
-"""A Llama model in a larger shape that computes the same function."""
+"""Copies a Llama model into a larger shape that computes the same function."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from transformers import LlamaForCausalLM
 
 
 def put_into(large: LlamaForCausalLM, small: LlamaForCausalLM) -> None:
-    """Copy `small` into `large`, which has at least as many layers, and neurons in each.
+    """Copy `small` into `large`, which has at least as many layers and neurons per layer.
 
-    What the added ones write into the residual stream becomes zero; what they read stays as it is. The caller
-    switches gradients off.
+    Output weights of the added parts are set to zero; their input weights are unchanged. The caller must
+    disable gradients.
     """
     large.model.embed_tokens.load_state_dict(small.model.embed_tokens.state_dict())
     large.model.norm.load_state_dict(small.model.norm.state_dict())

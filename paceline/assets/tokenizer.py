@@ -1,4 +1,4 @@
-"""A model's tokenizer, by the name that the model goes by."""
+"""Loading a model's tokenizer by the model's name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(name: str, field: str) -> Tokenizer:
-    """From a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError naming `field`.
+    """Load from a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError naming `field`.
 
-    Texts are read whole, as transformers reads them unless it is told otherwise: truncation and padding that
-    a tokenizer.json asks for were of its training.
+    Truncation and padding in a tokenizer.json were for training and are switched off, as in transformers.
     """
     from tokenizers import Tokenizer
 
@@ -26,9 +25,7 @@ def load_tokenizer(name: str, field: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception
-        raise InvalidArgumentError(
-            field, cause_of(name, "has no tokenizer.json that can be loaded", error)
-        ) from error
+        raise InvalidArgumentError(field, cause_of(name, "has no loadable tokenizer.json", error)) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,9 +1,9 @@
-"""`paceline bench`: arms side by side in one run, on the same prompts and checkpoints.
+"""`paceline bench`: compares ways of decoding (arms) in one run, on the same prompts and checkpoints.
 
     config ─▶ arms ─▶ services + peer ─▶ measuring ─▶ cells ─▶ figures ─▶ table · record (JSON)
 
-Arms alternate prompt by prompt, so that a slow moment of the machine hits all of them, and ratios are
-medians over the pairs of runs that did the same work.
+Arms alternate prompt by prompt, so that a slow phase of the machine affects all of them. Ratios are medians
+over pairs of runs that did the same work.
 """
 
 from paceline.bench.config import FULL, QUICK, BenchConfig

@@ -1,4 +1,4 @@
-"""Which ways of decoding a run compares."""
+"""The ways of decoding that a run compares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.core.validation import AUTO, DraftTokens
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of decoding. All but the name are Paceline's; a peer has a name only."""
+    """One way of decoding. Fields other than the name apply to Paceline; a peer has only a name."""
 
     name: str
     k: DraftTokens | None = None
@@ -25,36 +25,36 @@ class Arm:
 
 
 PLAIN = Arm("plain", 0)
-"""K = 0 through the same service."""
+"""K = 0 in the same service."""
 AGAIN = Arm("plain, again", 0, lookahead=True)
-"""The same through another coordinator: by so much ratios of this run differ from 1 for no reason."""
+"""K = 0 in another coordinator: its ratio to PLAIN shows the noise of the run."""
 
 
 def drafting(k: DraftTokens, *, lookahead: bool) -> Arm:
-    """K draft tokens in every round; `lookahead` drafts ahead of the verdict."""
+    """K draft tokens in every round, with or without drafting ahead of the verdict."""
     return Arm(f"{'lookahead' if lookahead else 'speculative'}, K={k}", k, lookahead)
 
 
 def fixed(config: BenchConfig) -> list[Arm]:
-    """Every fixed K beside which the service's own choice is seen, plain decoding first."""
+    """Every fixed K to compare automatic K with, plain decoding first."""
     return [PLAIN, *(drafting(k, lookahead=config.drafts_ahead) for k in config.k)]
 
 
 def automatic(config: BenchConfig) -> Arm:
-    """The service chooses K, and drafts ahead where it does so by itself; the draft alone proposes."""
+    """Automatic K, with default lookahead and without prompt lookup."""
     return drafting(AUTO, lookahead=config.drafts_ahead)
 
 
 def served(config: BenchConfig) -> Arm:
-    """The service as it comes: besides that it copies from the text."""
+    """The service with default settings: automatic K with prompt lookup."""
     return Arm("as served", AUTO, config.drafts_ahead, prompt_lookup=True)
 
 
 def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
-    """Paceline's arms in the order they run, as a ring.
+    """Paceline's arms in the order of a ring.
 
-    At one request each K drafts without lookahead and with it. At several, plain decoding runs twice,
-    half-way round from each other, so that no arm is far from both.
+    At concurrency 1, each K runs without and with lookahead. At higher concurrency, plain decoding runs at
+    two opposite points of the ring, so that every arm is close to one of them.
     """
     chosen = [automatic(config), served(config)]
     if concurrency == 1:
@@ -65,6 +65,6 @@ def paceline_arms(config: BenchConfig, concurrency: int) -> list[Arm]:
 
 
 def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
-    """The arms beginning with another one each time: none always runs after the same neighbour's start."""
+    """The arms rotated by `by`, so that each workload starts with a different arm."""
     start = by % len(arms)
     return [*arms[start:], *arms[:start]]

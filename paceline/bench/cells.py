@@ -1,4 +1,4 @@
-"""What was measured of one arm at one temperature and concurrency, and ratios between two of them."""
+"""Measurements of one arm at one temperature and concurrency, and ratios between two arms."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.core.types import TokenOrigin
 from paceline.decoding import theory
 
 Place = tuple[int, int]
-"""(repeat, workload): runs of two arms at the same place did the same work, one shortly after the other."""
+"""(repeat, workload): two arms at the same place did the same work shortly after each other."""
 
 PARTS = ("draft", "target", "queue", "wire", "coordinator")
-"""Of a round's time, named as in the client's timings."""
+"""Parts of a round's time, named as in the client's timings."""
 _COUNTED = (
     "num_rounds",
     "num_spec_steps",
@@ -29,7 +29,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and quartiles. One value is its own quartiles."""
+    """Median and quartiles. A single value equals its quartiles."""
 
     median: float
     q1: float
@@ -37,7 +37,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """From at least one value."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
@@ -57,7 +57,7 @@ class Counts:
     num_lookahead_hits: int = 0
     num_prompt_lookups: int = 0
     num_rejected_draft_tokens: int = 0
-    """Proposals that were not accepted whole: what follows a rejected token was not judged."""
+    """Rejected draft tokens: at most one per round, because tokens after it are not verified."""
     draft: float = 0.0
     target: float = 0.0
     queue: float = 0.0
@@ -78,42 +78,42 @@ class Counts:
                 setattr(self, name, getattr(self, name) + getattr(source, name))
 
     def __sub__(self, other: Counts) -> Counts:
-        """What is left without a part of it."""
+        """The difference of all sums."""
         return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     @property
     def alpha(self) -> float | None:
-        """The theory's: accepted over judged; None when nothing was judged."""
+        """Accepted over verified draft tokens, as in the theory; None without verified tokens."""
         return theory.measured_alpha(self.num_accepted_draft_tokens, self.num_rejected_draft_tokens)
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of proposals that were there when the verdict came; None without a proposal."""
+        """Share of proposals ready when the verdict arrived; None without proposals."""
         return _share(self.num_lookahead_hits, self.num_spec_steps)
 
     @property
     def tokens_per_round(self) -> float | None:
-        """None without a round."""
+        """None without rounds."""
         return _share(self.completion_tokens, self.num_rounds)
 
     @property
     def parts(self) -> dict[str, float]:
-        """Mean seconds of each part of a round."""
+        """Mean seconds per round of each part."""
         return {name: _share(getattr(self, name), self.num_rounds) or 0.0 for name in PARTS}
 
     @property
     def seconds_per_round(self) -> float | None:
-        """All parts together."""
+        """Mean seconds per round, all parts together."""
         return _share(self.total, self.num_rounds)
 
     @property
     def draft_seconds_per_token(self) -> float | None:
-        """Draft compute that rounds waited for, per draft token; None when nothing was drafted."""
+        """Draft compute that rounds waited for, per draft token; None if nothing was drafted."""
         return _share(self.draft, self.num_draft_tokens)
 
     @property
     def coordinator_and_wire_share(self) -> float | None:
-        """Of the rounds' time: queue, wire and coordinator."""
+        """Share of queue, wire and coordinator in the rounds' time."""
         return _share(self.queue + self.wire + self.coordinator, self.total)
 
 
@@ -131,25 +131,25 @@ class Cell:
     rates: dict[Place, float] = field(default_factory=dict)
     """Tokens per second of each run, over all clients."""
     decode_rates: dict[Place, float] = field(default_factory=dict)
-    """The same from the first token on; only of Paceline's arms at one request."""
+    """Tokens per second after the first token; only for Paceline's arms at concurrency 1."""
     client_cpu: list[float] = field(default_factory=list)
-    """Share of each run in which the measuring process kept a core busy; a peer computes in it."""
+    """CPU time of the measuring process over the time of each run; a peer computes in this process."""
     counts: Counts = field(default_factory=Counts)
     opening: Counts = field(default_factory=Counts)
-    """Of the same requests again, stopped after their first token; only of Paceline's arms at one request."""
+    """Sums over the same requests with one token; only for Paceline's arms at concurrency 1."""
 
     @property
     def tokens_per_second(self) -> Spread:
-        """Over all runs."""
+        """Spread over all runs."""
         return Spread.of(list(self.rates.values()))
 
     @property
     def decoding(self) -> Counts:
-        """All rounds but each request's first one, which reads the prompt, where the opening was measured."""
+        """Sums without the first round of each request, which reads the prompt, if `opening` was measured."""
         return self.counts - self.opening
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         own: dict[str, Any] = {}
         if not self.arm.is_peer:
             own = {
@@ -188,13 +188,13 @@ Cells = Mapping[tuple[Arm, float, int], Cell]
 
 
 def cells_at(cells: Cells, temperature: float, concurrency: int) -> list[Cell]:
-    """All arms there."""
+    """The cells of all arms at this temperature and concurrency."""
     return [c for c in cells.values() if (c.temperature, c.concurrency) == (temperature, concurrency)]
 
 
 def pooled(cells: Sequence[Cell]) -> Cell:
-    """Of arms that do the same: the first one's cell, with the mean rate of all of them at every place that
-    all were measured at. Its counts and times stay those of the first."""
+    """Merge cells of equivalent arms: the first cell, with the mean rate at every place that all cells have.
+    Counts and times are those of the first."""
     first = cells[0]
     places = [place for place in first.rates if all(place in cell.rates for cell in cells)]
     return replace(first, rates={p: statistics.fmean(cell.rates[p] for cell in cells) for p in places})
@@ -202,7 +202,7 @@ def pooled(cells: Sequence[Cell]) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the ratios of rates place by place, with quartiles."""
+    """Median and quartiles of the ratios of rates at the same places."""
 
     value: float
     q1: float
@@ -212,12 +212,12 @@ class Ratio:
 
     @classmethod
     def between(cls, of: Cell, to: Cell) -> Ratio:
-        """Of whole requests."""
+        """Ratio for whole requests."""
         return cls._paired(of, of.rates, to, to.rates)
 
     @classmethod
     def decoding(cls, of: Cell, to: Cell) -> Ratio:
-        """From the first token on: what speculation makes faster, however long the prompt is."""
+        """Ratio after the first token: the part that speculation accelerates, independent of the prompt."""
         return cls._paired(of, of.decode_rates, to, to.decode_rates)
 
     @classmethod
@@ -228,5 +228,5 @@ class Ratio:
         return cls(spread.median, spread.q1, spread.q3, of.arm.name, to.arm.name)
 
     def over(self, divisor: float, name: str) -> Ratio:
-        """This ratio over what `name` says it should be."""
+        """This ratio divided by the value predicted by `name`."""
         return replace(self, value=self.value / divisor, q1=self.q1 / divisor, q3=self.q3 / divisor, to=name)

@@ -1,4 +1,4 @@
-"""What to measure: frozen, validated when built."""
+"""Settings of a benchmark run: frozen, validated on construction."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ def _check(condition: bool, name: str, message: str) -> None:
 
 
 def _check_list(name: str, values: Collection[object]) -> None:
-    _check(bool(values), name, "needs at least one value")
-    _check(len(set(values)) == len(values), name, "has a value twice")
+    _check(bool(values), name, "must have at least one value")
+    _check(len(set(values)) == len(values), name, "has a repeated value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """One run."""
+    """Settings of one run."""
 
     target_model: str = "embedded:target@7"
-    """The heavy one: passes of the small target are so short that messages decide."""
+    """Enlarged by default, because passes of the small target are so short that messaging dominates."""
     draft_model: str = "embedded:draft"
     device: str = "auto"
-    """Of all models, ours and the peers'."""
+    """Device of all models, including the peers'."""
     draft_device: str | None = None
-    """Of our draft; None is that of the others."""
+    """Device of Paceline's draft; None takes `device`."""
     dtype: str = "auto"
     threads: int = 1
-    """CPU threads of each model, ours and the peers'."""
+    """CPU threads of each model, including the peers'."""
     temperature: tuple[float, ...] = (0.0, 1.0)
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     k: tuple[int, ...] = (4, 8, 2)
-    """Fixed K beside 0; transformers' assisted generation has the first one."""
+    """Fixed values of K, in addition to 0; transformers' assisted generation uses the first."""
     max_tokens: int = 128
-    """Of each request; on average where there are several at a time."""
+    """Tokens of each request; the average with several requests at a time."""
     repeats: int = 2
-    """Measured runs of every arm over every workload, but for peers, which take part in the first; what warms
-    up is not among them."""
+    """Measured runs of every arm on every workload, after warm-up; peers run once."""
     prompts: int = len(PROMPTS)
-    """How many of the prompts; one request at a time runs each of them singly."""
+    """Number of prompts; at concurrency 1, each is a separate workload."""
     peers: bool = True
 
     def __post_init__(self) -> None:
@@ -62,7 +61,7 @@ class BenchConfig:
             device("draft_device", self.draft_device)
         _check(self.dtype in DTYPES, "dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype}")
         _check(self.threads >= 1, "threads", f"must be at least 1, got {self.threads}")
-        _check(self.max_tokens >= 2, "max_tokens", "must be at least 2: rates count from the first token on")
+        _check(self.max_tokens >= 2, "max_tokens", "must be at least 2: rates exclude the first token")
         for value in self.temperature:
             SamplingParams(temperature=value, max_tokens=self.max_tokens)
         for k in self.k:
@@ -83,31 +82,31 @@ class BenchConfig:
 
     @property
     def measures_load(self) -> bool:
-        """Several requests at a time, in a part of the run or all of it."""
+        """True if some workload has several requests at a time."""
         return max(self.concurrency) > 1
 
     @property
     def longest_answer(self) -> int:
-        """Tokens, at most: answers differ in length where there are several at a time."""
+        """Most tokens of an answer: lengths vary with several requests at a time."""
         return self.max_tokens + (int(self.max_tokens * LENGTH_SPREAD) if self.measures_load else 0)
 
     @property
     def measures_peers(self) -> bool:
-        """They decode one request at a time."""
+        """True if peers are measured. They decode one request at a time."""
         return self.peers and 1 in self.concurrency
 
     @property
     def drafts_ahead(self) -> bool:
-        """True where `paceline serve` drafts ahead by itself: K is chosen there as its users get it."""
+        """True if `paceline serve` drafts ahead by default on these devices; automatic K is measured so."""
         serving = StackConfig(target_device=self.device, draft_device=self.device_of_draft)
         return serving.draft_config.lookahead_branches > 0
 
     @property
     def device_of_draft(self) -> str:
-        """What `draft_device` says, or what it is if not given."""
+        """Device of Paceline's draft."""
         return self.device if self.draft_device is None else self.draft_device
 
 
 FULL = BenchConfig()
 QUICK = replace(FULL, concurrency=(1,), k=(4,), max_tokens=40, prompts=2)
-"""The ratios at one request, in a few minutes."""
+"""Only the ratios at one request at a time; takes a few minutes."""

@@ -1,9 +1,9 @@
-"""From cells to what they mean: ratios of rates, and the figures of the theory beside them.
+"""Figures computed from cells: ratios of rates, and predictions of the theory.
 
-Theory is Leviathan et al. 2023, section 3: alpha is the acceptance of a draft token that was judged, c the
-draft's compute of one token over the target's plain step, both measured without lookahead, because the
-theorem knows a draft that runs before its verification, not beside it. It knows no prompt either: times and
-speed-ups that are set beside it leave the round that reads the prompt out.
+The theory is Leviathan et al. 2023, section 3: alpha is the acceptance rate of verified draft tokens, c the
+draft's compute per token over the target's plain step. Both are measured without lookahead, because the
+theorem assumes that drafting precedes verification. It also ignores prompts: times and speed-ups compared
+with it exclude the round that reads the prompt.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from paceline.decoding import theory
 
 GENERATE = "transformers generate"
 ASSISTED = "transformers assisted generation"
-"""Every peer arm whose name begins so counts; the fastest one is the ratio's divisor."""
+"""Prefixes of peer arms; the fastest matching arm is the ratio's divisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFigures:
-    """What K draft tokens a round bring one request. None: nothing was drafted, or no peer measured."""
+    """Effect of K draft tokens per round on one request. None: nothing was drafted, or no peer was measured."""
 
     temperature: float
     k: int
     speculative_over_plain: Ratio
-    """With lookahead, from the first token on."""
+    """With lookahead, after the first token."""
     lookahead_over_without: Ratio
-    """From the first token on."""
+    """After the first token."""
     over_generate: Ratio | None
-    """Whole requests, as peers are measured."""
+    """For whole requests, as peers are measured."""
     over_assisted_generation: Ratio | None
     measured_over_theory: Ratio | None
     """`speculative_over_plain` over `predicted`."""
     alpha: float | None
-    """Accepted over judged draft tokens, without lookahead."""
+    """Accepted over verified draft tokens, without lookahead."""
     c: float | None
-    """Draft compute of one draft token over the target's plain step, without lookahead."""
+    """Draft compute per draft token over the target's plain step, without lookahead."""
     predicted: float | None
     """Speed-up by theorem 3.8 from alpha, c and K."""
     predicted_with_costs: float | None
-    """The theorem's tokens of a round, over what a round with lookahead takes in plain rounds: with what
-    lookahead hides, and the target's rows, queue, wire and coordinator in it."""
+    """The theorem's tokens per round, divided by the measured time of a round with lookahead over that of a
+    plain round. That time includes the target's rows, queue, wire and coordinator, but not hidden
+    drafting."""
     hit_rate: float | None
-    """Rounds whose proposal was there when the verdict came, over rounds with a proposal."""
+    """Rounds whose proposal was ready when the verdict arrived, over rounds with a proposal."""
     verification_over_step: float | None
-    """Target compute that a round with K draft tokens waits for, over a plain step, without lookahead; the
-    theorem takes it to be 1. A row that was computed ahead is not in it."""
+    """Target compute of a round with K draft tokens over a plain step, without lookahead; 1 in the theorem.
+    Rows computed in advance are excluded."""
     coordinator_and_wire_share: float | None
-    """Queue, wire and coordinator, of the time of a round with lookahead."""
+    """Share of queue, wire and coordinator in the time of a round with lookahead."""
     target_step_seconds: float
     """Target compute of one plain round."""
     bandwidth_floor_seconds: float
-    """The time to read all weights of the target once at the measured bandwidth."""
+    """Time to read all weights of the target once at the measured bandwidth."""
 
 
 def speculation(cells: Cells, temperature: float, k: int, floor_seconds: float) -> SpeculationFigures:
-    """Of cells at one request; `floor_seconds` is the target's bandwidth floor."""
+    """Figures from the cells at concurrency 1; `floor_seconds` is the target's bandwidth floor."""
     plain = cells[arms.PLAIN, temperature, 1]
     without, ahead = (cells[arms.drafting(k, lookahead=x), temperature, 1] for x in (False, True))
     step = plain.decoding.parts["target"]
@@ -88,19 +89,19 @@ def speculation(cells: Cells, temperature: float, k: int, floor_seconds: float) 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What users get who fix nothing, of whole requests."""
+    """The service with default settings, for whole requests."""
 
     temperature: float
     concurrency: int
     served_over_plain: Ratio
     auto_over_best_fixed: Ratio
-    """K chosen, without copies from the text, over the fastest fixed K, 0 among them."""
+    """Automatic K, without prompt lookup, over the fastest fixed K including 0."""
     plain_over_itself: Ratio | None
-    """What the other two would be of arms that do the same; None at one request."""
+    """Noise of the other two ratios: a ratio between equivalent arms. None at concurrency 1."""
 
 
 def service(cells: Cells, config: BenchConfig, temperature: float, concurrency: int) -> Service:
-    """Of cells at that many requests at a time."""
+    """Figures from the cells at this concurrency."""
 
     def of(arm: arms.Arm) -> Cell:
         return cells[arm, temperature, concurrency]
@@ -118,8 +119,8 @@ def service(cells: Cells, config: BenchConfig, temperature: float, concurrency: 
 
 
 def base_of(cells: Cells, temperature: float, concurrency: int) -> Cell:
-    """Plain decoding: of both arms where there are two, since one run of many requests differs from the next
-    by a tenth."""
+    """Plain decoding, averaged over its two arms if both exist, because runs with many requests differ by
+    about 10 %."""
     plain = cells[arms.PLAIN, temperature, concurrency]
     again = cells.get((arms.AGAIN, temperature, concurrency))
     return pooled([plain, again]) if again else plain

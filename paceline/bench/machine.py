@@ -1,4 +1,4 @@
-"""What was measured on: processor, versions, and how fast memory is read."""
+"""The machine: processor, versions and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine and the versions that ran on it."""
+    """The machine and the package versions."""
 
     processor: str
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     core_quota: float | None
-    """For how many of them its control groups, a container's among them, give it time; None is no bound."""
+    """CPU quota of the control groups (such as a container's), in cores; None is no bound."""
     python: str
     packages: dict[str, str]
 
     @classmethod
     def here(cls) -> Machine:
-        """This one."""
+        """This machine."""
         quota = core_quota()
         return cls(
             processor=_processor(),
@@ -46,15 +46,15 @@ class Machine:
 
     @property
     def cores_in_words(self) -> str:
-        """How many, and for how many of them there is time where that is less."""
+        """Number of cores, and the CPU quota if it is lower."""
         quota = self.core_quota
-        bound = "" if quota is None or quota >= self.cores else f" (time for {quota:g})"
+        bound = "" if quota is None or quota >= self.cores else f" (CPU quota {quota:g})"
         return f"{self.cores} cores{bound}"
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """One of the models as its worker described it, and what its device is."""
+    """A model as reported by its worker, and the name of its device."""
 
     name: str
     device: str
@@ -62,11 +62,11 @@ class MeasuredModel:
     dtype: str
     num_parameters: int
     weight_bytes: int
-    """Bytes of weights that a decode step reads."""
+    """Bytes of weights read by one decode step."""
 
     @classmethod
     def of(cls, info: WorkerInfo) -> MeasuredModel:
-        """From what a worker says of itself."""
+        """From a worker's report."""
         where = info.device, _device_name(info.device)
         return cls(info.model, *where, info.dtype, info.num_parameters, info.weight_bytes)
 
@@ -93,8 +93,8 @@ def read_bandwidth(device: str, threads: int, num_bytes: int | None = None) -> f
 
     Args:
         device: "cpu" or a CUDA device.
-        threads: that compute on a CPU; as many as the model has.
-        num_bytes: the array's size; by default far more than any cache holds.
+        threads: CPU threads, as many as the model has.
+        num_bytes: size of the array; by default far larger than any cache.
     """
     import torch
 

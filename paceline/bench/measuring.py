@@ -1,4 +1,4 @@
-"""Running the arms in turns, and keeping what they did in cells."""
+"""Runs the arms in turns and collects their measurements in cells."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from paceline.client import AsyncClient, SpeculationParams
 from paceline.core.validation import AUTO
 
 _WARM_UP_TOKENS = 16
-_LEARNING_RUNS = 4  # at several requests at a time: what a service tries at a new load is in the first ones
+_LEARNING_RUNS = 4  # unmeasured runs at several requests at a time: the service explores a new load first
 _SEEDS_A_RUN = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Of the coordinators, named as in `Services`."""
+    """Clients of the coordinators, named as in `Services`."""
 
     lookahead: AsyncClient
     without: AsyncClient
     choosing: AsyncClient
 
     def of(self, arm: Arm) -> AsyncClient:
-        """Whom an arm asks."""
+        """The client for an arm."""
         if arm.k == AUTO:
             return self.choosing
         return self.lookahead if arm.lookahead else self.without
 
 
 class Bench:
-    """All arms over all workloads. Arms take turns within a workload, each time another one first."""
+    """Runs all arms on all workloads. Arms take turns within a workload, each time starting with another."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Bench:
                 await self._once(arm, loads[0], temperature, seed=0, max_tokens=most)
         await self._learn([cell for cell in cells if cell[0].k == AUTO], loads)
         for repeat in range(config.repeats):
-            # Peers are several times as slow: their part in one repeat takes longer than all that is ours.
+            # Peers run once: they are several times slower, and would dominate the time of every repeat.
             present = [arm for arm in arms if not repeat or not arm.is_peer]
             for number, load in enumerate(loads):
                 self._progress(
@@ -79,7 +79,7 @@ class Bench:
                     f"workload {number + 1} of {len(loads)}"
                 )
                 turn = repeat * len(loads) + number
-                # Below the first stride are the seeds of what warms up: nothing measured was asked there.
+                # Seeds below the first stride are reserved for warm-up.
                 seed = (1 + turn) * _SEEDS_A_RUN
                 for temperature in config.temperature:
                     for arm in rotated(present, by=turn):
@@ -87,14 +87,14 @@ class Bench:
         return list(cells.values())
 
     async def _learn(self, chosen: Sequence[tuple[Arm, float]], loads: Sequence[Workload]) -> None:
-        """A service that chooses K finds out what a round costs: that is of its start, and not measured."""
+        """Unmeasured runs in which a service with automatic K learns the costs of rounds."""
         runs = _LEARNING_RUNS if loads[0].concurrency > 1 else 1
         for load in [*loads] * runs:
             for arm, temperature in chosen:
                 await self._once(arm, load, temperature, seed=0, max_tokens=self._config.max_tokens)
 
     async def _measure(self, cell: Cell, load: Workload, place: tuple[int, int], seed: int) -> None:
-        """One run, and of a single request of ours its first token before that."""
+        """Measure one run; at concurrency 1, Paceline's arms first run the request with one token."""
         arm, temperature = cell.arm, cell.temperature
         if cell.concurrency == 1 and not arm.is_peer:
             opening = await self._once(arm, load, temperature, seed=seed, max_tokens=1)
@@ -126,7 +126,7 @@ class Bench:
     def _peer_once(
         self, arm: Arm, load: Workload, temperature: float, seed: int, max_tokens: int
     ) -> LoadResult:
-        """A peer computes in this process, and nothing else is to be done meanwhile."""
+        """Run a peer, which computes in this process and blocks it."""
         ((prompt,),) = load.queues
         cpu, begun = time.process_time(), time.perf_counter()
         tokens = self._peers[arm](prompt, temperature, seed, max_tokens)

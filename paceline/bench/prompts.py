@@ -1,4 +1,4 @@
-"""Prompts of different length and kind, written for the benchmark; none of them is training text."""
+"""Prompts of various lengths and kinds, written for the benchmark; none is training text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One whole run as a value, and as JSON (the format is in docs/benchmarks.md)."""
+"""The record of a run, as a value and as JSON (format: docs/benchmarks.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 5
 
 @dataclass(frozen=True, slots=True)
 class BenchRecord:
-    """What was measured, on what, and what follows from it."""
+    """Settings, machine and measurements of a run."""
 
     config: BenchConfig
     machine: Machine
@@ -29,39 +29,39 @@ class BenchRecord:
     prompt_lengths: tuple[int, ...]
     cells: Cells
     seconds: float
-    """Of the whole run, the start of the processes included."""
+    """Duration of the whole run, including the start of the processes."""
 
     def speculation(self, temperature: float) -> list[SpeculationFigures]:
-        """One for each K; none where one request was not measured."""
+        """One entry for each K; empty if concurrency 1 was not measured."""
         ks = self.config.k if 1 in self.config.concurrency else ()
-        # The least time of a target's decode step: all weights, read once.
+        # Lower bound of a target's decode step: reading all weights once.
         floor = self.target.weight_bytes / self.read_bandwidth
         return [speculation(self.cells, temperature, k, floor) for k in ks]
 
     def service(self, temperature: float) -> list[Service]:
-        """One for each concurrency."""
+        """One entry for each concurrency."""
         return [service(self.cells, self.config, temperature, n) for n in self.config.concurrency]
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know to read the figures right."""
+        """Remarks needed to interpret the figures."""
         notes = []
         if self.target.device != self.draft.device:
             names = f"{self.target.device_name}, {self.draft.device_name}"
-            notes.append(f"target and draft have a device each ({names}); peers have the target's")
+            notes.append(f"target and draft have separate devices ({names}); peers use the target's")
         elif self.target.device.startswith("cuda"):
-            notes.append(f"draft and target share one device ({self.target.device_name}) and its time")
+            notes.append(f"draft and target share one device ({self.target.device_name})")
         models = {"draft": self.draft, "target": self.target}
         on_cores = [role for role, model in models.items() if model.device == "cpu"]
         if on_cores:
             notes.append(
                 f"{', '.join(on_cores)}, coordinator and client share {self.machine.cores_in_words}; "
-                f"{self.config.threads} thread(s) a model"
+                f"{self.config.threads} thread(s) per model"
             )
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         temperatures = self.config.temperature
         return {
             "format": FORMAT,
@@ -77,5 +77,5 @@ class BenchRecord:
         }
 
     def write(self, file: Path) -> None:
-        """As JSON. Raises OSError."""
+        """Write the record as JSON. Raises OSError."""
         file.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")

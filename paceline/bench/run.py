@@ -1,4 +1,4 @@
-"""One run from start to record."""
+"""A benchmark run from start to record."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from paceline.supervisor import Sink
 from paceline.supervisor.folders import owned_folder
 
 Progress = Callable[[str], None]
-"""Told what is being done now."""
+"""Receives a description of the current step."""
 
 
 def run_bench(config: BenchConfig, *, sink: Sink, progress: Progress) -> BenchRecord:
     """Start the processes, load the peer, measure, stop. Raises PacelineError."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # we load tokenizers and then start processes
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # tokenizers warns if processes are forked after its use
     begun = time.perf_counter()
     prompt_ids = prompts.tokenized(config.target_model, prompts.PROMPTS[: config.prompts])
     progress("starting one target, two drafts and three coordinators")
     with serve(config, prompt_ids, sink) as services:
-        # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+        # asyncio turns Ctrl-C into a cancellation. A KeyboardInterrupt inside gRPC could make it hang.
         return asyncio.run(_measure(config, services, prompt_ids, progress, begun))
 
 
@@ -53,7 +55,7 @@ async def _measure(
         peers = _peers(config, info)
         progress("measuring the memory's bandwidth")
         rate = machine.read_bandwidth(info["target"].device, config.threads)
-        # The collector must not walk through what the peer loaded while a round waits for its client.
+        # Garbage collection must not traverse the peer's objects while a round waits for its client.
         gc.collect()
         gc.freeze()
         try:
@@ -73,10 +75,7 @@ async def _measure(
 
 
 def _check_lengths(config: BenchConfig, prompts: Sequence[Prompt], max_model_len: int) -> None:
-    """Before anything is measured: the longest request may be among the last ones.
-
-    Raises InvalidArgumentError.
-    """
+    """Check the longest request before measuring, because it may come last. Raises InvalidArgumentError."""
     longest = max(map(len, prompts))
     if longest + config.longest_answer > max_model_len:
         raise InvalidArgumentError(
@@ -89,7 +88,7 @@ def _check_lengths(config: BenchConfig, prompts: Sequence[Prompt], max_model_len
 def _peers(config: BenchConfig, info: Mapping[str, WorkerInfo]) -> dict[str, Generate]:
     if not config.measures_peers:
         return {}
-    from paceline.engine.loading.scaled import checkpoint_of  # with torch, which peers need anyway
+    from paceline.engine.loading.scaled import checkpoint_of  # imports torch, which peers need anyway
 
     with owned_folder(Path(tempfile.gettempdir())) as folder:
         checkpoints = (

@@ -1,12 +1,12 @@
-"""The processes under measurement: one target, and two drafts that differ in lookahead alone.
+"""The processes under measurement: one target, and two drafts that differ only in lookahead.
 
     coordinator ────────┐                    ┌── draft, drafts ahead
                         ├── one target ──────┤
     two coordinators ───┘                    └── draft, waits for the verdict
 
-All ways share the target, so nothing else differs between them, and whoever is not asked sleeps. The
-service that chooses K has a coordinator of its own, with the draft that `paceline serve` would give it on
-this machine: it knows of rounds what it finds out itself.
+All arms share the target, so nothing else differs, and unused processes are idle. Automatic K has a separate
+coordinator, which learns only from its own rounds, with the draft that `paceline serve` would use on this
+machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from paceline.bench.workload import Prompt
 from paceline.core.config import CoordinatorConfig
 from paceline.supervisor import Sink, StackConfig, serve_stack
 
-_LOOKAHEAD_BRANCHES = 8  # of the draft worker that drafts ahead; the other one has 0
+_LOOKAHEAD_BRANCHES = 8  # of the draft worker with lookahead; the other has 0
 _BLOCK_SIZE = 16
-_DEFAULT_ROOM = 256  # sequences at a time, where nobody asks for more
-_BLOCKS_OF_A_BRANCH = 4  # its own ones: the ledger's blocks are shared
+_DEFAULT_ROOM = 256  # lower bound of max_running
+_BLOCKS_OF_A_BRANCH = 4  # blocks not shared with the ledger
 _START_TIMEOUT = 900.0
 
 
@@ -34,11 +34,11 @@ class Services:
     lookahead: str
     without: str
     choosing: str
-    """Asked by nobody who fixes K."""
+    """The coordinator for automatic K only."""
 
 
 def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
-    """Cache blocks for the most requests at once and the branches, so that no pool's limit is measured."""
+    """Cache blocks for all concurrent requests and branches, so that the pool never limits a measurement."""
     longest = max(len(prompt) for prompt in prompts) + config.longest_answer + 2 * max(config.k)
     each = -(-longest // _BLOCK_SIZE) + 1
     return each * max(config.concurrency) + _BLOCKS_OF_A_BRANCH * _LOOKAHEAD_BRANCHES
@@ -46,7 +46,7 @@ def blocks_needed(config: BenchConfig, prompts: Sequence[Prompt]) -> int:
 
 @contextlib.contextmanager
 def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterator[Services]:
-    """Run all six processes for as long as the block lasts. Raises as `serve_stack`."""
+    """Context manager that runs all six processes. Raises as `serve_stack`."""
     room = max(*config.concurrency, _DEFAULT_ROOM)
     stack_config = StackConfig(
         target_model=config.target_model,
@@ -59,7 +59,7 @@ def serve(config: BenchConfig, prompts: Sequence[Prompt], sink: Sink) -> Iterato
         draft_threads=config.threads,
         num_blocks=blocks_needed(config, prompts),
         block_size=_BLOCK_SIZE,
-        # Arms ask for the same prompts in turn: each computes them, as peers do.
+        # All arms use the same prompts, and each must compute them, as the peers do.
         prefix_cache=False,
         start_timeout=_START_TIMEOUT,
         target={"max_sequences": room},

@@ -18,7 +18,7 @@ _SHARES = ("hit_rate", "coordinator_and_wire_share")
 
 
 def print_record(record: BenchRecord, console: Console) -> None:
-    """All of it: what ran where, rates, ratios and figures, notes."""
+    """Print the setup, rates, ratios, figures and notes."""
     console.print(heading(record))
     alone = 1 in record.config.concurrency
     for t in record.config.temperature:
@@ -33,7 +33,7 @@ def print_record(record: BenchRecord, console: Console) -> None:
 
 
 def heading(record: BenchRecord) -> str:
-    """What ran, and on what."""
+    """Machine, models and settings."""
     machine, config = record.machine, record.config
     versions = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return (
@@ -56,7 +56,7 @@ def _table(title: str, columns: Iterable[str]) -> Table:
 
 
 def one_request(record: BenchRecord, temperature: float) -> Table:
-    """Every arm, alone on the machine: rates of whole requests, and milliseconds of each part of a round."""
+    """Every arm at concurrency 1: rates of whole requests, and milliseconds of each part of a round."""
     table = _table(
         f"One request at a time, temperature {temperature:g} (parts of a round in ms)",
         [
@@ -85,7 +85,7 @@ def one_request(record: BenchRecord, temperature: float) -> Table:
 
 
 def speculation(found: Sequence[SpeculationFigures]) -> Table:
-    """What each K makes of one request, and why."""
+    """The effect of each K on one request, and its causes."""
     title = f"SpeculationFigures by K, temperature {found[0].temperature:g}"
     table = _table(title, (f"K = {each.k}" for each in found))
     for name in [field.name for field in fields(SpeculationFigures)][2:]:
@@ -94,7 +94,7 @@ def speculation(found: Sequence[SpeculationFigures]) -> Table:
 
 
 def concurrent(record: BenchRecord, temperature: float) -> Table:
-    """Tokens per second of all clients together, and over plain decoding, by concurrency."""
+    """Tokens per second of all clients together, and relative to plain decoding, by concurrency."""
     levels = record.config.concurrency
     table = _table(f"Tokens/s of all, temperature {temperature:g} (over plain)", map(str, levels))
     ours = {n: [c for c in cells_at(record.cells, temperature, n) if not c.arm.is_peer] for n in levels}
@@ -102,7 +102,7 @@ def concurrent(record: BenchRecord, temperature: float) -> Table:
         cells = [record.cells.get((arm, temperature, n)) for n in levels]
         table.add_row(arm.name, *(_rate_over_plain(cell, record) if cell else "" for cell in cells))
     shares = [max(share for cell in ours[n] for share in cell.client_cpu) for n in levels]
-    table.add_row("client's share of a core, at most", *map(_percent, shares))
+    table.add_row("highest client CPU share", *map(_percent, shares))
     return table
 
 
@@ -115,9 +115,9 @@ def _rate_over_plain(cell: Cell, record: BenchRecord) -> str:
 
 
 def service(found: Sequence[Service]) -> Table:
-    """What users get who fix nothing, by concurrency."""
+    """The service with default settings, by concurrency."""
     names = [field.name for field in fields(Service)][2:]
-    title = f"The service as it comes, by requests at a time, temperature {found[0].temperature:g}"
+    title = f"The service with default settings, by concurrency, temperature {found[0].temperature:g}"
     table = _table(title, names)
     for each in found:
         table.add_row(str(each.concurrency), *(_shown(name, getattr(each, name)) for name in names))

@@ -1,8 +1,8 @@
-"""transformers on the same checkpoints: `generate`, and its assisted generation.
+"""The peer: transformers' `generate` and assisted generation on the same checkpoints.
 
-It runs in the measuring process while Paceline's processes sleep, on the same device, with as many threads as
-one of our models has. It computes in the same number format (float32 on a CPU, unless another is asked for)
-and has its weights in it too, where ours may be in 16 bits (decision 18).
+It runs in the measuring process while Paceline's processes are idle, on the same device, with the threads of
+one model. It computes in the same number format (float32 on a CPU by default) and stores its weights in that
+format, whereas Paceline may store them in 16 bits (decision 18).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from paceline.bench.config import BenchConfig
 from paceline.client import WorkerInfo
 
 Generate = Callable[[Sequence[int], float, int, int], int]
-"""(prompt ids, temperature, seed, max tokens) -> how many tokens it generated; EOS does not end it."""
+"""(prompt ids, temperature, seed, max tokens) -> number of generated tokens; EOS does not end generation."""
 
 
 def load(
     config: BenchConfig, checkpoints: tuple[str, str], target: WorkerInfo, draft: WorkerInfo
 ) -> dict[str, Generate]:
-    """Load both models; all ways it decodes, by name.
+    """Load both models and return the peer's arms by name.
 
     Args:
-        config: threads, and the K of one of its ways to assist.
+        config: threads, and K of one assisted arm.
         checkpoints: directories or hub ids of target and draft.
-        target: our worker, whose device and number format it has.
-        draft: our worker, whose number format it has.
+        target: Paceline's target worker, for its device and number format.
+        draft: Paceline's draft worker, for its number format.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,7 +35,7 @@ def load(
     from paceline.engine.loading.checkpoint import check_weights
 
     torch.set_num_threads(config.threads)
-    # transformers annotates these in ways that no caller can satisfy.
+    # Any, because transformers' annotations of these functions are wrong.
     logging: Any = transformers_logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -47,7 +47,7 @@ def load(
         return loaded.eval().to(target.device)
 
     large = model(checkpoints[0], target.dtype)
-    # A draft model carries its schedule with it: one has the library's own, one our K in every round.
+    # The schedule belongs to the draft model: one copy has the library's, the other a constant K.
     own_schedule, same_k = (model(checkpoints[1], draft.dtype) for _ in range(2))
     same_k.generation_config.num_assistant_tokens = config.k[0]
     same_k.generation_config.num_assistant_tokens_schedule = "constant"

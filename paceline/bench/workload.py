@@ -1,4 +1,4 @@
-"""Closed-loop load: so many clients, each with its queue of prompts, the next request after the last."""
+"""Closed-loop load: a number of clients, each sending its queue of prompts one after the other."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from paceline.client import AsyncClient, GenerationResult, SamplingParams, Specu
 Prompt = tuple[int, ...]
 
 LENGTH_SPREAD = 0.5
-"""Share of `max_tokens` by which answers of a client with several requests are longer or shorter, at most."""
-_FEWEST_REQUESTS, _FEWEST_IN_ALL = 4, 32  # of each client, where there are several, and of all together
+"""Largest share of `max_tokens` by which answer lengths of a client with several requests vary."""
+_FEWEST_REQUESTS, _FEWEST_IN_ALL = 4, 32  # requests per client if there are several clients, and in total
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one run does: every client's prompts, in order."""
+    """The prompts of every client in one run, in order."""
 
     queues: tuple[tuple[Prompt, ...], ...]
 
     @property
     def concurrency(self) -> int:
-        """Clients at a time."""
+        """Number of clients."""
         return len(self.queues)
 
 
 def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
-    """One workload a prompt for a single client; else one in which all clients do equally many requests.
+    """For a single client one workload per prompt, else one workload with equally many requests per client.
 
-    They are as many as it takes for every prompt to be used, at least four each and 32 together: the first
-    ones begin in step, with all prompts at once, and a window of a second says little.
+    The number is large enough to use every prompt, and at least 4 per client and 32 in total: the first
+    requests start simultaneously, and a window of one second would measure little else.
     """
     if concurrency == 1:
         return [Workload(((prompt,),)) for prompt in prompts]
@@ -46,11 +46,11 @@ def workloads(prompts: Sequence[Prompt], concurrency: int) -> list[Workload]:
 
 
 def answer_lengths(max_tokens: int, client: int, requests: int) -> list[int]:
-    """Tokens of each of a client's answers: up to LENGTH_SPREAD of `max_tokens` longer or shorter.
+    """Tokens of each answer of a client, varied by up to LENGTH_SPREAD of `max_tokens`.
 
-    Every longer one has one that is shorter by as much, in an order that differs from client to client: all
-    have the same work, and end together. With answers of one length all clients march in step from the first
-    token to the last and share every pass, as no users ever do.
+    Every longer answer has a counterpart that is shorter by as much, in a different order for each client, so
+    all clients have the same amount of work. With equal lengths, all clients would run in lockstep and share
+    every pass, which is unrealistic.
     """
     chosen = random.Random(client)
     longer = [int(max_tokens * chosen.uniform(0, LENGTH_SPREAD)) for _ in range(requests // 2)]
@@ -61,19 +61,19 @@ def answer_lengths(max_tokens: int, client: int, requests: int) -> list[int]:
 
 @dataclass(slots=True)
 class LoadResult:
-    """One run. The window ends when the first client has nothing left to ask: until then all are busy."""
+    """The result of one run. The window ends when the first client finishes; until then all are busy."""
 
     window_tokens: int = 0
     window_seconds: float = 0.0
     client_cpu: float = 0.0
-    """Processor time of this process over the window's time."""
+    """CPU time of this process over the window's time."""
     decode_tokens_per_second: float | None = None
-    """Of a single request, from its first token on: the prompt's pass is left out. None for other loads."""
+    """Rate of a single request after its first token, which excludes prefill. None for other loads."""
     results: list[GenerationResult] = field(default_factory=list)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all clients together."""
+        """Rate of all clients together."""
         return self.window_tokens / self.window_seconds
 
 
@@ -86,11 +86,10 @@ async def run_load(
     max_tokens: int,
     seed: int,
 ) -> LoadResult:
-    """Run a workload to its end. Seeds follow from `seed` and a request's place, so all arms have the same.
+    """Run a workload to its end. Raises PacelineError.
 
-    So do the lengths of the answers, `max_tokens` on average (`answer_lengths`).
-
-    Raises PacelineError.
+    Seeds and answer lengths (`answer_lengths`) depend only on `seed` and the request's place, so all arms
+    have the same.
     """
     outcome = LoadResult()
     arrived = 0
@@ -126,5 +125,5 @@ async def run_load(
             for number, queue in enumerate(workload.queues):
                 group.create_task(one_client(number, queue))
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # one is enough, the others were cancelled for it
+        raise failures.exceptions[0] from None  # the other tasks were cancelled because of it
     return outcome

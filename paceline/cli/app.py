@@ -1,6 +1,7 @@
-"""All commands, and how their errors are told: one line, exit code 2 for bad arguments, else 1.
+"""The application: all commands, and error reporting.
 
-A child that never got ready gives `serve` its own code; what Ctrl-C cuts short ends with 130.
+An error is one line. The exit code is 2 for invalid arguments, 130 after Ctrl-C, the child's own code if a
+child of `serve` fails to start, else 1.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.supervisor import ChildFailedError
 
 _HELP = "NoArgsIsHelpError"
-"""What typer raises for a command that is nothing without another one; its message is the help. The class is
-not among those that typer exports."""
+"""Class name of typer's exception for a missing subcommand, whose message is the help. typer does not export
+the class."""
 
 app = Commands(
     name="paceline",
-    help="Speculative decoding across processes: a draft guesses, a target verifies, no token changes.",
+    help="Speculative decoding across processes: a draft model proposes tokens, a target verifies them.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except PacelineError as error:
         _fail(error.message, 1)
     except ModuleNotFoundError as error:
-        _fail(f"this command needs the module {error.name}: install paceline with its extra `all`", 1)
+        _fail(f"this command requires the module {error.name}: install paceline[all]", 1)
     except OSError as error:
         _fail(str(error), 1)
     sys.exit(code)
@@ -78,7 +79,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """`--option: message`, as for errors of the configuration itself."""
+    """`--option: message`, as for errors of a configuration."""
     if not isinstance(error, typer.BadParameter):
         return error.format_message()
     name = told_as(error.ctx, error.param.name or "") if error.param is not None else None

@@ -1,8 +1,8 @@
-"""How every command is parsed and helped, and how its errors name what was typed.
+"""Parsing, help and error messages common to all commands.
 
-A configuration's errors name its field. Whoever types a command knows its options and variables, so that an
-error names these here: `max_model_len` is `--max-model-len`, or `PACELINE_MAX_MODEL_LEN` where the value came
-from the environment.
+Errors of a configuration name a field. For users of the command line, they are rewritten to name the option
+or variable: `max_model_len` becomes `--max-model-len`, or `PACELINE_MAX_MODEL_LEN` if the value came from the
+environment.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from paceline.supervisor import ChildFailedError
 from paceline.telemetry.logs import configure_logging
 
 _FIELD = re.compile(r"(?<![\w/.-])[a-z]+(?:_[a-z]+)+(?![\w/-]|\.\w)")
-"""A name with an underscore that is no part of a path: in a message the name of a field."""
+"""A field name in a message: a name with an underscore that is not part of a path."""
 _OPTION = re.compile(r"(--[a-z][a-z-]*): (.*)", re.DOTALL)
 
 log = logging.getLogger(__name__)
 
 
 class Command(TyperCommand):
-    """A command of ours."""
+    """A command of Paceline."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Names that vLLM's users know are taken for ours. Raises what typer raises."""
+        """Parse arguments; `serve` also accepts vLLM's option names. Raises typer's errors."""
         known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         return super().parse_args(ctx, translated(args, known) if self.name == "serve" else args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it. Raises InvalidArgumentError naming the option or the variable."""
+        """Run the command. Raises InvalidArgumentError naming the option or the variable."""
         try:
             _warn_of_unknown_variables(ctx)
             return super().invoke(ctx)
@@ -52,7 +52,7 @@ class Command(TyperCommand):
             raise _of_child(ctx, error) from error
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """In groups, where the command has many options."""
+        """Format options in groups for commands with many options."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -68,15 +68,15 @@ class Command(TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A group of such commands."""
+    """A group of commands."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        """Register one."""
+        """Register a command."""
         return super().command(name, **{"cls": Command, **settings})
 
 
 def told_as(context: Any, field: str) -> str:
-    """What sets a field of this command: an option, a variable or an argument. Else the field itself."""
+    """The option, variable or argument that sets a field of this command; else the field itself."""
     for parameter in context.command.params if context is not None else ():
         if parameter.name != field:
             continue
@@ -90,12 +90,12 @@ def told_as(context: Any, field: str) -> str:
 
 
 def _named_in(context: Any, text: str) -> str:
-    """A message with the options for the fields that it names."""
+    """Replace the field names in a message by options."""
     return _FIELD.sub(lambda match: told_as(context, match[0]), text)
 
 
 def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
-    """A child's error with the options of this command: its `--model` is our `--draft-model`."""
+    """A child's error in terms of this command's options: a draft worker's `--model` is `--draft-model`."""
     text = error.message.removeprefix(f"{error.role}: ")
     match = _OPTION.fullmatch(text)
     if match is None:
@@ -116,7 +116,7 @@ def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
 
 
 def _warn_of_unknown_variables(context: Any) -> None:
-    """Warn of variables of our prefix that set nothing. A child leaves that to its parent."""
+    """Warn about PACELINE_ variables without effect. In child processes, the parent does this."""
     if context.params.get("exit_with_parent"):
         return
     warnings = unknown_variables(_variables(context.find_root().command))
@@ -133,7 +133,7 @@ def _warn_of_unknown_variables(context: Any) -> None:
 
 
 def _variables(command: Any) -> Iterator[str]:
-    """Of all options of a command and of those in it."""
+    """Variables of all options of a command and its subcommands."""
     for parameter in command.params:
         if isinstance(parameter.envvar, str):
             yield parameter.envvar

@@ -1,4 +1,4 @@
-"""How a command reaches a server: options that every client command has."""
+"""Connection options of client commands."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paceline.core.security.tls import Tls
 
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 Address = Annotated[str, option("address", "host:port of the coordinator; a host alone means port 50151.")]
-"""Whom to ask; where `paceline serve` listens if not given."""
+"""Address of the server; the default is that of `paceline serve`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """TLS of one connection. Any setting means TLS."""
+    """TLS of one connection. Any setting enables TLS."""
 
     tls: bool = False
-    """Use TLS; without --tls-ca with the system's authorities."""
+    """Use TLS; trusts the system's authorities unless --tls-ca is given."""
     tls_ca: str = ""
-    """PEM file with the authority that the server's certificate must come from."""
+    """PEM file with the certificate authority of the server."""
     tls_certificate: str = ""
-    """PEM file with the certificate to show."""
+    """PEM file with the certificate to present."""
     tls_key: str = ""
     """PEM file with that certificate's private key."""
     tls_server_name: str = ""
-    """Name that the server's certificate must have; the address's host if not given."""
+    """Name in the server's certificate; the default is the address's host."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the option."""
@@ -37,7 +37,7 @@ class Transport:
 
     @property
     def settings(self) -> Tls | None:
-        """What the SDK takes; None is plain text."""
+        """TLS settings for the SDK; None means plain text."""
         if not (self.tls or self.tls_ca or self.tls_certificate or self.tls_key or self.tls_server_name):
             return None
         return Tls(
@@ -53,16 +53,16 @@ class Connection(Transport):
     """TLS and the API key of one connection to a coordinator."""
 
     api_key: str | None = None
-    """The API key. Other users of this machine see arguments: prefer the variable."""
+    """The API key. Prefer the environment variable: other users of this machine can see arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConnection(Connection):
-    """The same of a command that reads streams."""
+    """Connection of a command that reads streams."""
 
     resume_seconds: float = DEFAULT_RESUME_SECONDS
-    """Seconds without a server, since the last chunk, for which a stream that broke is asked for again; 0
-    never."""
+    """Seconds without a server since the last chunk during which a broken stream is resumed; 0 disables
+    resuming."""
 
     def client(self, address: str) -> AsyncClient:
         """A client of the coordinator at `address`. Raises InvalidArgumentError naming it."""

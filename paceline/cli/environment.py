@@ -1,6 +1,6 @@
-"""What the environment must hold before a process loads a library or reads its options from it.
+"""Environment variables: preparation before libraries are imported, and warnings about unknown ones.
 
-Nothing here may import a library.
+This module must not import any library.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import re
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
-"""gRPC's event engine hands each message from thread to thread before it reaches a completion queue. Without
-it the thread that waits for the queue polls the socket itself: two hand-overs fewer, a third of a round trip
-(docs/decisions/0035-frames-through-unix-sockets.md)."""
+"""Disables gRPC's event engine, which passes each message between threads before the completion queue.
+Without it, the thread waiting for the queue polls the socket itself, which saves two hand-overs and a third
+of a round trip (docs/decisions/0035-frames-through-unix-sockets.md)."""
 
 _PORT = re.compile(r"PACELINE_(\w+_)?PORT")
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""How Kubernetes begins the address of a Service in the variable NAME_PORT, which it sets in every pod of a
-namespace: a Service that is named `paceline` has that of our option `--port`."""
+"""Beginning of an address that Kubernetes sets as NAME_PORT in every pod for each Service. A Service named
+`paceline` would collide with the variable of `--port`."""
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set, for gRPC reads its experiments once, when it is loaded; remove what is not meant
-    for us."""
+    """Set the default of GRPC_EXPERIMENTS, which gRPC reads on import, and remove Kubernetes' variables."""
     environment.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     for name, value in list(environment.items()):
         if _PORT.fullmatch(name) and _SERVICE_LINK.match(value):
@@ -33,11 +32,11 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 _KUBERNETES = re.compile(
     r"PACELINE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""What Kubernetes sets in every pod for a Service whose name begins with `paceline`."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with `paceline`."""
 _NOT_OPTIONS = (
     "PACELINE_LOG_LEVEL",
     "PACELINE_WORKER_SECRET",
-    # docker-compose.yml and deploy/compose.secure.yml read these, for docker compose.
+    # Used by docker-compose.yml and deploy/compose.secure.yml.
     "PACELINE_TARGET_GPU",
     "PACELINE_DRAFT_GPU",
     "PACELINE_BIND",
@@ -47,14 +46,14 @@ _NOT_OPTIONS = (
     "PACELINE_KEYS",
 )
 _OTHERS = ("PACELINE_TEST_", "PACELINE_SOAK_")
-"""What variables of the project's own tests begin with."""
+"""Prefixes of variables of the project's tests."""
 
 
 def unknown_variables(known: Iterable[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A warning for each variable of our prefix that sets nothing, with what it was probably meant to be."""
+    """A warning for each PACELINE_ variable without effect, with the probably intended name."""
     names = {*known, *_NOT_OPTIONS}
     return [
-        f"{name} is set, and no option has this variable{_meant(name, environment[name], names)}"
+        f"{name} is set, but no option uses this variable{_meant(name, environment[name], names)}"
         for name in sorted(environment)
         if name.startswith("PACELINE_")
         and name not in names

@@ -1,4 +1,4 @@
-"""Under which heading `--help` of a command that serves lists an option, by the name of its field."""
+"""Headings of options in the `--help` of serving commands, by field name."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ GROUPS: Final = {
         "support_mass support_bound exit_with_parent"
     ),
 }
-"""In the order of the help: what most people set comes first."""
+"""In the order of the help: common options come first."""
 
 _GROUP_OF: Final = {name: title for title, names in GROUPS.items() for name in names.split()}
 
 
 def group_of(field: str) -> str | None:
-    """The heading of a field's option; None where it has none."""
+    """The heading of a field's option; None if it has none."""
     return _GROUP_OF.get(field)
 
 
 def in_order(titles: Iterable[str]) -> list[str]:
-    """Arguments first, then the groups, then what is in none."""
+    """Sort headings: arguments, then the groups, then other options."""
     order = ["Arguments", *GROUPS, OTHER]
     return sorted(titles, key=order.index)

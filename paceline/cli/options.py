@@ -1,9 +1,8 @@
-"""Command-line options from frozen dataclasses, so that a field and its option cannot drift apart.
+"""Command-line options generated from frozen dataclasses.
 
-`@options_from_fields` replaces every parameter that is annotated with a dataclass by one option a field,
-each also settable by its environment variable, and hands the command the built, validated object. An
-option's help is what stands here for its name, else its field's docstring, which may speak of Python. Fields
-of mapping types, and of dataclasses, have no option.
+`@options_from_fields` replaces every parameter annotated with a dataclass by one option per field, each with
+an environment variable, and passes the validated object to the command. An option's help is its entry in
+`_HELP`, else the field's docstring. Fields of mapping and dataclass types have no option.
 """
 
 from __future__ import annotations
@@ -24,52 +23,52 @@ from paceline.supervisor.arguments import flag, negative_flag, variable
 
 _HELP = {
     "host": "Address to listen on.",
-    "port": "Port to listen on; 0 takes a free one, which standard output names.",
-    "target_model": "A directory, a hub id, or `embedded:target`, which is taken if none is given.",
-    "draft_model": "A directory, a hub id, or `embedded:draft`; with `none` only what a text repeats is "
-    "proposed. If not given, the embedded draft for the embedded target, and none for any other.",
-    "target_port": "Port of the target worker; 0 takes a free one.",
-    "draft_port": "Port of the draft worker; 0 takes a free one.",
+    "port": "Port to listen on; 0 takes a free port, which is announced on standard output.",
+    "target_model": "A directory, a hub id, or `embedded:target` (the default).",
+    "draft_model": "A directory, a hub id, or `embedded:draft`; with `none`, only prompt lookup proposes "
+    "tokens. The default is the embedded draft for the embedded target, and none for any other.",
+    "target_port": "Port of the target worker; 0 takes a free port.",
+    "draft_port": "Port of the draft worker; 0 takes a free port.",
     "device": "auto, cpu, cuda or cuda:N.",
     "target_device": "Device of the target worker.",
     "draft_device": "Device of the draft worker.",
     "dtype": "auto, float32, bfloat16 or float16.",
     "target_dtype": "Number format of the target worker.",
     "draft_dtype": "Number format of the draft worker.",
-    "draft_threads": "The same for the draft.",
+    "draft_threads": "CPU threads of the draft; 0 as for the target.",
     "block_size": "Positions per cache block.",
-    "num_blocks": "Blocks of a worker's cache; derived from free memory if not given.",
-    "gpu_memory_utilization": "Share of a GPU's whole memory for weights and cache, of both workers together "
-    "where they share it. If not given, the cache takes 85 % of what is free.",
-    "max_model_len": "The longest sequence; the model's own length if not given. A target refuses a greater "
-    "one, a draft takes its own.",
-    "max_sequences": "The most sequences at a time.",
-    "max_running": "The most sequences (each of n) that generate at a time.",
-    "max_waiting": "The most sequences that wait for one of those places.",
-    "support_bound": "The most tokens of that distribution.",
-    "num_speculative_tokens": "Draft tokens a round (K); 0 switches drafting off, auto chooses.",
-    "acceptance": "How the target decides on draft tokens; none changes its distribution.",
-    "prompt_lookup": "Copy draft tokens from the text so far where that is worth more than asking the draft.",
+    "num_blocks": "Blocks of a worker's cache; the default is derived from free memory.",
+    "gpu_memory_utilization": "Share of a GPU's total memory for weights and cache, of both workers together "
+    "if they share it. By default the cache takes 85 % of the free memory.",
+    "max_model_len": "Longest sequence; the default is the model's own length. A target refuses a greater "
+    "value, a draft falls back to its own length.",
+    "max_sequences": "Most concurrent sequences.",
+    "max_running": "Most sequences (each of n) generating concurrently.",
+    "max_waiting": "Most sequences waiting to generate.",
+    "support_bound": "Most tokens of that distribution.",
+    "num_speculative_tokens": "Draft tokens per round (K); 0 switches drafting off, auto chooses.",
+    "acceptance": "How the target decides on draft tokens; no mode changes its distribution.",
+    "prompt_lookup": "Copy draft tokens from the text so far where that pays more than asking the draft.",
     "trust_remote_code": "Run model code that comes with the checkpoint.",
-    "exit_with_parent": "Stop when standard input closes: a child never outlives its supervisor.",
+    "exit_with_parent": "Stop when standard input closes, so that a child never outlives its supervisor.",
     "temperature": "0 is greedy.",
-    "top_p": "Keep the likeliest tokens that together have this probability; 1 keeps all.",
-    "top_k": "Keep this many of the likeliest tokens; 0 keeps all.",
-    "min_p": "Keep tokens with at least this share of the likeliest one's probability.",
-    "repetition_penalty": "Above 1 makes tokens that were used less likely.",
-    "presence_penalty": "Lowers the logit of every token that was generated.",
-    "frequency_penalty": "Lowers it once for each time the token was generated.",
-    "seed": "The same seed gives the same tokens, in coupled mode and at temperature 0. If none is given the "
+    "top_p": "Keep the most likely tokens that together have this probability; 1 keeps all.",
+    "top_k": "Keep this many of the most likely tokens; 0 keeps all.",
+    "min_p": "Keep tokens with at least this share of the highest probability.",
+    "repetition_penalty": "Above 1, tokens that occurred before become less likely.",
+    "presence_penalty": "Subtracted from the logit of every generated token.",
+    "frequency_penalty": "Subtracted from a token's logit for each time it was generated.",
+    "seed": "The same seed gives the same tokens, in coupled mode and at temperature 0. By default the "
     "server draws one; a load test counts from 0.",
-    "max_tokens": "The most tokens to generate.",
-    "min_tokens": "The fewest tokens before it may stop.",
+    "max_tokens": "Most tokens to generate.",
+    "min_tokens": "Fewest tokens before generation may stop.",
     "stop": "Text that ends the generation; may be repeated.",
-    "stop_token_ids": "Token that ends the generation; may be repeated.",
-    "ignore_eos": "Go on after the end-of-sequence token.",
+    "stop_token_ids": "Id of a token that ends the generation; may be repeated.",
+    "ignore_eos": "Continue after the end-of-sequence token.",
     "include_stop_str_in_output": "Keep the stop text at the end.",
     "skip_special_tokens": "Leave special tokens out of the text.",
-    "bad_words": "Text that may not be generated; may be repeated.",
-    "allowed_token_ids": "Token that may be generated, and no other; may be repeated.",
+    "bad_words": "Text that must not be generated; may be repeated.",
+    "allowed_token_ids": "Id of an allowed token; all others are excluded; may be repeated.",
 }
 
 
@@ -81,24 +80,24 @@ def _draft_tokens(text: str | int) -> DraftTokens:
 
 
 DRAFT_TOKENS: Mapping[str, Any] = {"parser": _draft_tokens, "metavar": f"INTEGER|{AUTO}"}
-"""Settings of an option that is K or `auto`."""
+"""Settings of an option with K or `auto` as its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Annotates a dataclass parameter: defaults of this command that differ from the dataclass's."""
+    """Annotation of a dataclass parameter: defaults that override the dataclass's in this command."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def option(name: str, description: str | None, *, negative: bool = False, **settings: Any) -> Any:
-    """A single option, with the environment variable that its name gives; `negative` adds its opposite."""
+    """One option with its environment variable; `negative` adds the disabling option."""
     flags = f"{flag(name)}/{negative_flag(name)}" if negative else flag(name)
     return typer.Option(flags, envvar=variable(name), help=description, **settings)
 
 
 def options_from_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with its dataclass parameters spread out into options."""
+    """Replace the command's dataclass parameters by options."""
     hints = get_type_hints(command, include_extras=True)
     spread: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
@@ -156,7 +155,7 @@ def _default(f: Field[Any]) -> Any:
 
 
 def _option_type(hint: Any) -> Any:
-    """What typer is to parse for a field; None for a mapping or a dataclass, which have no option."""
+    """The type for typer to parse; None for a mapping or a dataclass, which have no option."""
     if get_origin(hint) in (Union, types.UnionType):
         members = [member for member in get_args(hint) if member is not types.NoneType]
         named = [m for m in members if isinstance(m, type) and issubclass(m, enum.Enum)]
@@ -176,7 +175,7 @@ def _option_type(hint: Any) -> Any:
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:
-    """The values that the hint names one by one."""
+    """The values of a Literal in the hint."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
@@ -189,7 +188,7 @@ def _restore(value: Any) -> Any:
 
 
 def field_docs(cls: type[Any]) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass; empty where its source is not at hand."""
+    """The docstrings below the fields of a dataclass; empty if its source is not available."""
     docs: dict[str, str] = {}
     for base in filter(is_dataclass, cls.__bases__):
         docs |= field_docs(base)

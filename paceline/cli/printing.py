@@ -1,4 +1,4 @@
-"""Where tables go."""
+"""Consoles for output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PIPED_WIDTH = 160
 
 
 def to_stdout() -> Console:
-    """Nothing is taken for markup. What is piped is as wide as its tables want to be."""
+    """A console for standard output, without markup. Piped output is wide enough for the tables."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
@@ -16,5 +16,5 @@ def to_stdout() -> Console:
 
 
 def to_stderr() -> Console:
-    """For what is said while a command runs."""
+    """A console for progress messages."""
     return Console(stderr=True, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""What the text must look like: options that every command which generates has."""
+"""Options for the format of the text, common to all generating commands."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paceline.core.types import SamplingParams, StructuredOutputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """At most one of these; schema and grammar are in files."""
+    """At most one format; schema and grammar are files."""
 
     json_schema: Path | None = None
-    """A file with the JSON schema the text keeps to."""
+    """File with a JSON schema that the text must follow."""
     json_object: bool = False
-    """The text is a JSON object, whatever is in it."""
+    """The text must be a JSON object."""
     regex: str | None = None
-    """A regular expression the whole text matches."""
+    """Regular expression that the whole text must match."""
     grammar: Path | None = None
-    """A file with the Lark grammar the text keeps to."""
+    """File with a Lark grammar that the text must follow."""
     choice: tuple[str, ...] = ()
-    """A text to choose from; may be repeated."""
+    """A possible text; may be repeated."""
 
     def of(self, sampling: SamplingParams) -> SamplingParams:
-        """The same with this structure. Raises InvalidArgumentError naming the option."""
+        """The sampling parameters with this format. Raises InvalidArgumentError naming the option."""
         values: dict[str, Any] = {
             "json": _content("json_schema", self.json_schema),
             "json_object": self.json_object or None,

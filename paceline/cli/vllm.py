@@ -1,7 +1,7 @@
-"""Options of `vllm serve`, as `paceline serve` takes or refuses them: the one table of both names.
+"""Options of `vllm serve` that `paceline serve` accepts or refuses.
 
-An option that means the same under another name is taken. One that has no meaning here is refused with the
-reason, unless it asks for what Paceline does anyway.
+Options with an equivalent are translated. Options without one are refused with a reason, unless they request
+Paceline's normal behaviour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAME_MEANING: Final = {
     "--ssl-ca-certs": "--tls-ca",
     "--disable-log-stats": "--log-stats-seconds=0",
 }
-"""vLLM's option to ours."""
+"""vLLM's options and their equivalents."""
 
 SO_ANYWAY: Final = {
     "--disable-log-requests": None,
@@ -46,57 +46,57 @@ SO_ANYWAY: Final = {
     "--task": "generate",
     "--runner": ("auto", "generate"),
 }
-"""Options that ask for what Paceline does anyway, each with its possible values; None: it takes no value."""
+"""Options that request Paceline's normal behaviour, with the accepted values; None for flags."""
 
-_ONE_DEVICE: Final = "a model runs on one device here; --target-device and --draft-device choose it"
+_ONE_DEVICE: Final = "a model runs on a single device, chosen by --target-device and --draft-device"
 NOT_HERE: Final = {
     "--tensor-parallel-size": _ONE_DEVICE,
     "-tp": _ONE_DEVICE,
     "--pipeline-parallel-size": _ONE_DEVICE,
     "-pp": _ONE_DEVICE,
-    "--data-parallel-size": "run one `paceline target-worker` a device, and name each with `--target`",
-    "-dp": "run one `paceline target-worker` a device, and name each with `--target`",
-    "--api-key": "keys stand in a file here: `paceline keys add NAME --api-keys keys.json` makes one, and "
-    "`--api-keys keys.json` demands it",
-    "--revision": "the hub's main revision is taken; for another one "
-    "`hf download ID --revision REVISION --local-dir FOLDER`, then name the folder",
-    "--tokenizer": "the tokenizer is the target model's own: it stands in its folder",
-    "--kv-cache-dtype": "the cache has the number format of its model: --target-dtype, --draft-dtype",
+    "--data-parallel-size": "run one `paceline target-worker` per device, and give each with `--target`",
+    "-dp": "run one `paceline target-worker` per device, and give each with `--target`",
+    "--api-key": "keys are kept in a file: create one with `paceline keys add NAME --api-keys keys.json` and "
+    "require it with `--api-keys keys.json`",
+    "--revision": "the hub's main revision is used; for another one, run "
+    "`hf download ID --revision REVISION --local-dir FOLDER` and give the folder",
+    "--tokenizer": "the tokenizer is read from the target model's folder",
+    "--kv-cache-dtype": "the cache has the model's number format: --target-dtype, --draft-dtype",
     "--load-format": "weights are read from safetensors only",
-    "--quantization": "weights are served as they are, and quantised checkpoints are not",
+    "--quantization": "weights are served unchanged, and quantised checkpoints are not supported",
     "--tokenizer-mode": "the tokenizer is read from tokenizer.json",
     "--task": "only text generation is served",
     "--runner": "only text generation is served",
-    "--seed": "each request has a seed of its own; the same seed gives the same tokens",
-    "--swap-space": "a sequence that has to make room is computed again: nothing is swapped",
-    "--cpu-offload-gb": "weights are on their device as a whole",
-    "--download-dir": "the environment variable HF_HOME says where downloads are kept",
+    "--seed": "each request has its own seed; the same seed gives the same tokens",
+    "--swap-space": "nothing is swapped: preempted sequences are recomputed",
+    "--cpu-offload-gb": "all weights are on the model's device",
+    "--download-dir": "set the environment variable HF_HOME to the folder for downloads",
     "--no-enable-chunked-prefill": "long prompts are always computed in chunks (--max-batch-tokens)",
-    "--enable-log-requests": "texts of requests are never logged; docs/observability.md says what is",
-    "--enable-lora": "adapters are not served; merge them into the model's weights",
-    "--lora-modules": "adapters are not served; merge them into the model's weights",
+    "--enable-log-requests": "texts of requests are never logged; see docs/observability.md",
+    "--enable-lora": "adapters are not supported; merge them into the model's weights",
+    "--lora-modules": "adapters are not supported; merge them into the model's weights",
     "--enable-auto-tool-choice": "tool calls are not parsed",
     "--tool-call-parser": "tool calls are not parsed",
-    "--reasoning-parser": "reasoning is not parsed out of the text",
-    "--uvicorn-log-level": "the environment variable PACELINE_LOG_LEVEL sets the level",
-    "--allowed-origins": "no cross-origin headers are sent; a proxy in front of it may add them",
-    "--root-path": "paths are fixed; a proxy in front of it may change them",
-    "--compilation-config": "what can be compiled or recorded is, without settings",
-    "--attention-backend": "attention is torch's own",
-    "--hf-overrides": "a model is served as its config.json says",
+    "--reasoning-parser": "reasoning is not separated from the text",
+    "--uvicorn-log-level": "set the environment variable PACELINE_LOG_LEVEL",
+    "--allowed-origins": "no cross-origin headers are sent; add them in a proxy",
+    "--root-path": "paths are fixed; change them in a proxy",
+    "--compilation-config": "compilation and recording are automatic",
+    "--attention-backend": "attention is always torch's",
+    "--hf-overrides": "the model's config.json is used unchanged",
 }
-"""Options that have no counterpart here, each with the reason or with what to do instead."""
+"""Options without an equivalent, with the reason or an alternative."""
 
 _DTYPES: Final = {"half": "float16", "float": "float32"}
-"""vLLM's other names of number formats."""
+"""Additional names of number formats in vLLM."""
 _DRAFT_SETTINGS: Final = {"model": "--draft-model", "num_speculative_tokens": "--num-speculative-tokens"}
 _SPECULATION: Final = ("--speculative-config", "-sc")
 
 
 def translated(words: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words of a command line with our names for vLLM's; `known` options are ours and stay.
+    """Translate vLLM's options in a command line to Paceline's; `known` options are Paceline's own.
 
-    Raises InvalidArgumentError naming the option as it was typed.
+    Raises InvalidArgumentError naming the option as typed.
     """
     result: list[str] = []
     rest = list(words)
@@ -129,7 +129,7 @@ def translated(words: Sequence[str], known: Collection[str]) -> list[str]:
         elif name in SO_ANYWAY and _is_so(name, argument):
             continue
         elif name in NOT_HERE:
-            raise InvalidArgumentError(name, f"is vLLM's, and refused here: {NOT_HERE[name]}")
+            raise InvalidArgumentError(name, f"is an option of vLLM without an equivalent: {NOT_HERE[name]}")
         else:
             result.append(word)
     return result
@@ -141,7 +141,7 @@ def _is_so(name: str, argument: Callable[[], str]) -> bool:
 
 
 def _speculation(name: str, text: str) -> list[str]:
-    """The draft that vLLM's JSON object describes, as our options."""
+    """Paceline's options for vLLM's JSON description of the draft."""
     try:
         settings: Mapping[str, Any] = json.loads(text)
     except ValueError:
@@ -156,6 +156,6 @@ def _speculation(name: str, text: str) -> list[str]:
             result += ["--draft-model", "none"]
         elif (key, value) not in (("method", "draft_model"), ("draft_tensor_parallel_size", 1)):
             raise InvalidArgumentError(
-                name, f"{key} {value!r} is not known here: a draft is a model of its own (--draft-model)"
+                name, f"{key} {value!r} is not supported: the draft is a separate model (--draft-model)"
             )
     return result

@@ -1,4 +1,4 @@
-"""The SDK: `Client` and `AsyncClient`, and everything they take, return and raise."""
+"""The SDK: `Client`, `AsyncClient`, and the types that they take, return and raise."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Telling the server which requests nobody will resume.
+"""Cancelling abandoned requests, so that the server does not hold them for resumption.
 
-A stream that is closed says so at once, so that the server knows it before any later call of the same client.
-One that is dropped leaves it to a thread: it may be dropped inside the garbage collector, which may have
-interrupted gRPC while it held its locks. Putting a name into a queue is safe everywhere. What is queued goes
-before any later request of the same client too: that may have the same name.
+A closed stream sends its cancellation at once, before any later call of the same client. A stream that is
+garbage-collected leaves it to a thread: the collector may have interrupted gRPC while it held its locks, and
+only putting a name into a queue is safe there. Queued cancellations are also sent before any later request of
+the same client, because that request may reuse the name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import grpc
 
 
 class _Answer(Protocol):
-    """A call that was made."""
+    """A call in progress."""
 
     def result(self, timeout: float | None = None) -> Any: ...
 
@@ -28,35 +28,35 @@ class _Answer(Protocol):
 
 
 Cancel = Callable[[str], _Answer]
-"""Makes the call; what it raises of gRPC is of no interest: the server's own limit holds."""
+"""Starts a Cancel call. gRPC errors are ignored: the server drops the request after its own time limit."""
 _FAILURES = (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError)
 
 
 class _Queue:
-    """Names that wait for the thread, or for whoever goes before it."""
+    """Names waiting to be cancelled, by the thread or before the next request."""
 
     def __init__(self, cancel: Cancel) -> None:
         self._cancel = cancel
         self._names: deque[str] = deque()
         self._signals: SimpleQueue[bool] = SimpleQueue()
         self._sending = threading.Lock()
-        """Held from when a name is taken until its call is made: who has it next finds no name under way."""
+        """Held from taking a name until its call has started, so that no name is between both afterwards."""
 
     def put(self, name: str) -> None:
-        """Takes no lock: the thread that does this may hold any."""
+        """Add a name. Takes no lock, because the calling thread may hold any lock."""
         self._names.append(name)
         self._signals.put(True)
 
     def end(self) -> None:
-        """Of the thread, behind what is queued."""
+        """Stop the thread after the queued names."""
         self._signals.put(False)
 
     def wait(self) -> bool:
-        """For a name, which another one may take first; False is the end."""
+        """Wait for a name, which another thread may take first. False means stop."""
         return self._signals.get()
 
     def send(self, most: int | None = None) -> list[_Answer]:
-        """Make the calls of so many names, the oldest first; None is all that are here."""
+        """Start the calls of the oldest `most` names; None means all."""
         calls = []
         with self._sending:
             here = len(self._names)
@@ -77,7 +77,7 @@ class Abandoning:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Be ready. May be repeated."""
+        """Start the thread. Idempotent."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -86,16 +86,16 @@ class Abandoning:
                 self._thread.start()
 
     def now(self, request_id: str) -> None:
-        """Make the call, and do not wait for its answer."""
+        """Cancel immediately without waiting for the answer."""
         with contextlib.suppress(*_FAILURES):
             self._keep(self._cancel(request_id))
 
     def soon(self, request_id: str) -> None:
-        """Leave it to the thread."""
+        """Let the thread cancel the request."""
         self._queue.put(request_id)
 
     def before_a_request(self) -> None:
-        """Make the calls that were left to the thread."""
+        """Send all queued cancellations."""
         for call in self._queue.send():
             self._keep(call)
 
@@ -104,7 +104,7 @@ class Abandoning:
         call.add_done_callback(self._calls.discard)
 
     def close(self, seconds: float) -> None:
-        """Wait for all that was begun before, for at most so long. May be repeated."""
+        """Wait for pending cancellations, for at most `seconds`. Idempotent."""
         end = time.monotonic() + seconds
         self._queue.end()
         for call in list(self._calls):

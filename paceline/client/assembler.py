@@ -1,13 +1,13 @@
-"""The answer to one Generate call, folded from its messages. No I/O, so both clients share it.
+"""Assembles the messages of a Generate call into chunks and a result. No I/O, so both clients share it.
 
     started  →  (chunk*  →  finished) for each choice, interleaved  →  end of the stream
 
-A stream that broke may be followed by another one, which begins with `started` again and goes on from what
-is here. Only for a choice of which no token is here does it tell of the prompt again; the part of that which
-came before is left out, and so is the end of a choice that has ended.
+A broken stream may be followed by another one, which begins with `started` again and continues after the
+received tokens. It repeats the prompt's data only for choices without tokens; data received before is
+dropped, as is the repeated end of a finished choice.
 
-Whatever breaks that order, skips an index or names something unknown is an InternalError: the server is
-wrong or too new, and tokens must not be lost or repeated in silence.
+A message out of order, a skipped index or an unknown value raises InternalError: the server is wrong or too
+new, and tokens must not be lost or repeated silently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _broken(what: str) -> NoReturn:
 
 @dataclass(slots=True)
 class _Choice:
-    """What came of one completion so far."""
+    """The received part of one completion."""
 
     seed: int
     token_ids: list[int] = field(default_factory=list)
@@ -48,15 +48,15 @@ class _Choice:
     texts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     repeated: int = 0
-    """Characters of the echoed prompt that will come again."""
+    """Characters of the echoed prompt that will be repeated."""
     output: CompletionOutput | None = None
 
 
 class StreamAssembler:
-    """Feed it each message; it gives chunks, and in the end `result`."""
+    """Turns messages into chunks, and finally into `result`."""
 
     def __init__(self, sampling: common_pb2.SamplingParams | None = None) -> None:
-        """`sampling` is the request's: what it asks for must come, and nothing else."""
+        """`sampling` is the request's: exactly the requested reports must arrive."""
         self.result: GenerationResult | None = None
         self._wants_logprobs = sampling is not None and sampling.HasField("logprobs")
         self._wants_prompt_logprobs = sampling is not None and sampling.HasField("prompt_logprobs")
@@ -64,9 +64,9 @@ class StreamAssembler:
         self._started: generation_pb2.GenerateStarted | None = None
         self._resumes = False
         self._repeated_positions = 0
-        """Of the prompt's log-probabilities, those that will come again."""
+        """Number of the prompt's log-probabilities that will be repeated."""
         self.mode = AcceptanceMode.COUPLED
-        """As the server told it with its first message."""
+        """Set by the server's first message."""
         self._choices: list[_Choice] = []
         self._ended_before: set[int] = set()
         self._prompt_logprobs: list[PositionLogprobs] = []
@@ -80,12 +80,12 @@ class StreamAssembler:
 
     @property
     def last_index(self) -> int | None:
-        """Index of the last token that every choice has, None before the first."""
+        """Index of the last token received for every choice; None before the first."""
         fewest = min((len(choice.token_ids) for choice in self._choices), default=0)
         return fewest - 1 if fewest else None
 
     def resume(self) -> tuple[int, codec.Resumption]:
-        """The seed and what is here of each choice, to ask for the rest; another stream follows."""
+        """Prepare for a following stream. Returns the seed and the received tokens of each choice."""
         assert self._started is not None
         self._resumes = True
         self._ended_before = {i for i, choice in enumerate(self._choices) if choice.output is not None}
@@ -96,15 +96,15 @@ class StreamAssembler:
         return self._started.seed, codec.Resumption(tuple(map(len, received)), received)
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
-        """The chunk this message brings, if it brings one; None is the end of the stream.
+        """The chunk of this message, if any. A None message is the end of the stream.
 
-        Raises InternalError, and UnavailableError for an end that came too early.
+        Raises InternalError, or UnavailableError for a premature end.
         """
         if message is None:
             self.require_result()
             return None
         if self.result is not None:
-            _broken("it goes on after its end")
+            _broken("it continues after its end")
         part = message.WhichOneof("part")
         if (part == "started") != (self._started is None or self._resumes):
             _broken("it must start once, with `started`")
@@ -118,9 +118,9 @@ class StreamAssembler:
                 case "finished":
                     return self._finish(message.finished)
         except InvalidArgumentError as error:
-            # The codec's word for a number that this version does not know.
+            # The codec raises this for an unknown enum number.
             _broken(error.message)
-        _broken("it holds a part this version does not know")
+        _broken("it contains a part unknown to this version")
 
     def _start(self, started: generation_pb2.GenerateStarted) -> None:
         mode = codec.mode_from_proto(started.acceptance_mode)
@@ -129,16 +129,16 @@ class StreamAssembler:
             self._resumes = False
             before = [choice.seed for choice in self._choices], self.mode, self._started.num_prompt_tokens
             if (seeds, mode, started.num_prompt_tokens) != before:
-                _broken("what it goes on with is another request")
+                _broken("it continues with another request")
             return
         self.mode = mode
         if len(seeds) != self.num_choices or seeds[0] != started.seed:
-            _broken(f"it has {len(seeds)} choices of {self.num_choices}")
+            _broken(f"it has {len(seeds)} choices instead of {self.num_choices}")
         self._choices = [_Choice(seed) for seed in seeds]
         self._started = started
 
     def _has_ended_before(self, index: int) -> bool:
-        """True once for a choice whose end came with a stream before this one."""
+        """True, once, for a choice whose end arrived in an earlier stream."""
         told = index in self._ended_before
         self._ended_before.discard(index)
         return told
@@ -147,19 +147,19 @@ class StreamAssembler:
         if index >= len(self._choices):
             _broken(f"there is no choice {index}")
         if self._choices[index].output is not None:
-            _broken(f"choice {index} goes on after its end")
+            _broken(f"choice {index} continues after its end")
         return self._choices[index]
 
     def _extend(self, message: generation_pb2.GenerateChunk) -> GenerationChunk | None:
         choice = self._choice(message.choice)
         if message.index != len(choice.token_ids):
-            _broken(f"index {message.index} came where {len(choice.token_ids)} was due")
+            _broken(f"index {message.index} instead of {len(choice.token_ids)}")
         if len(message.origins) != len(message.token_ids):
-            _broken("it needs one origin a token")
+            _broken("it must have one origin per token")
         if len(message.logprobs) != (len(message.token_ids) if self._wants_logprobs else 0):
-            _broken("it needs log-probabilities for each token, if asked for")
+            _broken("it must have log-probabilities for each token exactly if requested")
         if message.prompt_logprobs and not self._wants_prompt_logprobs:
-            _broken("nobody asked for the prompt's log-probabilities")
+            _broken("the prompt's log-probabilities were not requested")
         chunk = GenerationChunk(
             index=message.index,
             token_ids=tuple(message.token_ids),
@@ -200,7 +200,7 @@ class StreamAssembler:
             return None
         choice = self._choice(finished.choice)
         if finished.usage.completion_tokens != len(choice.token_ids):
-            _broken(f"{len(choice.token_ids)} tokens of {finished.usage.completion_tokens} came")
+            _broken(f"{len(choice.token_ids)} of {finished.usage.completion_tokens} tokens arrived")
         stop = codec.finish_reason_from_proto(finished.finish_reason) is FinishReason.STOP
         reason: Literal["stop", "length"] = "stop" if stop else "length"
         choice.texts.append(finished.text)
@@ -257,15 +257,15 @@ class StreamAssembler:
         )
 
     def require_result(self) -> GenerationResult:
-        """The result at the end of the stream. Raises UnavailableError if it ended too early."""
+        """The result at the end of the stream. Raises UnavailableError after a premature end."""
         if self.result is None:
             raise UnavailableError("the stream ended before the generation did", self.last_index)
         return self.result
 
     def fail(self, error: PacelineError) -> None:
-        """Raise what ended the stream, saying what the client already has where it does not.
+        """Raise the error that ended the stream, with `last_index` set.
 
-        Returns if the result is complete: nothing that comes after it can change it.
+        Returns if the result is complete: a later error cannot change it.
         """
         if self.result is not None:
             return
@@ -277,14 +277,14 @@ class StreamAssembler:
 def _positions(
     messages: Iterable[generation_pb2.PositionLogprobs], token_ids: Iterable[int]
 ) -> tuple[PositionLogprobs, ...]:
-    """One mapping a token, which it begins with."""
+    """One mapping per token, starting with the token itself."""
     positions: list[PositionLogprobs] = []
     for message, token_id in zip_longest(messages, token_ids):
         if message is None or not message.tokens or message.tokens[0].token_id != token_id:
-            _broken("log-probabilities are of another token")
+            _broken("log-probabilities belong to another token")
         position: dict[int, Logprob] = {}
         for each in message.tokens:
-            # The token itself comes first, and again where it is among the likeliest.
+            # The token itself comes first, and is repeated if it is among the most likely.
             position.setdefault(each.token_id, Logprob(each.logprob, each.rank, each.decoded_token))
         positions.append(position)
     return tuple(positions)

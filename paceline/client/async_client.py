@@ -1,4 +1,4 @@
-"""The asyncio client: the synchronous one's shape over grpc.aio."""
+"""The asyncio client: the interface of the synchronous client, on grpc.aio."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _Response = TypeVar("_Response")
 
 
 class AsyncGenerationStream:
-    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
+    """Chunks of one generation as they arrive. Closing or dropping the stream cancels the generation.
 
-    A stream that breaks is resumed: the next chunk is the one that would have come. Whoever gives up waiting
-    for one has ended nothing: the next who waits gets it.
+    A broken stream is resumed without losing a chunk. A cancelled wait for a chunk does not end the stream:
+    the next wait gets that chunk.
     """
 
     def __init__(self, client: AsyncClient, resuming: Resuming) -> None:
@@ -58,39 +58,37 @@ class AsyncGenerationStream:
         self._closed = asyncio.Event()
         self._being_read = False
         self._pauses_until: float | None = None
-        """Time of the event loop at which a stream that broke is asked for again."""
+        """Event loop time at which a broken stream is resumed."""
         self._reading = CallMessages(client._generate(resuming.request, resuming.timeout))
 
     @property
     def request_id(self) -> str | None:
-        """As the server confirmed or chose it; None before its first message."""
+        """The id confirmed or chosen by the server; None before its first message."""
         return self._assembler.request_id
 
     @property
     def result(self) -> GenerationResult | None:
-        """The whole generation, once the last chunk has come."""
+        """The complete result after the last chunk."""
         return self._assembler.result
 
     @property
     def num_resumes(self) -> int:
-        """How often it was asked for again."""
+        """Number of times the stream was resumed."""
         return self._resuming.num_resumes
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> GenerationChunk:
-        """Wait for the next chunk. Raises PacelineError, and RuntimeError where another task waits for it."""
+        """Wait for the next chunk. Raises PacelineError, or RuntimeError if another task is waiting."""
         if self._being_read:
-            raise RuntimeError("another task reads this stream")
+            raise RuntimeError("another task is reading this stream")
         self._being_read = True
         try:
             chunk = await self._next_chunk()
         except BaseException:
             self._being_read = False
-            del (
-                self
-            )  # whoever keeps the error keeps its traceback, and must not keep a stream that is dropped
+            del self  # the error's traceback must not keep a dropped stream alive
             raise
         self._being_read = False
         return chunk
@@ -117,7 +115,7 @@ class AsyncGenerationStream:
         raise StopAsyncIteration
 
     def _go_on_after(self, error: PacelineError) -> None:
-        """Begin the pause, or raise what ended the stream; nothing, if that was after its last chunk."""
+        """Begin the pause before resuming, or raise the final error unless the stream is complete."""
         pause = None if self._closed.is_set() else self._resuming.pause_after(error)
         if pause is not None:
             self._pauses_until = asyncio.get_running_loop().time() + pause
@@ -127,7 +125,7 @@ class AsyncGenerationStream:
         self._assembler.fail(error)
 
     def _call_again(self) -> None:
-        """Ask for the rest: the pause is over, which nobody who gave up waiting made longer."""
+        """Resume after the pause, which a cancelled wait does not extend."""
         self._pauses_until = None
         if self._closed.is_set():
             return
@@ -145,12 +143,12 @@ class AsyncGenerationStream:
         self._abort()
 
     def _abort(self) -> None:
-        """The same from outside: whoever reads is told."""
+        """End the stream from another task and wake its reader."""
         self._closed.set()
         self._leave()
 
     def _leave(self) -> None:
-        # The call first: what the server learns last must be that nobody will come back.
+        # The call first: the server must learn last that the stream will not be resumed.
         self._reading.cancel()
         request_id = self._resuming.abandon()
         if request_id is not None:
@@ -165,7 +163,7 @@ class AsyncGenerationStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        # The call refers to itself, so dropping it would wait for the garbage collector.
+        # The call is a reference cycle, so dropping it would leave it to the garbage collector.
         if hasattr(self, "_reading"):
             self._leave()
 
@@ -185,9 +183,9 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
 
         Connects with the first call, and belongs to that call's event loop.
 
-        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
-        stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
-        0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` is sent with every call.
+        A broken stream is resumed for up to `resume_seconds` without a server since its last chunk; 0
+        disables resuming. Raises InvalidArgumentError naming the argument or the unusable TLS file.
         """
         self.address = checked_address(address)
         self._reach = Reach(self.address, secure=tls is not None)
@@ -206,7 +204,7 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         if self._closed:
             raise ClientClosedError("this client is closed")
         if self._stub is None:
-            # First: what fails outside of a loop must leave nothing that belongs to none.
+            # First, because it fails outside an event loop, and nothing must be created then.
             self._loop = asyncio.get_running_loop()
             self._channel = open_aio_channel(self.address, CHANNEL_OPTIONS, self._tls)
             self._stub = GenerationServiceStub(self._channel)
@@ -222,7 +220,7 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         cache_salt: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - travels to the server as the call's deadline
     ) -> GenerationResult:
-        """Generate to the end. `prompt` is text or token ids; parameters are objects or dictionaries."""
+        """Generate to the end. `prompt` is text or token ids; parameters may be dictionaries."""
         async with self.stream(
             prompt,
             sampling,
@@ -245,7 +243,7 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerationStream:
-        """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream.
+        """Start generating and iterate over chunks as they arrive. `timeout` covers the whole stream.
 
         Not a coroutine: `async for chunk in client.stream(...)`.
         """
@@ -262,15 +260,15 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
             return service.Generate(request, timeout=timeout, metadata=self._metadata)
 
     def _abandon(self, request_id: str) -> None:
-        """Tell the server soon that nobody will resume this request."""
+        """Tell the server that this request will not be resumed."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # too late to tell anybody: the server's own limit holds
+            return  # no event loop any more: the server's own time limit applies
         if loop is not self._loop or self._stub is None:
             return
         request = generation_pb2.CancelRequest(request_id=request_id)
-        # The call is made here, not in the task: before any later call of this client.
+        # Started here rather than in the task, so that it precedes any later call of this client.
         call = self._stub.Cancel(request, timeout=CANCEL_SECONDS, metadata=self._metadata)
         task = loop.create_task(_answered(call))
         self._cancels.add(task)
@@ -304,12 +302,12 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         return (await self._unary(self._service().Detokenize, request, timeout)).text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:  # noqa: ASYNC109
-        """What the server offers."""
+        """The models that the server offers."""
         request = generation_pb2.ListModelsRequest()
         return models_from_proto(await self._unary(self._service().ListModels, request, timeout))
 
     async def status(self, *, timeout: float | None = None) -> ServerStatus:  # noqa: ASYNC109
-        """The coordinator's and its workers' state."""
+        """The status of the coordinator and its workers."""
         request = generation_pb2.GetStatusRequest()
         return status_from_proto(await self._unary(self._service().GetStatus, request, timeout))
 
@@ -331,10 +329,10 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         return answer
 
     async def close(self) -> None:
-        """Close the connection; calls that still run are cancelled. May be repeated.
+        """Cancel running calls and close the connection. Idempotent.
 
-        From here on it makes no call but those that tell the server of what is closed. The connection is
-        closed also where this is cancelled.
+        Afterwards the client only sends cancellations of closed streams. The connection is closed even if
+        this coroutine is cancelled.
         """
         self._closed = True
         try:
@@ -359,13 +357,13 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
 
 
 async def _set_by(event: asyncio.Event, when: float) -> None:
-    """Wait for the event, but not beyond this time of the event loop."""
+    """Wait for the event until this event loop time at the latest."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(when):
             await event.wait()
 
 
 async def _answered(call: grpc.aio.UnaryUnaryCall[Any, Any]) -> None:
-    """Whatever the answer is: the server's own limit holds."""
+    """Wait for the answer and ignore it: the server's own time limit applies."""
     with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):
         await call

@@ -1,4 +1,4 @@
-"""What both clients ask of gRPC: channel options, and errors of our own tree."""
+"""gRPC channel options and error translation of both clients."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ _Message = TypeVar("_Message")
 
 
 class ClientClosedError(UnavailableError):
-    """The caller closed the client: nobody is there to go on for."""
+    """The caller closed the client."""
 
 
 class CallCutError(CancelledError):
-    """A call ended with CANCELLED without a word of the server's: its gRPC cuts calls so while it stops, and
-    ours does where we cancel one ourselves."""
+    """A call ended with CANCELLED and without Paceline's error details: the server's gRPC is stopping, or
+    this client cancelled the call."""
 
 
 def cut_by(error: PacelineError, *, closed: bool) -> PacelineError:
-    """What the caller is told of a call that was cut: one that did not close it did not cancel it."""
+    """Turn a cut call into UnavailableError unless the caller closed it."""
     if isinstance(error, CallCutError) and not closed:
         return UnavailableError("the server ended the call")
     return error
 
 
 _NEVER_CONNECTED = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
-"""How gRPC's text begins where no connection came about."""
+"""Beginnings of gRPC's messages for calls without a connection."""
 
 
 @dataclass(slots=True)
 class Contact:
-    """Whether a client has ever reached its server. Any of its threads may say so."""
+    """Whether a client has ever reached its server. Set by any thread."""
 
     made: bool = False
 
     def learn(self, error: PacelineError) -> None:
-        """Only a server that was reached can break a call."""
+        """Record contact if the error came from an established connection."""
         self.made = self.made or not error.message.startswith(_NEVER_CONNECTED)
 
 
 KEEPALIVE_MILLISECONDS = 30_000
-"""A peer that is silent for this long is pinged, while a call is open."""
+"""Silence of the peer, during a call, after which it is pinged."""
 KEEPALIVE_TIMEOUT_MILLISECONDS = 10_000
-"""A peer that does not answer the ping within this long is lost."""
+"""Time without an answer to the ping after which the connection is lost."""
 RECONNECT_MILLISECONDS = 2_000
-"""At most this long after a server is back, calls reach it again."""
+"""Longest time until calls reach a server that is back."""
 
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
@@ -72,14 +72,14 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MILLISECONDS),
 )
-"""Bounds and liveness of a client's channel."""
+"""Message bounds, keepalive and reconnection of a client's channel."""
 
 
 CLOSED = "the call was closed while it ran"
 
 
 def checked_tls(tls: Tls | None) -> Tls | None:
-    """Raises InvalidArgumentError naming `tls`, or the file that cannot be used."""
+    """Raises InvalidArgumentError naming `tls` or an unusable file."""
     if tls is not None:
         if not isinstance(tls, Tls):
             raise InvalidArgumentError("tls", f"must be Tls, got {type(tls).__name__}")
@@ -88,7 +88,7 @@ def checked_tls(tls: Tls | None) -> Tls | None:
 
 
 def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """What goes with every call. Raises InvalidArgumentError for a key that no header can carry."""
+    """Metadata of every call. Raises InvalidArgumentError for a key that a header cannot carry."""
     if api_key is None:
         return ()
     if not isinstance(api_key, str) or not api_key or not (api_key.isascii() and api_key.isprintable()):
@@ -97,28 +97,28 @@ def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def readable(message: _Message | None) -> _Message:
-    """What grpc.aio read: None stands for bytes that are no message.
+    """The message read by grpc.aio, which returns None for undecodable bytes.
 
     Raises InternalError for these, as the synchronous API does.
     """
     if message is None:
-        raise InternalError("the server sent bytes that are no message of this method")
+        raise InternalError("the server sent bytes that are not a message of this method")
     return message
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what gRPC raises inside as an error of `paceline.core.errors`.
+    """Translate gRPC errors raised inside to errors of `paceline.core.errors`.
 
-    grpc.aio raises asyncio.CancelledError also when it was the call or its channel, not the caller's
-    task, that was cancelled. That is an ordinary error here; a cancelled task stays cancelled.
+    grpc.aio raises asyncio.CancelledError also if the call or channel was cancelled instead of the caller's
+    task. Only the former is translated; a cancelled task stays cancelled.
     """
     try:
         yield
     except grpc.RpcError as error:
         raise _told(error) from error
     except (ValueError, grpc.aio.UsageError) as error:
-        # What a closed channel raises, of the synchronous and of the asynchronous API.
+        # Raised for a closed channel: ValueError by the synchronous API, UsageError by the asynchronous one.
         raise ClientClosedError("this client is closed") from error
     except asyncio.CancelledError:
         task = asyncio.current_task()

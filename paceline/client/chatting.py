@@ -1,6 +1,6 @@
-"""Conversations: the server renders the model's chat template, and the prompt is then one like any other.
+"""Conversations: the server renders the model's chat template to a prompt, which is then generated as usual.
 
-So is the stream: where it breaks, the prompt is asked for again, and not the conversation.
+A broken stream is resumed with the rendered prompt, not with the conversation.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from paceline.rpc.codec.chat import ChatCall, chat_to_proto
 from paceline.v1 import generation_pb2
 
 StreamT = TypeVar("StreamT")
-"""What `stream` returns."""
+"""Return type of `stream`."""
 Messages = Sequence[Mapping[str, Any]]
-"""`role` (system, developer, user or assistant), `content`, and perhaps `name`: text each."""
+"""Text values for `role` (system, developer, user or assistant), `content`, and optionally `name`."""
 LEAST_SECONDS = 1e-3
-"""What is left at least of a deadline: the server then says that it has passed."""
+"""Smallest remaining deadline to send, so that the server reports it as exceeded."""
 
 
 class Ending(TypedDict, total=False):
-    """How the prompt of a conversation ends, and variables of its template."""
+    """Options of the chat template: the end of the prompt, and variables."""
 
     add_generation_prompt: bool | None
     continue_final_message: bool
@@ -33,7 +33,7 @@ class Ending(TypedDict, total=False):
 
 
 class Options(Ending, total=False):
-    """The same, and what `stream` takes."""
+    """Options of the chat template and of `stream`."""
 
     speculation: requests.Speculation
     request_id: str | None
@@ -52,14 +52,14 @@ def _request(
 
 
 def _sampling(value: requests.Sampling) -> requests.Sampling:
-    """An answer may fill the model's length, unless parameters say otherwise."""
+    """Default `max_tokens` to None: an answer may fill the model's length."""
     if value is None or (isinstance(value, Mapping) and "max_tokens" not in value):
         return SamplingParams.from_mapping({**(value or {}), "max_tokens": None})
     return value
 
 
 def _split(options: Options) -> tuple[Ending, dict[str, Any]]:
-    """What concerns the template, and what `stream` takes. Raises TypeError for a name of neither."""
+    """Split into template options and `stream` options. Raises TypeError for an unknown name."""
     for name in options:
         if name not in Options.__annotations__:
             raise TypeError(f"unexpected keyword argument {name!r}")
@@ -69,7 +69,7 @@ def _split(options: Options) -> tuple[Ending, dict[str, Any]]:
 
 
 class _Deadline:
-    """One time for several calls."""
+    """One deadline for several calls."""
 
     def __init__(self, timeout: float | None) -> None:
         seconds = requests.checked_timeout(timeout)
@@ -82,7 +82,7 @@ class _Deadline:
 
 
 class Chatting(ABC, Generic[StreamT]):
-    """What `Client` does with conversations."""
+    """Conversation methods of `Client`."""
 
     @abstractmethod
     def stream(
@@ -114,7 +114,7 @@ class Chatting(ABC, Generic[StreamT]):
     def _apply_chat_template(
         self, request: generation_pb2.ApplyChatTemplateRequest, timeout: float | None
     ) -> generation_pb2.ApplyChatTemplateResponse:
-        """Ask the server."""
+        """Call the server."""
 
     def apply_chat_template(
         self, messages: Messages, *, timeout: float | None = None, **ending: Unpack[Ending]
@@ -122,11 +122,11 @@ class Chatting(ABC, Generic[StreamT]):
         """The conversation as a prompt, by the chat template of the server's tokenizer.
 
         Args:
-            messages: dictionaries with `role`, `content` and perhaps `name`, the oldest first.
+            messages: dictionaries with `role`, `content` and optionally `name`, oldest first.
             timeout: as for every call.
-            ending: `add_generation_prompt` opens the assistant's turn, by default unless
-                `continue_final_message` lets the model go on with the last message;
-                `chat_template_kwargs` are more variables of the template.
+            ending: `add_generation_prompt` opens the assistant's turn (the default unless
+                `continue_final_message` is set); `continue_final_message` lets the model continue the last
+                message; `chat_template_kwargs` are additional variables of the template.
         """
         return tuple(self._apply_chat_template(_request(messages, **ending), timeout).token_ids)
 
@@ -138,7 +138,7 @@ class Chatting(ABC, Generic[StreamT]):
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> GenerationResult:
-        """The assistant's next message. Without `max_tokens` it may fill the model's length.
+        """Generate the assistant's next message. Without `max_tokens` it may fill the model's length.
 
         `options` are those of `apply_chat_template` and of `generate`.
         """
@@ -153,14 +153,14 @@ class Chatting(ABC, Generic[StreamT]):
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> StreamT:
-        """The same, chunk by chunk as they arrive."""
+        """As `chat`, with chunks as they arrive."""
         prompt, rest = self._prompt_of(messages, timeout, options)
         return self.stream(prompt, _sampling(sampling), **rest)
 
     def _prompt_of(
         self, messages: Messages, timeout: float | None, options: Options
     ) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """The prompt, and what else `stream` takes: the time that is left among it."""
+        """The prompt, and the remaining arguments of `stream` with the remaining timeout."""
         deadline = _Deadline(timeout)
         ending, rest = _split(options)
         prompt = self.apply_chat_template(messages, timeout=deadline.left, **ending)
@@ -168,7 +168,7 @@ class Chatting(ABC, Generic[StreamT]):
 
 
 class AsyncChatting(ABC, Generic[StreamT]):
-    """What `AsyncClient` does with conversations."""
+    """Conversation methods of `AsyncClient`."""
 
     @abstractmethod
     def stream(
@@ -202,7 +202,7 @@ class AsyncChatting(ABC, Generic[StreamT]):
         request: generation_pb2.ApplyChatTemplateRequest,
         timeout: float | None,  # noqa: ASYNC109
     ) -> generation_pb2.ApplyChatTemplateResponse:
-        """Ask the server."""
+        """Call the server."""
 
     async def apply_chat_template(
         self,
@@ -234,7 +234,7 @@ class AsyncChatting(ABC, Generic[StreamT]):
         timeout: float | None = None,  # noqa: ASYNC109
         **options: Unpack[Options],
     ) -> StreamT:
-        """The same, chunk by chunk: `async for chunk in await client.stream_chat(...)`."""
+        """As `chat`, with chunks as they arrive: `async for chunk in await client.stream_chat(...)`."""
         prompt, rest = await self._prompt_of(messages, timeout, options)
         return self.stream(prompt, _sampling(sampling), **rest)
 

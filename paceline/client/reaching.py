@@ -1,4 +1,4 @@
-"""Where a server is, as its users write it, and what is likely wrong where it cannot be reached. Pure."""
+"""Server addresses as users write them, and likely causes of failed connections. No I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 from paceline.core.errors import InvalidArgumentError, PacelineError, UnavailableError
 
 DEFAULT_PORT: Final = 50151
-"""Of a coordinator that `paceline serve` starts."""
+"""Default gRPC port of `paceline serve`."""
 
 _OF_GRPC: Final = re.compile(r"(unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):")
-"""Names in gRPC's own form, which are left to it."""
+"""Addresses in gRPC's own form, passed on unchanged."""
 
 
 def checked_address(address: str) -> str:
@@ -23,7 +23,7 @@ def checked_address(address: str) -> str:
         return address
     if "://" in address:
         raise InvalidArgumentError(
-            "address", f"{address} is a URL; gRPC's address is host:port, such as 127.0.0.1:{DEFAULT_PORT}"
+            "address", f"{address} is a URL; use host:port, such as 127.0.0.1:{DEFAULT_PORT}"
         )
     if address.startswith("["):
         host, bracket, port = address.partition("]")
@@ -41,14 +41,13 @@ def checked_address(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """An address, and how it is talked to."""
+    """An address and whether it uses TLS."""
 
     address: str
     secure: bool
-    """With TLS."""
 
     def told(self, error: PacelineError) -> PacelineError:
-        """The same error, in our words where gRPC says that it reached no server."""
+        """The error, with a clear message if gRPC could not reach a server."""
         if type(error) is not UnavailableError:
             return error
         for pattern, with_tls, meaning in _MEANINGS:
@@ -61,41 +60,39 @@ _MEANINGS: Final = (
     (
         "Connection refused",
         None,
-        "nobody listens at {address} (Connection refused): is `paceline serve` running there, and has it "
-        "said that it listens?",
+        "no server is listening at {address} (Connection refused): is `paceline serve` running and ready?",
     ),
-    ("errors resolving|DNS resolution failed", None, "the host of {address} is not known here"),
+    ("errors resolving|DNS resolution failed", None, "the host name of {address} cannot be resolved"),
     (
         "WRONG_VERSION_NUMBER",
         True,
-        "{address} does not speak TLS: leave tls_ca and the like out, and the variables PACELINE_TLS_…",
+        "{address} does not use TLS: omit tls_ca and the other TLS settings and variables (PACELINE_TLS_…)",
     ),
     (
         "CERTIFICATE_VERIFY_FAILED",
         True,
-        "the certificate of {address} is of no authority that is trusted here: tls_ca names its file",
+        "the certificate of {address} is from an untrusted authority: set tls_ca to the authority's file",
     ),
     (
         "Hostname Verification",
         True,
-        "the certificate of {address} is not for that host: tls_server_name says whom it is for",
+        "the certificate of {address} is for another host name: set tls_server_name to that name",
     ),
     (
         "all addresses.*(Socket closed|Connection reset|handshake)",
         True,
-        "{address} broke the TLS handshake off: it may demand a certificate of its clients "
-        "(tls_certificate, tls_key)",
+        "{address} aborted the TLS handshake: it may require a client certificate (tls_certificate, tls_key)",
     ),
     (
         "Failed parsing HTTP/2|http1",
         None,
-        "{address} answers HTTP/1 and not gRPC: that may be the port of OpenAI's API, and gRPC's is another "
-        f"one, {DEFAULT_PORT} if --port chose none",
+        "{address} answers HTTP/1, not gRPC: it may be the port of the OpenAI-compatible API; gRPC has its "
+        f"own port, {DEFAULT_PORT} unless --port is set",
     ),
     (
         "all addresses.*(Socket closed|Connection reset)",
         False,
-        "{address} does not take plain text: it may have TLS, and tls_ca names its authority's file",
+        "{address} refuses plain text: it may require TLS; set tls_ca to its authority's file",
     ),
     (
         "timed out|No route to host|Network is unreachable",
@@ -103,4 +100,4 @@ _MEANINGS: Final = (
         "{address} cannot be reached over the network",
     ),
 )
-"""What gRPC's text has in it, whether the channel had TLS (None: either), and what that means."""
+"""A pattern in gRPC's message, whether the channel used TLS (None: either), and the explanation."""

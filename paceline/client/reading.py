@@ -1,8 +1,8 @@
-"""Reading one call of the asyncio client, so that whoever gives up waiting for a message loses nothing.
+"""Reading one call of the asyncio client, such that a cancelled wait loses no message.
 
-gRPC ends a call of which a read is cancelled. So a task of its own reads it, at most two messages ahead: the
-server must notice a client that takes nothing. It is one task for the call, since one for each message would
-show in the time of every chunk.
+gRPC ends a call if one of its reads is cancelled, so a separate task reads the call. It reads at most two
+messages ahead, so that the server notices a client that does not read. There is one task per call, because a
+task per message would slow down every chunk.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ Call = grpc.aio.UnaryStreamCall[generation_pb2.GenerateRequest, generation_pb2.G
 
 
 class CallMessages:
-    """The messages of one call, for one reader at a time. Refers to no stream, so that one may be dropped."""
+    """The messages of one call, for one reader at a time. Holds no reference to the stream, so that a dropped
+    stream is freed."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._task: asyncio.Task[None] | None = None
         self._arrived: deque[generation_pb2.GenerateResponse | PacelineError | None] = deque()
-        """At most one message, then what ended the call: an error, or None."""
+        """At most one message, then the end of the call: an error, or None."""
         self._here = asyncio.Event()
-        """Something has arrived, or will not any more."""
+        """Set if something has arrived or the call has ended."""
         self._room = asyncio.Event()
 
     async def next(self) -> generation_pb2.GenerateResponse | None:
-        """Wait for the next message; None is the end. Raises PacelineError."""
+        """Wait for the next message; None at the end. Raises PacelineError."""
         if self._task is None:
             here = self._here
             self._task = asyncio.create_task(self._read())
@@ -52,7 +53,7 @@ class CallMessages:
                 raise arrived
             return arrived
         finally:
-            del arrived  # an error that is in its own traceback would keep the stream
+            del arrived  # an error referenced by its own traceback would keep the stream alive
 
     async def _read(self) -> None:
         try:
@@ -65,12 +66,12 @@ class CallMessages:
                     self._here.set()
             self._arrived.append(None)
         except PacelineError as error:
-            # Not raised: nobody may ask for it.
+            # Not raised, because no reader may retrieve the task's exception.
             self._arrived.append(error)
 
     def cancel(self) -> None:
-        """End the call; whoever waits is told. May be done in any thread, and after the event loop."""
+        """End the call and wake the reader. Safe in any thread and after the event loop has closed."""
         self._call.cancel()
         if self._task is not None and not self._task.done():
-            with contextlib.suppress(RuntimeError):  # a loop that is closed runs nothing
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)

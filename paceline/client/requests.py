@@ -1,6 +1,7 @@
-"""What the user asks for, as messages. Raises InvalidArgumentError naming the field; does no I/O.
+"""Conversion of a user's arguments to protobuf messages. Raises InvalidArgumentError naming the field; no
+I/O.
 
-Only what the wire could not carry is refused here; the server validates the rest.
+Refuses only values that the wire cannot carry; the server validates the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from paceline.v1 import generation_pb2
 Prompt = str | Sequence[int]
 """Text, or token ids."""
 MAX_TIMEOUT = 1e9
-"""Seconds. gRPC takes much longer ones for already over."""
+"""Seconds. gRPC treats much longer deadlines as expired."""
 Sampling = SamplingParams | Mapping[str, Any] | None
 Speculation = SpeculationParams | Mapping[str, Any] | None
 
@@ -34,7 +35,7 @@ def token_ids_of(name: str, values: object) -> tuple[int, ...]:
             token_id = -1
         if not 0 <= token_id < 2**32:
             raise InvalidArgumentError(
-                name, f"must hold integers in [0, 2^32), which the one at position {position} is not"
+                name, f"must contain integers in [0, 2^32); the value at position {position} is invalid"
             )
         ids.append(token_id)
     return tuple(ids)
@@ -70,7 +71,7 @@ def generate_request(
     request_id: str | None,
     cache_salt: str | None = None,
 ) -> generation_pb2.GenerateRequest:
-    """Sampling and speculation default to what their classes say."""
+    """The message of a Generate call; None means the defaults of the parameter classes."""
     return codec.generate_request_to_proto(
         codec.GenerateCall(
             request_id="" if request_id is None else _text("request_id", request_id),
@@ -83,12 +84,12 @@ def generate_request(
 
 
 def tokenize_request(text: str) -> generation_pb2.TokenizeRequest:
-    """Any text, also an empty one."""
+    """The message of a Tokenize call; the text may be empty."""
     return generation_pb2.TokenizeRequest(text=_text("text", text))
 
 
 def detokenize_request(token_ids: Sequence[int]) -> generation_pb2.DetokenizeRequest:
-    """Any ids, also none."""
+    """The message of a Detokenize call; the list may be empty."""
     return generation_pb2.DetokenizeRequest(token_ids=token_ids_of("token_ids", token_ids))
 
 
@@ -105,7 +106,7 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 def checked_resume_seconds(resume_seconds: float) -> float:
-    """For how long a stream that broke is asked for again; 0 never."""
+    """Seconds for which a broken stream is resumed; 0 disables resuming."""
     number = isinstance(resume_seconds, int | float) and not isinstance(resume_seconds, bool)
     if not number or not 0 <= resume_seconds <= MAX_TIMEOUT:
         raise InvalidArgumentError("resume_seconds", f"must be in [0, {MAX_TIMEOUT:.0e}] seconds")

@@ -1,10 +1,9 @@
-"""When a stream that broke is asked for again, and how. No I/O, so both clients share it.
+"""Resuming broken streams: when to retry and what to request. No I/O, so both clients share it.
 
-A stream is asked for again while the time without a server is within a budget, which begins anew with every
-chunk. One that has not begun is asked for again too, unless the server was never reached: its address may be
-wrong, and the error is the caller's at once. A refusal is an answer, and is not asked for again. Where the
-deadline comes first, it is what the caller is told, and when it comes: the server is asked nothing that it
-cannot answer in time.
+A stream is resumed while the time without a server since its last chunk is within a budget. A stream that has
+not begun is retried too, unless the server was never reached: then the address may be wrong, and the caller
+gets the error at once. A refusal is an answer and is not retried. If the deadline comes first, the caller
+gets DeadlineExceededError at the deadline, and no request is sent that cannot be answered in time.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from paceline.rpc import codec
 from paceline.v1 import generation_pb2
 
 DEFAULT_RESUME_SECONDS = 30.0
-"""As long as a coordinator holds a request for a client that is away."""
+"""The coordinator's default time for holding a request of a disconnected client."""
 CANCEL_SECONDS = 1.0
-"""How long a client that closes tries to tell the server that nobody will resume its requests."""
+"""Longest time a closing client spends on cancelling its requests at the server."""
 MAX_DOUBLINGS = 64
-"""Of a pause: so many make any pause longer than any bound on it, and more would overflow."""
+"""Cap on the doublings of a pause, against overflow; the pause has reached its bound long before."""
 LEAST_TIMEOUT = 1e-3
-"""Seconds. Where no more is left of the deadline a stream is not asked for again."""
+"""Remaining seconds of the deadline below which a stream is not resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +44,22 @@ class ResumeBackoff:
     """For how long a stream is asked for again, and after which pauses. All in seconds."""
 
     seconds: float = DEFAULT_RESUME_SECONDS
-    """Without a server, since the last chunk; 0 never asks again."""
+    """Budget of time without a server since the last chunk; 0 disables resuming."""
     first: float = 0.2
     longest: float = 2.0
     uniform: Callable[[], float] = random.random
 
     def pause(self, attempt: int) -> float:
-        """Seconds before attempt 0, 1, …: twice as long every time.
+        """Seconds before attempt 0, 1, …, doubling every time.
 
-        Up to half of it is left out at random, so that clients that were cut together do not return together.
+        A random part of up to half is subtracted, so that clients disconnected together do not return
+        together.
         """
         return min(self.first * 2.0 ** min(attempt, MAX_DOUBLINGS), self.longest) * (1 - self.uniform() / 2)
 
 
 class Resuming:
-    """One generation over as many calls as it takes."""
+    """One generation across several calls."""
 
     def __init__(
         self,
@@ -69,24 +69,24 @@ class Resuming:
         clock: Clock = monotonic,
         contact: Contact | None = None,
     ) -> None:
-        """`timeout` seconds are for all calls together; None is no deadline. `contact` is the client's."""
+        """`timeout` seconds cover all calls together; None is no deadline. `contact` is the client's."""
         self.request = request
         self.assembler = StreamAssembler(request.sampling)
         self.num_resumes = 0
-        """How often it was asked for again."""
+        """Number of times the stream was resumed."""
         self._backoff = backoff
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
         self._id_is_ours = not request.request_id
         self._end = threading.Lock()
-        """Taken once and for good, by whoever ends the request first: several threads may close a stream."""
+        """Taken for good by the first thread that ends the request; several threads may close a stream."""
         self._contact = contact or Contact()
         self._in_vain = 0
         """Pauses since the last chunk."""
         self._broken_at: float | None = None
-        """Since when no call brings anything; None while one does."""
+        """Start of the current break; None while messages arrive."""
         self._away = 0.0
-        """Seconds that earlier breaks lasted, since the last chunk."""
+        """Seconds of earlier breaks since the last chunk."""
         if backoff.seconds:
             request.resumable = True
             request.request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
@@ -102,7 +102,7 @@ class Resuming:
 
     @property
     def may_go_on(self) -> bool:
-        """True while it can be asked for again: it has begun, is not complete, and resumes are wanted."""
+        """True while the stream can be resumed: it has begun, is not complete, and resuming is enabled."""
         return bool(self._backoff.seconds) and self._begun
 
     @property
@@ -110,7 +110,7 @@ class Resuming:
         return self.assembler.request_id is not None and self.assembler.result is None
 
     def feed(self, message: generation_pb2.GenerateResponse | None) -> GenerationChunk | None:
-        """The chunk a message brings. Raises what the assembler raises."""
+        """The chunk of a message, if any. Raises the assembler's errors."""
         if message is not None:
             self._contact.made = True
             self._end_of_break()
@@ -125,12 +125,12 @@ class Resuming:
             self._broken_at = None
 
     def pause_after(self, error: PacelineError) -> float | None:
-        """Seconds to wait before the stream is asked for again; None where `error` is the end of it.
+        """Seconds to wait before resuming; None if `error` ends the stream.
 
-        No longer than to the deadline, at which `next_request` says so.
+        The pause ends at the deadline at the latest; then `next_request` raises DeadlineExceededError.
         """
         if not self._is_a_break(error):
-            # A refused name may be that of another request.
+            # A refused name may belong to another request, which must not be cancelled.
             if isinstance(error, InvalidArgumentError):
                 self._end.acquire(blocking=False)
             return None
@@ -147,10 +147,10 @@ class Resuming:
         return pause
 
     def _is_a_break(self, error: PacelineError) -> bool:
-        """True where what is asked again may be answered.
+        """True if a retry may succeed.
 
-        A server that came back may have no place at once for all streams that it lost, or count each as a new
-        request of its key: such a refusal is no answer to a stream that it had taken on before.
+        A restarted server may not have room for all its former streams at once, or may count each as a new
+        request of its key. For a stream that had begun, such a refusal is therefore retried.
         """
         if self._broken_at is not None and self._begun and isinstance(error, ResourceExhaustedError):
             return True
@@ -160,16 +160,16 @@ class Resuming:
         return self.assembler.result is None and (self._begun or self._contact.made)
 
     def next_request(self) -> generation_pb2.GenerateRequest:
-        """What to send in the place of the call that broke: the rest, with the same seed and mode.
+        """The request that continues the broken call: the remaining tokens, with the same seed and mode.
 
-        Before it has begun all of it is asked for. A name that is ours is that of no other request, so the
-        server may go on with what it has under it.
+        If the stream has not begun, everything is requested. If this client chose the request id, no other
+        request has it, and the server may continue the request it holds under this id.
 
-        Raises DeadlineExceededError where nobody could answer it in time.
+        Raises DeadlineExceededError if no time is left.
         """
         if self._left <= LEAST_TIMEOUT:
-            raise DeadlineExceededError("the timeout was over before the stream could be resumed")
-        # Not when the pause began, in which the stream may be closed.
+            raise DeadlineExceededError("the timeout expired before the stream could be resumed")
+        # Counted here, because the stream may be closed during the pause.
         self.num_resumes += 1
         request = generation_pb2.GenerateRequest()
         request.CopyFrom(self.request)
@@ -179,19 +179,19 @@ class Resuming:
             return request
         seed, resumption = self.assembler.resume()
         request.sampling.seed = seed
-        # Another coordinator may have another default.
+        # Another coordinator may have a different default.
         request.speculation.acceptance_mode = codec.mode_to_proto(self.assembler.mode)
         codec.resumption_to_proto(resumption, request)
         return request
 
     def abandon(self) -> str | None:
-        """The id of the request if the server may hold it for nobody; None if not, or if told before."""
+        """The request id to cancel, once, if the server may hold the request; else None."""
         named = self._id_is_ours or self.assembler.request_id is not None
         held = self.request.resumable and named and self.assembler.result is None
-        # Not where nothing is held yet: `started` may have arrived unread, and then it is.
+        # `started` may have arrived unread, so a request may be held even if the stream has not begun.
         return self.request.request_id if held and self._end.acquire(blocking=False) else None
 
 
 def _asked_pause(error: PacelineError) -> float:
-    """Seconds that the server asks to be left alone for; 0 where it does not say."""
+    """The server's `retry_after` in seconds; 0 if unset."""
     return (error.retry_after or 0.0) if isinstance(error, ResourceExhaustedError) else 0.0

@@ -1,4 +1,4 @@
-"""What the server says of itself, as values: its models, and the state of its processes."""
+"""The server's models and the status of its processes, as values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _T = TypeVar("_T")
 
 
 class WorkerState(enum.Enum):
-    """How the coordinator sees one worker."""
+    """State of a worker as seen by the coordinator."""
 
     UNKNOWN = "unknown"
-    """A state this version of the SDK has no word for."""
+    """A state unknown to this version of the SDK."""
     CONNECTING = "connecting"
     READY = "ready"
     LOST = "lost"
     REFUSED = "refused"
-    """Connected, but it cannot serve this target; `reason` says why."""
+    """Connected, but not usable; `reason` says why."""
 
 
 _STATES: dict[int, WorkerState] = {
@@ -53,21 +53,21 @@ class CacheInfo:
     block_size: int
     total_blocks: int
     free_blocks: int
-    """The cached ones included."""
+    """Free blocks, including cached ones."""
     sequences: int
     prefix_cache_queries: int
-    """Tokens of all sequences that were looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache."""
     prefix_cache_hits: int
-    """Those whose entries were there."""
+    """Tokens found in the prefix cache."""
     num_preemptions: int
-    """Times a sequence lost its blocks to an older one."""
+    """Number of times a sequence lost its blocks to an older one."""
     cached_blocks: int
-    """Free blocks with entries that may be used again."""
+    """Free blocks with reusable entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker last said of itself."""
+    """A worker's latest report about itself."""
 
     protocol_version: int
     role: str
@@ -84,14 +84,14 @@ class WorkerInfo:
     dtype: str
     num_parameters: int
     local_socket: str
-    """Path of the Unix socket at which it can be reached too; empty without one."""
+    """Path of the worker's additional Unix socket; empty without one."""
     weight_bytes: int
-    """Bytes of weights that a decode step reads."""
+    """Bytes of weights read by one decode step."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One configured worker as the coordinator sees it."""
+    """One configured worker as seen by the coordinator."""
 
     address: str
     role: str
@@ -109,25 +109,25 @@ class CoordinatorStatus:
     address: str
     process_id: int
     running: int
-    """Completions, each of the `n` of a request; so are those that wait, have finished and have failed."""
+    """Running completions; each of a request's `n` counts. The other counts are of completions too."""
     waiting: int
     num_speculative_tokens: DraftTokens
     max_num_speculative_tokens: int
-    """The bound of `auto`."""
+    """Upper bound of K for `auto`."""
     acceptance_mode: AcceptanceMode | None
-    """None if the server did not say."""
+    """None if the server did not report it."""
     prompt_lookup: bool
-    """Draft tokens may be copied from a sequence's own text, where a request does not say; not with a fixed K
-    in rejection or block mode above temperature 0."""
+    """Default of requests: whether draft tokens may be copied from a sequence's own text. Never with a fixed
+    K in rejection or block mode above temperature 0, unless requested."""
     finished_requests: int
-    """Since the coordinator began."""
+    """Since the coordinator started."""
     failed_requests: int
     http_address: str
-    """Empty where HTTP is not served."""
+    """Empty if HTTP is not served."""
     num_preemptions: int
-    """Times a sequence that was being generated had to wait for blocks of the target's cache."""
+    """Number of times a running sequence had to wait for blocks of the target's cache."""
     warnings: tuple[str, ...] = ()
-    """What is set up so that less is drafted than could be."""
+    """Settings that reduce drafting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,13 @@ class ServerStatus:
     workers: tuple[WorkerStatus, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         plain: dict[str, Any] = to_plain(self)
         return plain
 
 
 def mirror(cls: type[_T], message: Message, **given: Any) -> _T:
-    """A dataclass from the message's fields of the same names, except those `given`."""
+    """Build a dataclass from the message's fields of the same names, except those `given`."""
     values = dict(given)
     for f in fields(cls):  # type: ignore[arg-type]
         if f.name not in given:
@@ -159,7 +159,8 @@ def models_from_proto(response: generation_pb2.ListModelsResponse) -> tuple[Mode
 
 
 def status_from_proto(response: generation_pb2.GetStatusResponse) -> ServerStatus:
-    """A newer server's states and modes are unknown, not errors: this is for people to look at."""
+    """Convert a status. States and modes of a newer server become unknown, since the status is for
+    display."""
     mode = response.coordinator.acceptance_mode
     known = mode in common_pb2.AcceptanceMode.values() and mode != common_pb2.ACCEPTANCE_MODE_UNSPECIFIED
     return ServerStatus(

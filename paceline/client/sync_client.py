@@ -1,4 +1,4 @@
-"""The synchronous client: requests out, answers in, nothing else."""
+"""The synchronous client."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _Response = TypeVar("_Response")
 
 
 CLOSE_SECONDS = 5.0
-"""How long gRPC may take to close a channel, which takes it milliseconds."""
-INTERRUPTED = "an exception struck while the stream was read, and it cannot be asked for again"
-"""Why a stream ends that is read on after a Ctrl-C, or after what else a signal handler raised."""
+"""Time limit for gRPC to close a channel, which normally takes milliseconds."""
+INTERRUPTED = "reading the stream was interrupted by an exception, and the stream cannot be resumed"
+"""Error of a stream that is read again after a Ctrl-C or another exception from a signal handler."""
 
 
 class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
@@ -49,10 +49,10 @@ class _Call(Iterator[generation_pb2.GenerateResponse], Protocol):
 
 
 class GenerationStream:
-    """Chunks of one generation as they arrive. Closing it, or dropping it, cancels the generation.
+    """Chunks of one generation as they arrive. Closing or dropping the stream cancels the generation.
 
-    A stream that breaks is resumed: the next chunk is the one that would have come. So it is for
-    whoever reads on after a Ctrl-C, which strikes while they wait for one.
+    A broken stream is resumed without losing a chunk. The same holds if the caller continues reading after a
+    Ctrl-C during the wait for a chunk.
     """
 
     def __init__(self, client: Client, resuming: Resuming) -> None:
@@ -61,25 +61,25 @@ class GenerationStream:
         self._assembler = resuming.assembler
         self._over = False
         self._interrupted = False
-        """An exception struck while its call was read: gRPC waits on for a message that nobody would get."""
+        """An exception interrupted reading the call: gRPC would still wait for a message and lose it."""
         self._torn = False
-        """It struck while a message was taken in: what the assembler has may be half of it."""
+        """The exception interrupted the assembler, which may hold half a message."""
         self._closed = threading.Event()
         self._call = client._generate(resuming.request, resuming.timeout)
 
     @property
     def request_id(self) -> str | None:
-        """As the server confirmed or chose it; None before its first message."""
+        """The id confirmed or chosen by the server; None before its first message."""
         return self._assembler.request_id
 
     @property
     def result(self) -> GenerationResult | None:
-        """The whole generation, once the last chunk has come."""
+        """The complete result after the last chunk."""
         return self._assembler.result
 
     @property
     def num_resumes(self) -> int:
-        """How often it was asked for again."""
+        """Number of times the stream was resumed."""
         return self._resuming.num_resumes
 
     def __iter__(self) -> Self:
@@ -108,7 +108,7 @@ class GenerationStream:
         raise StopIteration
 
     def _go_on_after(self, error: PacelineError) -> None:
-        """Ask for the rest, or raise what ended the stream; nothing, if that was after its last chunk."""
+        """Resume, or raise the final error unless the stream is complete."""
         pause = self._resuming.pause_after(error)
         if pause is not None:
             try:
@@ -125,13 +125,13 @@ class GenerationStream:
         self._assembler.fail(error)
 
     def _leave_interrupted_call(self) -> None:
-        """Ask for the rest at once: the server did nothing wrong. Raises PacelineError."""
+        """Resume without a pause, since the server is healthy. Raises PacelineError."""
         if self._torn or not self._resuming.may_go_on:
             raise CancelledError(INTERRUPTED)
         self._call_again(0.0)
 
     def _call_again(self, pause: float) -> None:
-        """Ask for the rest after a pause. Raises PacelineError."""
+        """Resume after a pause. Raises PacelineError."""
         if self._closed.wait(pause):
             raise CancelledError(CLOSED)
         self._call.cancel()
@@ -141,7 +141,8 @@ class GenerationStream:
             raise CancelledError(CLOSED) from None
         self._interrupted = False
         if self._closed.is_set():
-            # While the call was made: what the server heard last may be that somebody is back.
+            # Closed while the call was made: the resumption may have reached the server last, so cancel
+            # again.
             self._call.cancel()
             self._client._abandoning.now(self._resuming.request.request_id)
             raise CancelledError(CLOSED)
@@ -152,12 +153,12 @@ class GenerationStream:
         self._abort()
 
     def _abort(self) -> None:
-        """The same from outside: whoever reads is told."""
+        """End the stream from another thread and wake its reader."""
         self._closed.set()
         self._leave(self._client._abandoning.now)
 
     def _leave(self, abandon: Callable[[str], None]) -> None:
-        # The call first: what the server learns last must be that nobody will come back.
+        # The call first: the server must learn last that the stream will not be resumed.
         self._call.cancel()
         request_id = self._resuming.abandon()
         if request_id is not None:
@@ -179,7 +180,7 @@ class GenerationStream:
 class Client(Chatting[GenerationStream]):
     """Talks to one coordinator. Threads may share it.
 
-    Every method raises an error of `paceline.core.errors`: InvalidArgumentError naming the field,
+    Methods raise errors of `paceline.core.errors`: InvalidArgumentError naming the field,
     DeadlineExceededError after `timeout` seconds (None: no deadline), UnavailableError without a server.
     """
 
@@ -193,9 +194,9 @@ class Client(Chatting[GenerationStream]):
     ) -> None:
         """`address` is host:port, or a host alone for port 50151. Connects with the first call.
 
-        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` goes with every call. A
-        stream that breaks is resumed for `resume_seconds` without a server, counted anew after every chunk;
-        0 resumes none. Raises InvalidArgumentError naming the argument, or the TLS file that cannot be used.
+        `tls` None is plain text, `Tls()` trusts the system's authorities. `api_key` is sent with every call.
+        A broken stream is resumed for up to `resume_seconds` without a server since its last chunk; 0
+        disables resuming. Raises InvalidArgumentError naming the argument or the unusable TLS file.
         """
         self.address = checked_address(address)
         self._reach = Reach(self.address, secure=tls is not None)
@@ -207,7 +208,7 @@ class Client(Chatting[GenerationStream]):
         self._streams: weakref.WeakSet[GenerationStream] = weakref.WeakSet()
         self._closed = False
         self._lock = threading.Lock()
-        """Of both: a stream is either there when `close` ends them all, or finds the client closed."""
+        """Guards `_streams` and `_closed`: `close` ends a stream, or the stream finds the client closed."""
         self._abandoning = Abandoning(
             lambda name: stub.Cancel.future(
                 generation_pb2.CancelRequest(request_id=name), timeout=CANCEL_SECONDS, metadata=metadata
@@ -224,7 +225,7 @@ class Client(Chatting[GenerationStream]):
         cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> GenerationResult:
-        """Generate to the end. `prompt` is text or token ids; parameters are objects or dictionaries."""
+        """Generate to the end. `prompt` is text or token ids; parameters may be dictionaries."""
         stream = self.stream(
             prompt,
             sampling,
@@ -247,7 +248,7 @@ class Client(Chatting[GenerationStream]):
         cache_salt: str | None = None,
         timeout: float | None = None,
     ) -> GenerationStream:
-        """Start generating, and iterate over chunks as they arrive. `timeout` is for the whole stream."""
+        """Start generating and iterate over chunks as they arrive. `timeout` covers the whole stream."""
         request = requests.generate_request(prompt, sampling, speculation, request_id, cache_salt)
         deadline = requests.checked_timeout(timeout)
         if self._backoff.seconds:
@@ -283,12 +284,12 @@ class Client(Chatting[GenerationStream]):
         return self._unary(self._stub.Detokenize, request, timeout).text
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
-        """What the server offers."""
+        """The models that the server offers."""
         request = generation_pb2.ListModelsRequest()
         return models_from_proto(self._unary(self._stub.ListModels, request, timeout))
 
     def status(self, *, timeout: float | None = None) -> ServerStatus:
-        """The coordinator's and its workers' state."""
+        """The status of the coordinator and its workers."""
         request = generation_pb2.GetStatusRequest()
         return status_from_proto(self._unary(self._stub.GetStatus, request, timeout))
 
@@ -310,15 +311,15 @@ class Client(Chatting[GenerationStream]):
         return answer
 
     def close(self) -> None:
-        """Close the connection; calls that still run are cancelled. May be repeated."""
+        """Cancel running calls and close the connection. Idempotent."""
         with self._lock:
             self._closed = True
             streams = list(self._streams)
         for stream in streams:
             stream._abort()
         self._abandoning.close(CANCEL_SECONDS)
-        # A Ctrl-C that strikes while the first call is made can leave gRPC without the thread that ends its
-        # calls. Closing then waits for them for ever.
+        # A Ctrl-C during the first call can leave gRPC without the thread that ends its calls. Closing then
+        # blocks for ever.
         closing = threading.Thread(target=self._channel.close, name="paceline-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

@@ -1,1 +1,1 @@
-"""What every process shares: types, messages, errors, limits, configuration. Standard library only."""
+"""Types, messages, errors, limits and configuration of every process. Standard library only."""

@@ -1,4 +1,4 @@
-"""Acceptance modes: how the target decides on draft tokens, and what other processes must know of each."""
+"""Acceptance modes and the facts about each that other processes need."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceFacts:
-    """What holds of a mode above temperature 0; the rule itself is in target_worker/acceptance."""
+    """Properties of a mode above temperature 0; the rule itself is in target_worker/acceptance."""
 
     needs_q: bool
-    """A proposal carries the distribution that each draft token was drawn from, unless it was not drawn."""
+    """A proposal carries the distribution of each sampled draft token."""
     lossless: bool
-    """The target's distribution is left unchanged."""
+    """The output has the target's distribution."""
     shares_noise: bool
-    """Draft and target choose with the same noise, so every token is the target's own choice: a seed's tokens
-    depend neither on the draft nor on how tokens are cut into rounds."""
+    """Draft and target choose with the same noise, so every token is the target's own choice: the tokens of a
+    seed depend neither on the draft nor on the division into rounds."""
     takes_trees: bool
-    """The rule judges proposals that are trees."""
+    """The rule accepts proposals that are trees."""
     whole_chain: bool
-    """Whether a draft token is accepted depends on those after it too, not only on those before it."""
+    """Acceptance of a draft token also depends on the tokens after it."""
 
 
 class AcceptanceMode(enum.Enum):
@@ -33,7 +33,6 @@ class AcceptanceMode(enum.Enum):
 
     @property
     def facts(self) -> AcceptanceFacts:
-        """What holds of this mode."""
         return FACTS[self]
 
 
@@ -50,4 +49,4 @@ FACTS: Final[dict[AcceptanceMode, AcceptanceFacts]] = {
 }
 
 GREEDY_MODE: Final = AcceptanceMode.COUPLED
-"""Whose rule judges every request at temperature 0: the target's choice is then its argmax, without noise."""
+"""The mode whose rule applies at temperature 0: the target's choice is then its argmax, without noise."""

@@ -1,4 +1,4 @@
-"""Time as a dependency: monotonic seconds, injected wherever a decision needs them."""
+"""An injectable source of monotonic time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ monotonic: Clock = time.monotonic
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and simulation."""
+    """A clock that only `advance` moves; for tests and simulation."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Configuration of the three processes: frozen, validated when built, built once in `main`."""
+"""Configuration of the three processes: frozen, validated on construction, built once in `main`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG_FORMATS = ("text", "json")
 NO_GENERATION_CONFIG = "none"
 GENERATION_CONFIGS = ("auto", NO_GENERATION_CONFIG)
 HAS_LOCAL_SOCKETS = hasattr(socket, "AF_UNIX")
-NO_LOCAL_SOCKETS = "is not there on this system"
+NO_LOCAL_SOCKETS = "is not supported on this system"
 
 
 def _check(condition: bool, name: str, message: str) -> None:
@@ -33,7 +33,7 @@ def _check(condition: bool, name: str, message: str) -> None:
 
 
 def check_dtype(name: str, value: str) -> None:
-    """Raises InvalidArgumentError naming the field for what is no number format of ours."""
+    """Raises InvalidArgumentError naming the field unless the number format is known."""
     _check(value in DTYPES, name, f"must be one of {', '.join(DTYPES)}, got {value}")
 
 
@@ -50,66 +50,67 @@ def _check_telemetry(log_format: str, endpoint: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a draft worker and a target worker have in common."""
+    """Settings common to draft and target workers."""
 
     model: str
-    """A directory, a hub id, or `embedded:target` / `embedded:draft`. `embedded:target@N` is that target
-    with N times its parameters and the same tokens, for benchmarks."""
+    """A directory, a hub id, or `embedded:target` / `embedded:draft`. For benchmarks, `embedded:target@N`
+    has N times the parameters and generates the same tokens."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one; the announcement on standard output says which."""
+    """0 takes a free port, which is announced on standard output."""
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-    """CPU threads of the model; 0 takes torch's choice, within a CPU quota."""
+    """CPU threads of the model; 0 lets torch choose, within the CPU quota."""
     block_size: int = 16
     """Positions per cache block."""
     num_blocks: int | None = None
-    """Blocks of the cache; None derives it from free memory."""
+    """Blocks of the cache; None derives the number from free memory."""
     gpu_memory_utilization: float | None = None
-    """Share of the GPU's whole memory for weights and cache together; None takes 85 % of what the weights
-    leave free for the cache."""
+    """Share of the GPU's total memory for weights and cache; None gives the cache 85 % of the memory that is
+    free after loading the weights."""
     max_model_len: int | None = None
-    """The longest sequence; None takes the model's own length. A target refuses a greater one, a draft takes
-    its own."""
+    """Longest sequence; None takes the model's own length. A target refuses a greater value, a draft falls
+    back to its own length."""
     max_batch_tokens: int = 512
-    """Rows of one pass, prefill chunks and verification together."""
+    """Most rows of one pass, prefill chunks and verification together."""
     max_mixed_prefill_tokens: int = 0
-    """Prompt tokens at most in a pass that running sequences wait for as well; 0 takes 16 on a CPU, else
-    what `max_batch_tokens` leaves."""
+    """Most prompt tokens in a pass that also serves running sequences; 0 means 16 on a CPU, elsewhere
+    whatever `max_batch_tokens` leaves."""
     prefix_cache: bool = True
-    """Keep what ended sequences computed, for those that begin with the same tokens."""
+    """Keep the cache of ended sequences for new sequences with the same prefix."""
     max_sequences: int = 256
     lease_seconds: float = 600.0
-    """A sequence unused for longer is dropped; the coordinator reopens it when it needs it."""
+    """Idle time after which a sequence is dropped; the coordinator reopens it when needed."""
     deterministic: bool = False
-    """Serve only if a token's logits are bitwise the same whatever K is and whoever shares the pass."""
+    """Serve only if a token's logits are bitwise equal for every K and every batch."""
     cuda_graphs: bool = True
-    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded is
-    served without."""
+    """Record passes of common shapes on a CUDA device and replay them; a model that cannot be recorded runs
+    without graphs."""
     trust_remote_code: bool = False
     local_socket: str = ""
-    """Path of a Unix socket at which coordinators on this machine are served besides, with less work than
-    through gRPC; only processes of the same user may open it."""
+    """Path of an additional Unix socket for coordinators on this machine, faster than gRPC; only processes of
+    the same user may open it."""
     tls_certificate: str = ""
-    """PEM file with this process's certificate; none means plain text."""
+    """PEM file with this process's certificate; empty means plain text."""
     tls_key: str = ""
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
-    """PEM file with the authority of the coordinators: who shows no certificate of it is refused."""
+    """PEM file with the certificate authority of the coordinators; callers without a certificate from it are
+    refused."""
     worker_secret_file: str = ""
-    """File with the secret that coordinators must show on every method but health. If not given, the
-    variable PACELINE_WORKER_SECRET holds it, if it is set."""
+    """File with the secret that coordinators must present on every method except health checks. The default
+    is the environment variable PACELINE_WORKER_SECRET, if set."""
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     metrics_port: int | None = None
-    """Port of `/metrics`, on the same host; 0 takes a free one, none given serves none."""
+    """Port of `/metrics` on the same host; 0 takes a free port, None serves no metrics."""
     reflection: bool = False
-    """Describe the gRPC services to whoever asks (server reflection)."""
+    """Enable gRPC server reflection."""
     exit_with_parent: bool = False
-    """Stop when standard input closes: a child never outlives its supervisor."""
+    """Stop when standard input closes, so that a child never outlives its supervisor."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
@@ -130,7 +131,7 @@ class WorkerConfig:
         if share is not None:
             _check(0 < share <= 1, "gpu_memory_utilization", f"must be in (0, 1], got {share:g}")
             _check(self.num_blocks is None, "gpu_memory_utilization", "cannot be used with num_blocks")
-            _check(self.device != "cpu", "gpu_memory_utilization", "is of a GPU, and device is cpu")
+            _check(self.device != "cpu", "gpu_memory_utilization", "requires a GPU, but device is cpu")
         _check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "must be at least 2")
         _check(
             self.max_batch_tokens > limits.MAX_SPECULATIVE_TOKENS,
@@ -142,18 +143,20 @@ class WorkerConfig:
         _check(self.lease_seconds > 0, "lease_seconds", "must be positive")
         without_authority = self.tls is not None and not self.tls_ca
         _check(
-            not without_authority, "tls_ca", "is required with tls_certificate: it tells coordinators apart"
+            not without_authority,
+            "tls_ca",
+            "is required with tls_certificate: it identifies coordinators",
         )
         _check(not self.local_socket or HAS_LOCAL_SOCKETS, "local_socket", NO_LOCAL_SOCKETS)
         _check(
             not (self.local_socket and self.tls is not None),
             "local_socket",
-            "knows no certificates, so it cannot be used with tls_certificate",
+            "has no TLS, so it cannot be used with tls_certificate",
         )
 
     @property
     def tls(self) -> Tls | None:
-        """Of this worker's port; None is plain text."""
+        """TLS of this worker's port; None means plain text."""
         return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
 
 
@@ -167,9 +170,9 @@ class DraftConfig(WorkerConfig):
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT
     lookahead_branches: int = 8
-    """Outcomes of a verification to draft ahead for while it runs; 0 waits for the verdict."""
+    """Outcomes to draft for while a verification runs; 0 waits for the verdict."""
     lookahead_sequences: int = 256
-    """Sequences up to which that is done: where cores are shared, more leave no time to fill."""
+    """Most running sequences with drafting ahead. On shared cores, more sequences leave no idle time."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
@@ -197,90 +200,91 @@ class TargetConfig(WorkerConfig):
     """A target worker."""
 
     pre_verify: bool = True
-    """While sequences wait for draft tokens, compute the rows that judge the first of them, where such a pass
-    can be given up for a command, which is where passes are compiled."""
+    """While sequences wait for draft tokens, compute in advance the rows that verify their first token. Only
+    done where a command can cancel the pass, which requires compiled passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """The coordinator: where its workers are and how it speculates by default."""
+    """The coordinator: its workers and the defaults of speculation."""
 
     targets: tuple[str, ...]
     """host:port of a target worker; may be repeated."""
     drafts: tuple[str, ...] = ()
-    """host:port of a draft worker; may be repeated. Without one only what a text repeats is proposed."""
+    """host:port of a draft worker; may be repeated. Without one, only prompt lookup proposes tokens."""
     tokenizer: str
-    """A directory with tokenizer.json, such a file, a hub id, or `embedded:target`."""
+    """A tokenizer.json, a directory with one, a hub id, or `embedded:target`."""
     model_name: str = ""
-    """What clients see; empty takes the target's."""
+    """Name that clients see; empty takes the target's."""
     host: str = "127.0.0.1"
     port: int = 0
     http: bool = True
-    """Serve the OpenAI-compatible HTTP face."""
+    """Serve the OpenAI-compatible HTTP API."""
     http_port: int = 0
-    """Port of the HTTP face, on the same host; 0 takes a free one."""
+    """Port of the HTTP API on the same host; 0 takes a free port."""
     chat_template: str = ""
     """A file with a Jinja chat template; empty takes the tokenizer's own."""
     generation_config: str = GENERATION_CONFIGS[0]
-    """Where HTTP requests that do not say take sampling parameters from: `auto` is generation_config.json
-    beside the tokenizer, `none` is Paceline's own defaults."""
+    """Default sampling parameters of HTTP requests: `auto` reads generation_config.json beside the tokenizer,
+    `none` uses Paceline's own defaults."""
     num_speculative_tokens: DraftTokens = AUTO
     max_num_speculative_tokens: int = 8
-    """The most draft tokens of a round where K is `auto`."""
+    """Most draft tokens of a round if K is `auto`."""
     num_speculative_tokens_per_batch_size: str = ""
-    """K by the number of running sequences where K is `auto`: a JSON list of [lowest, highest, K] such as
+    """K by number of running sequences, if K is `auto`: a JSON list of [lowest, highest, K] such as
     [[1, 4, 5], [5, 16, 3], [17, 64, 0]]; empty chooses K by measured goodput."""
     acceptance: AcceptanceMode = AcceptanceMode.COUPLED
     prompt_lookup: bool = True
-    """Copy draft tokens from a sequence's own text where that is worth more than asking the draft."""
+    """Copy draft tokens from a sequence's own text where that pays more than asking the draft."""
     draft_timeout: float = 5.0
-    """Seconds after which a round goes on without its proposal."""
+    """Seconds after which a round continues without its proposal."""
     target_timeout: float = 120.0
-    """Seconds after which a target that has not judged a round is asked again, or given up if it answers
-    nobody."""
+    """Seconds without a verdict after which the target is asked again, or given up if it answers no
+    sequence."""
     recovery_timeout: float = 60.0
     """Seconds a sequence waits for a target worker to come back."""
     max_running: int = 256
     max_waiting: int = limits.MAX_WAITING_SEQUENCES
     max_request_seconds: float = limits.MAX_REQUEST_SECONDS
-    """A request that is older, waiting included, is ended."""
+    """Age, waiting included, at which a request is ended."""
     api_keys: str = ""
-    """File of API keys, as `paceline keys` writes it; none admits everybody."""
+    """File of API keys, written by `paceline keys`; empty admits every caller."""
     tls_certificate: str = ""
-    """PEM file with this process's certificate; none means plain text."""
+    """PEM file with this process's certificate; empty means plain text."""
     tls_key: str = ""
     """PEM file with the certificate's private key."""
     tls_ca: str = ""
-    """PEM file with the authority of the clients: who shows no certificate of it is refused."""
+    """PEM file with the certificate authority of the clients; clients without a certificate from it are
+    refused."""
     local_sockets: bool = True
-    """Talk to workers through the Unix socket that they offer, where it is found on this machine."""
+    """Use the Unix socket that a worker offers if it is on this machine."""
     worker_tls_certificate: str = ""
-    """PEM file with the certificate shown to the workers; none means plain text."""
+    """PEM file with the certificate presented to the workers; empty means plain text."""
     worker_tls_key: str = ""
     """PEM file with that certificate's private key."""
     worker_tls_ca: str = ""
-    """PEM file with the authority of the workers."""
+    """PEM file with the certificate authority of the workers."""
     worker_secret_file: str = ""
-    """File with the secret that is shown to the workers. If not given, the variable
-    PACELINE_WORKER_SECRET holds it, if it is set."""
+    """File with the secret presented to the workers. The default is the environment variable
+    PACELINE_WORKER_SECRET, if set."""
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     otlp_traces_sampling_ratio: float = 1.0
-    """Share of the requests that are traced, of those that do not say so themselves."""
+    """Share of requests to trace, among those without a trace decision of their own."""
     log_stats_seconds: float = 10.0
-    """Seconds between log lines of throughput, which are written while requests run; 0 writes none."""
+    """Seconds between log lines of throughput while requests run; 0 writes none."""
     tenant_metrics: bool = False
-    """Count requests and tokens by API key in `/metrics`, with the key's name as a label."""
+    """Count requests and tokens per API key in `/metrics`, labelled with the key's name."""
     resume_seconds: float = 30.0
-    """How long a request is held for a client whose connection is lost; 0 holds none."""
+    """Seconds for which a request is held after its client's connection is lost; 0 holds none."""
     unread_timeout: float = 60.0
-    """Seconds a sequence may pause for a client that does not read; then its stream is cut."""
+    """Seconds for which a sequence pauses for a client that does not read, before its stream is cut."""
     drain_timeout: float = 10.0
-    """Seconds that running requests have to end when the coordinator is told to stop; then they are ended."""
+    """Seconds that running requests have to finish on shutdown before they are ended."""
     reflection: bool = False
-    """Describe the gRPC services to whoever asks (server reflection)."""
+    """Enable gRPC server reflection."""
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
@@ -345,17 +349,17 @@ class CoordinatorConfig:
 
     @property
     def speculation_table(self) -> tuple[tuple[int, int, int], ...]:
-        """`num_speculative_tokens_per_batch_size` as rows; none if it is empty."""
+        """`num_speculative_tokens_per_batch_size` as rows."""
         return draft_token_table(
             "num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size
         )
 
     @property
     def tls(self) -> Tls | None:
-        """Of both ports that clients use; None is plain text."""
+        """TLS of both client ports; None means plain text."""
         return Tls.of("tls", self.tls_certificate, self.tls_key, self.tls_ca)
 
     @property
     def worker_tls(self) -> Tls | None:
-        """Of the connections to workers; None is plain text."""
+        """TLS of the connections to workers; None means plain text."""
         return Tls.of("worker_tls", self.worker_tls_certificate, self.worker_tls_key, self.worker_tls_ca)

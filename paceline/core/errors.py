@@ -1,28 +1,28 @@
-"""Every error Paceline raises on purpose.
+"""The exceptions of Paceline.
 
 PacelineError
 ├── InvalidArgumentError        a field cannot be honoured; `field` names it (also a ValueError)
 │   ├── TokenizerMismatchError  draft and target do not share a vocabulary
 │   └── AlreadyExistsError      the chosen name is in use
 ├── NotFoundError               no such sequence, model or request
-├── FailedPreconditionError     the sender's picture is behind; `known_length` says where to resend from
-├── StaleEpochError             a newer owner has taken the sequence over
-├── ResourceExhaustedError      a bound was met: blocks, queue, streams
-├── UnauthenticatedError        no API key, or none that is known here
-├── PermissionDeniedError       known, but not allowed to do this
-├── UnavailableError            nobody can do this now; `last_index` says what the client already has
-├── DeadlineExceededError       the time the caller gave is over
+├── FailedPreconditionError     the receiver lacks tokens; `known_length` says where to resend from
+├── StaleEpochError             a newer owner has taken over the sequence
+├── ResourceExhaustedError      a bound was reached: blocks, queue, streams
+├── UnauthenticatedError        no API key, or an unknown one
+├── PermissionDeniedError       the caller is known but not allowed to do this
+├── UnavailableError            no process can serve this now; `last_index` says what the client already has
+├── DeadlineExceededError       the caller's deadline passed
 ├── CancelledError              the caller went away
-└── InternalError               a defect or a broken model; the message never holds user text
+└── InternalError               a defect or a broken model
 
-Messages are written for the person who sent the request. They never contain prompt text.
+Messages address the sender of the request. They never contain prompt or generated text.
 """
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """Root of the tree. `message` is safe to show to a client."""
+    """Base class. `message` is safe to show to a client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -39,15 +39,15 @@ class InvalidArgumentError(PacelineError, ValueError):
 
 
 class TokenizerMismatchError(InvalidArgumentError):
-    """Two models that must share a tokenizer do not."""
+    """Two models that must share a tokenizer have different ones."""
 
 
 class AlreadyExistsError(InvalidArgumentError):
-    """Something that runs has the name that was chosen."""
+    """The chosen name is in use."""
 
 
 class NotFoundError(PacelineError):
-    """The named thing is not (or no longer) here."""
+    """The named object does not exist, or no longer exists."""
 
 
 class FailedPreconditionError(PacelineError):
@@ -59,11 +59,11 @@ class FailedPreconditionError(PacelineError):
 
 
 class StaleEpochError(PacelineError):
-    """A command of an older epoch: its sender no longer owns the sequence."""
+    """The command has an older epoch: its sender no longer owns the sequence."""
 
 
 class ResourceExhaustedError(PacelineError):
-    """A bound was met. `retry_after` is in seconds; None where nobody knows when there will be room."""
+    """A bound was reached. `retry_after` is in seconds; None if unknown."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -71,16 +71,16 @@ class ResourceExhaustedError(PacelineError):
 
 
 class UnauthenticatedError(PacelineError):
-    """The caller did not prove who it is. The message does not say what was wrong with the proof."""
+    """The caller is not authenticated. The message does not reveal why."""
 
 
 class PermissionDeniedError(PacelineError):
-    """The caller is known and may not do this."""
+    """The caller is known but not allowed to do this."""
 
 
 class UnavailableError(PacelineError):
-    """Nobody can serve this now. `last_index` is the index of the last token that was committed; None where
-    none was, and so it is where -1 is given, which stands before the first."""
+    """No process can serve this now. `last_index` is the index of the last committed token, or None if there
+    is none; a negative argument becomes None."""
 
     def __init__(self, message: str, last_index: int | None = None) -> None:
         super().__init__(message)
@@ -96,12 +96,12 @@ class CancelledError(PacelineError):
 
 
 class InternalError(PacelineError):
-    """A defect, or a model that produced no usable numbers."""
+    """A defect, or a model that produced unusable numbers."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """All that an error of somebody else's says, its lines joined; its kind where it says nothing.
+    """A foreign error's text on one line, or its class name if the text is empty.
 
-    It may hold paths and addresses: for whoever starts a process, not for clients.
+    The text may contain paths and addresses, so it is for operators and never for clients.
     """
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What two processes compare to know that they speak of the same token ids."""
+"""A fingerprint that tells whether two processes use the same token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     """SHA-256 (hex) over the (token, id) pairs sorted by token, added tokens included.
 
-    Each token enters as its UTF-8 length, its bytes and its id, so no two vocabularies read the same.
+    Each token is hashed as its UTF-8 length, its bytes and its id, so the encoding is unambiguous.
     """
     digest = hashlib.sha256()
     for token, token_id in sorted(vocabulary.items()):

@@ -1,70 +1,70 @@
-"""Every bound of the system in one place. Meeting one is a clear error to its sender."""
+"""Every bound of the system. A sender that exceeds one gets an error that names it."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
-"""One message, either direction."""
+"""Size of one message in either direction."""
 
 MAX_SOCKET_PATH_BYTES: Final = 107
-"""What the system takes for the path of a Unix socket."""
+"""Longest path of a Unix socket that the operating system accepts."""
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 """Headers of one gRPC call."""
 MAX_CALLS_PER_CONNECTION: Final = 8192
-"""Calls that one gRPC connection carries at a time; one more waits at its sender."""
+"""Concurrent calls on one gRPC connection; further calls wait at the sender."""
 MAX_CLIENT_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""One message to the port for clients: the longest prompt, and all that a client sends back to resume a
-request, with all lists of a request as long as they may be."""
+"""Size of one message on the client port: the longest prompt, everything a client sends back to resume a
+request, and every list of a request at its limit."""
 MAX_TOKEN_BYTES: Final = 5
-"""An id in a message."""
+"""Size of one token id in a message."""
 MAX_OTHER_LIST_BYTES: Final = 1024 * 1024
-"""All of a request's sampling parameters, each as long as it may be."""
+"""Size of a request's sampling parameters, each at its limit."""
 MAX_CALLS_PER_CLIENT_CONNECTION: Final = 1024
-"""The same of a connection to the port for clients."""
+"""Concurrent calls on one connection to the client port."""
 MAX_CLIENT_CONNECTIONS: Final = 4096
-"""gRPC connections of clients; one more is closed at once. Fewer where there are fewer file descriptors."""
+"""gRPC connections of clients; further ones are closed at once. The bound is lower if there are fewer file
+descriptors."""
 MAX_WORKER_CONNECTIONS: Final = 256
-"""The same of a worker: those of its coordinators, and health checks."""
+"""gRPC connections to a worker, from coordinators and health checks."""
 CONNECTION_SECONDS: Final = 240.0
-"""A gRPC connection of a client that is older, give or take a tenth, takes no new calls, and is closed when
-it has none."""
+"""Age, ±10 %, after which a client's gRPC connection takes no new calls; it closes once it has no calls."""
 HANDSHAKE_SECONDS: Final = 10.0
-"""How long a gRPC connection may take to begin, TLS included."""
+"""Longest setup of a gRPC connection, TLS included."""
 MAX_HEALTH_WATCHERS: Final = 256
-"""Calls of `Health/Watch` at a time; one more is refused with RESOURCE_EXHAUSTED."""
+"""Concurrent `Health/Watch` calls; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_REQUEST_SECONDS: Final = 86_400.0
-"""A request that is older, waiting included, ends with DEADLINE_EXCEEDED."""
+"""Age, waiting included, at which a request ends with DEADLINE_EXCEEDED."""
 
 MAX_PROMPT_TOKENS: Final = 1_048_576
-"""Before the model's own length, which is usually far smaller."""
+"""Checked before the model's own length, which is usually far smaller."""
 
 MAX_PROMPT_CHARACTERS: Final = 4 * 1024 * 1024
-"""Of one text. A model takes fewer where its length times its longest token is less."""
+"""Length of one text. A model whose length times its longest token is smaller has that bound instead."""
 MAX_PROMPT_BYTES: Final = 4 * 1024 * 1024
-"""The same as UTF-8: a tokenizer takes memory for each byte."""
+"""Length of one text in UTF-8; a tokenizer's memory grows with the bytes."""
 
 MAX_TOKENS: Final = 1_048_576
-"""`max_tokens` and `min_tokens`."""
+"""Bound of `max_tokens` and `min_tokens`."""
 
 MAX_LEDGER_TOKENS: Final = MAX_PROMPT_TOKENS + MAX_TOKENS
-"""Prompt and output of one sequence."""
+"""Prompt and output tokens of one sequence."""
 
 MAX_RECEIVED_TOKENS: Final = 2 * MAX_TOKENS
-"""Tokens that a client sends back to resume a request, of all choices together."""
+"""Tokens that a client sends back to resume a request, for all choices together."""
 
 MAX_UNKNOWN_FIELD_BYTES: Final = 64 * 1024
-"""A larger message is searched for unknown fields as a whole: to list them one by one takes seconds."""
+"""Above this size, a message's unknown fields are not listed one by one, which would take seconds."""
 
 MAX_SPECULATIVE_TOKENS: Final = 32
-"""K of one round."""
+"""Draft tokens of one round (K)."""
 
 MAX_CONTINUATIONS: Final = 256
-"""Outcomes of one verification that are drafted for ahead of it."""
+"""Outcomes of one verification for which tokens are drafted ahead."""
 
 MAX_SUPPORT: Final = 1024
-"""Tokens in the sparse distribution of one draft token."""
+"""Tokens in the sparse distribution q of one draft token."""
 
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_STRING_CHARACTERS: Final = 256
@@ -74,64 +74,64 @@ MAX_LOGIT_BIAS: Final = 100.0
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_CHARACTERS: Final = 256
 MAX_BAD_WORD_TOKENS: Final = 256
-"""One bad word, tokenised."""
+"""Tokens of one bad word."""
 MAX_ALLOWED_TOKEN_IDS: Final = 32_768
 
 MAX_STRUCTURE_CHARACTERS: Final = 65_536
-"""A JSON schema, a regular expression or a grammar; the texts of a choice together."""
+"""Length of a JSON schema, a regular expression, a grammar, or all texts of a choice together."""
 MAX_STRUCTURE_CHOICES: Final = 1024
 MAX_STRUCTURE_SECONDS: Final = 0.5
-"""Processor time for compiling a structure and trying it, and for the masks of one round."""
+"""Processor time to compile and try a structure, and for the masks of one round."""
 MAX_MASK_SECONDS: Final = 0.02
-"""Processor time for a mask, on the average of a sequence in one worker; beside it MAX_STRUCTURE_SECONDS."""
+"""Average processor time per mask of one sequence in one worker, in addition to MAX_STRUCTURE_SECONDS."""
 MAX_FOLLOW_SECONDS: Final = 2.0
-"""Processor time for following what a client that resumes has of all choices: of some 500,000 tokens. In a
-worker, for following one text that it has not followed yet."""
+"""Processor time to advance a structure over the received tokens of all choices of a resumed request, about
+500,000 tokens; in a worker, over one text."""
 MAX_STRUCTURE_BYTES: Final = 256 * 1024 * 1024
-"""Memory for compiling a structure and trying it, or for following a text of it."""
+"""Memory to compile and try a structure, or to advance it over a text."""
 MAX_STRUCTURE_CHECKS: Final = 256
-"""Structures that wait for being compiled at a time; one more is refused with RESOURCE_EXHAUSTED."""
+"""Structures waiting to be compiled; further ones are refused with RESOURCE_EXHAUSTED."""
 MAX_TENANT_STRUCTURE_CHECKS: Final = 64
-"""Those of one tenant among them."""
+"""Structures of one tenant waiting to be compiled."""
 MAX_COMPILED_STRUCTURES: Final = 256
-"""Structures a worker keeps compiled; those of which a server remembers what its check found."""
+"""Compiled structures that a worker keeps, and check results that a coordinator keeps."""
 
 MAX_N: Final = 128
-"""Completions of one request."""
+"""Completions of one prompt (`n`)."""
 MAX_LOGPROBS: Final = 20
-"""Likeliest tokens reported a position, by `logprobs` and `prompt_logprobs`."""
+"""Most likely tokens reported per position by `logprobs` and `prompt_logprobs`."""
 MAX_PROMPT_LOGPROBS: Final = 2**20
-"""Log-probabilities of one prompt: its tokens times one more than `prompt_logprobs`. Of one HTTP answer, all
-of its prompts and choices together."""
+"""Log-probabilities of one prompt, or of one HTTP response with all its prompts and choices: tokens times
+(`prompt_logprobs` + 1)."""
 
 MAX_TEMPERATURE: Final = 100.0
 MIN_TEMPERATURE: Final = 1e-4
-"""A positive temperature below this is refused: it overflows; 0 is greedy."""
+"""A positive temperature below this is refused because logits would overflow; 0 is greedy."""
 
 MAX_REPETITION_PENALTY: Final = 100.0
 MIN_REPETITION_PENALTY: Final = 0.01
-"""A penalty below this is refused: logits are divided by it, and overflow."""
+"""Logits are divided by the penalty and would overflow below this."""
 
 MAX_SEED: Final = 2**64 - 1
 MAX_HEALTH_SERVICE_CHARACTERS: Final = 256
-"""Of a service's name that somebody asks the health of."""
+"""Length of the service name in a health check."""
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_SEQUENCE_ID_CHARACTERS: Final = 128
-"""The name of a sequence on a worker's stream."""
+"""Length of a sequence's name on a worker's stream."""
 MAX_CACHE_SALT_CHARACTERS: Final = 256
-"""What a client may say; a worker takes as much again, for what the coordinator adds."""
+"""Length of a client's salt. A worker accepts twice as much, for the coordinator's prefix."""
 
 MAX_RUNNING_SEQUENCES: Final = 1024
 MAX_WAITING_SEQUENCES: Final = 4096
-"""Requests the coordinator holds; one more is refused with RESOURCE_EXHAUSTED."""
+"""Requests waiting in the coordinator; further ones are refused with RESOURCE_EXHAUSTED."""
 
 MAX_UNREAD_TOKENS: Final = 1024
-"""A stream whose client has this many unread tokens pauses until it reads."""
+"""Unread tokens at which a sequence pauses until its client reads."""
 
 MAX_HELD_REQUESTS: Final = 256
-"""Requests held for clients whose connection is lost; one more ends the one that was left first."""
+"""Requests held for disconnected clients; a further one ends the request that was held longest."""
 MAX_HELD_LOGPROBS: Final = 2**21
-"""Log-probabilities that ended ones among them keep, all together: 75 to 160 bytes each."""
+"""Log-probabilities kept by all ended held requests together, at 75 to 160 bytes each."""
 
 MAX_COMMANDS_PER_FRAME: Final = 4096
 
@@ -139,25 +139,25 @@ MAX_CHOICES: Final = 256
 """Prompts times `n` of one HTTP request."""
 
 MAX_HTTP_BODY_BYTES: Final = 10 * 1024 * 1024
-"""One HTTP body: room for the longest prompt as plain ASCII text or as token ids. JSON is parsed in the
-event loop: with the two bounds below the longest prompt holds it up for about a tenth of a second, and a
-body that is made to for three."""
+"""Size of one HTTP body: the longest prompt fits as ASCII text or as token ids. JSON is parsed in the event
+loop. With the two bounds below, the longest prompt blocks the loop for about 0.1 s and a malicious body for
+up to 3 s."""
 MAX_JSON_VALUES: Final = 1_200_000
-"""Members and items of one HTTP body: a prompt of MAX_PROMPT_TOKENS, and all else."""
+"""Members and items in the JSON of one HTTP body: a prompt of MAX_PROMPT_TOKENS and all else."""
 MAX_JSON_CONTAINERS: Final = 50_000
-"""Objects and lists among them."""
+"""Objects and lists in the JSON of one HTTP body."""
 
 MAX_MESSAGES: Final = 4096
-"""Messages of one conversation, and text parts of one message."""
+"""Messages of one conversation, or text parts of one message."""
 
 MAX_HTTP_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers."""
+"""Size of the request line and headers."""
 
 MAX_HTTP_CONNECTIONS: Final = 8192
-"""Connections to the HTTP port; one more is answered 503 and closed. Fewer where there are fewer file
-descriptors."""
+"""Connections to the HTTP port; further ones get 503 and are closed. The bound is lower if there are fewer
+file descriptors."""
 
 MAX_API_KEYS: Final = 1024
 MAX_KEY_NAME_CHARACTERS: Final = 64
 MAX_REQUESTS_PER_MINUTE: Final = 1_000_000
-"""What the limit of an API key may be set to."""
+"""Highest `requests_per_minute` of an API key."""

@@ -1,4 +1,4 @@
-"""Straight lines through measured times: what is taken whatever is done, and what each more of it takes."""
+"""Linear fits of measured times: a fixed cost plus a cost per unit."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ class Line:
 
     @classmethod
     def through(cls, amount: float, seconds: float, slope: float) -> Line:
-        """More never takes less time, and nothing takes some: a slope that says otherwise is bounded."""
+        """The line through a point, with the slope bounded so that slope and intercept are not negative."""
         slope = max(min(slope, seconds / amount if amount > 0 else slope), 0.0)
         return cls(seconds - slope * amount, slope)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of weighted measurements: means, and how the seconds go with the amounts (least squares)."""
+    """Weighted means of measurements and their least-squares slope."""
 
     amount: float
     seconds: float
     slope: float | None
-    """None where the amounts hardly differ."""
+    """None if the amounts hardly differ."""
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float, float]], least_variance: float = 0.0) -> Moments:
-        """Of at least one (weight, amount, seconds); amounts that vary no more than that say nothing."""
+        """`points` has at least one (weight, amount, seconds). A variance of the amounts up to
+        `least_variance` gives no slope."""
         total = sum(w for w, _, _ in points)
         x = sum(w * a for w, a, _ in points) / total
         y = sum(w * s for w, _, s in points) / total

@@ -1,7 +1,7 @@
-"""What the coordinator and its workers say to each other, as values.
+"""Messages between the coordinator and its workers.
 
-Everything is named by absolute position, so that repeating a message is harmless (docs/protocol.md).
-`epoch` numbers the owners of a sequence on one worker: a command of an older epoch is fenced off.
+Every message uses absolute positions, so repeating one is harmless (docs/protocol.md).
+`epoch` numbers the owners of a sequence on one worker; a command with an older epoch is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.core.types import Outcome, Proposal, SequenceParams, Timings, Toke
 
 @dataclass(frozen=True, slots=True)
 class OpenSequence:
-    """Take a sequence on, with the whole ledger."""
+    """Start serving a sequence; carries the whole ledger."""
 
     sequence_id: str
     epoch: int
@@ -25,23 +25,23 @@ class OpenSequence:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRound:
-    """Judge `proposal` after a ledger of `base_length` tokens; an empty one is plain decoding."""
+    """Verify `proposal` after a ledger of `base_length` tokens; an empty proposal is plain decoding."""
 
     sequence_id: str
     epoch: int
     round: int
     base_length: int
     committed_tail: tuple[int, ...]
-    """The ledger's last tokens, as many as the sender believes the worker lacks."""
+    """The ledger's last tokens: those that the sender believes the worker lacks."""
     proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyAhead:
-    """What to judge next if the verdict on `round` is one of these outcomes: (accepted, next token).
+    """Proposals to verify next, by outcome of `round`.
 
-    The target then begins round + 1 by itself, as if a VerifyRound with that proposal had come: with the
-    verdict, or when it reads this if its verdict is out by then.
+    If the verdict on `round` is one of these outcomes, the target starts round + 1 as if it had received a
+    VerifyRound with that proposal: together with the verdict, or on receipt if the verdict is already sent.
     """
 
     sequence_id: str
@@ -50,7 +50,7 @@ class VerifyAhead:
     base_length: int
     proposals: Mapping[Outcome, Proposal]
     plain_otherwise: bool = False
-    """After every other outcome a round without draft tokens follows."""
+    """Every other outcome is followed by a round without draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class DraftRound:
     committed_tail: tuple[int, ...]
     num_draft_tokens: int
     num_lookahead_tokens: int = 0
-    """Draft tokens of each continuation; 0: as many as `num_draft_tokens`."""
+    """Draft tokens of each continuation; 0 means `num_draft_tokens`."""
     proposal_known: bool = False
-    """The sender has the proposal from a continuation and wants no answer."""
+    """The sender already has the proposal from a continuation and expects no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ class DraftProposal:
     base_length: int
     proposal: Proposal
     num_computed_tokens: int
-    """Entries in the draft's cache: base_length + K - 1, since the last draft token was not fed."""
+    """Entries in the draft's cache: base_length + K - 1, because the last draft token was not fed."""
     timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """Proposals for outcomes of the verification of `round`: (accepted, next token) to what comes after."""
+    """Proposals for the round after `round`, by outcome of `round`."""
 
     sequence_id: str
     epoch: int
@@ -114,7 +114,7 @@ class Continuations:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """Something went wrong for one sequence; all others go on. `round` 0 where no round was meant."""
+    """An error of one sequence; the others continue. `round` is 0 if the error belongs to no round."""
 
     sequence_id: str
     epoch: int
@@ -124,9 +124,9 @@ class SequenceFailed:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of the prompt's tokens from absolute position `start` on, as its prefill goes on.
+    """Log-probabilities of the prompt's tokens from absolute position `start`, sent as prefill proceeds.
 
-    All of them precede the first verdict. Repeating a part is harmless.
+    All parts precede the first verdict. Repeating a part is harmless.
     """
 
     sequence_id: str

@@ -1,4 +1,4 @@
-"""What to sample and what to report of it: the sampling parameters of a request."""
+"""The sampling parameters of a request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.core.validation import from_mapping, integer, items, number, requi
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class SamplingParams:
-    """What to sample, with the names and meanings vLLM users know.
+    """How to sample and what to report; names and meanings are vLLM's.
 
     `temperature` 0 is greedy. `top_k` 0 (or -1) and `top_p` 1 switch those filters off. `seed` None
-    lets the server draw one and report it. `max_tokens` None means up to the model's length. `logprobs`
-    and `prompt_logprobs` None report none, 0 those of the tokens themselves.
+    lets the server draw one and report it. `max_tokens` None means up to the model's length. For `logprobs`
+    and `prompt_logprobs`, None reports nothing and 0 reports the tokens themselves only.
     """
 
     temperature: float = 1.0
@@ -34,29 +34,29 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: Sequence[str] = ()
-    """Strings that end the text; one string stands for itself."""
+    """Strings that end the text. A single string is a list of one."""
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     bad_words: Sequence[str] = ()
-    """Text that may not be generated; one string stands for itself."""
+    """Text that must not be generated. A single string is a list of one."""
     allowed_token_ids: Sequence[int] | None = None
     """The only tokens that may be generated."""
     n: int = 1
-    """Completions of the one prompt."""
+    """Number of completions of the prompt."""
     logprobs: int | None = None
-    """Report the log-probability of each generated token, and of this many of the likeliest."""
+    """Report the log-probability of each generated token and of this many most likely tokens."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     echo: bool = False
     """Put the prompt in front of the text."""
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
-    """What the text must look like."""
+    """A format that the text must follow."""
 
     def __post_init__(self) -> None:
-        """Normalise the convenient spellings, then refuse what cannot be honoured."""
+        """Normalise shorthand values. Raises InvalidArgumentError naming the field."""
         for name in ("stop", "bad_words"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
@@ -163,7 +163,7 @@ class SamplingParams:
             require(integer("allowed_token_ids", token_id) >= 0, "allowed_token_ids", "must not be negative")
 
     def _check_structure(self) -> None:
-        """Together with a structure these could leave no token, or no way to end."""
+        """Refuses combinations with a structure that could leave no token, or no way to end."""
         object.__setattr__(self, "structured_outputs", structured_outputs(self.structured_outputs))
         if self.structured_outputs is None:
             return
@@ -174,7 +174,7 @@ class SamplingParams:
 
     @property
     def structure(self) -> StructuredOutputs | None:
-        """`structured_outputs`, which may have been given as a dictionary."""
+        """`structured_outputs`, never as a dictionary."""
         assert not isinstance(self.structured_outputs, Mapping)
         return self.structured_outputs
 
@@ -193,7 +193,7 @@ class SamplingParams:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from a dictionary; an unknown name is refused, not ignored."""
+        """Build from a dictionary. Raises InvalidArgumentError for an unknown name."""
         result: Self = from_mapping(cls, values)
         return result
 
@@ -204,14 +204,14 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """True when the distribution depends on which tokens came before."""
+        """True when a penalty makes the distribution depend on earlier tokens."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def of_choice(self, choice: int) -> SamplingParams:
-        """The parameters of one of the `n` completions, as a request of its own would state them.
+        """The parameters of one of the `n` completions as a separate request.
 
-        Completion 0 is that of `n` 1. The others' seeds are hashed, so that requests with neighbouring
-        seeds have no completion in common. The prompt is reported once, with completion 0.
+        Completion 0 equals the completion of `n` 1. The other completions use hashed seeds, so requests with
+        neighbouring seeds share no completion. Only completion 0 reports the prompt.
         """
         if self.n == 1:
             return self
@@ -222,17 +222,17 @@ class SamplingParams:
         return self._with(n=1, seed=int.from_bytes(digest.digest(), "little"), prompt_logprobs=None)
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same with a seed in [0, 2^64)."""
+        """A copy with this seed, in [0, 2^64)."""
         return self._with(seed=seed)
 
     def without_prompt_report(self) -> SamplingParams:
-        """The same for a client that was told of the prompt before."""
+        """A copy without `prompt_logprobs`, for a client that already has them."""
         return self._with(prompt_logprobs=None)
 
     def _with(self, **values: int | None) -> SamplingParams:
-        """A copy with values that are known to be good.
+        """A copy with values known to be valid.
 
-        The rest is not checked again: that takes milliseconds where a parameter names 32,768 tokens, and a
+        The copy is not validated again: validation takes milliseconds for a list of 32,768 tokens, and a
         request may have hundreds of completions.
         """
         made = copy(self)

@@ -1,4 +1,4 @@
-"""What a generated text must look like: a JSON schema, a regular expression, a grammar or a choice.
+"""Formats of generated text: a JSON schema, a regular expression, a grammar or a choice.
 
 The names are those of vLLM's `StructuredOutputsParams`.
 """
@@ -20,11 +20,10 @@ KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """Exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`; the whole text is of that form.
+    """Exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`; the whole text has that format.
 
-    A schema is a dictionary or its JSON text, and is kept as text; its members are generated in the order
-    in which it names them. Whether the library understands a schema, an expression or a grammar is for the
-    server to say.
+    A schema is a dictionary or its JSON text, and is stored as text. Members are generated in the schema's
+    order. The server checks that the library supports a schema, expression or grammar.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -32,7 +31,7 @@ class StructuredOutputs:
     regex: str | None = None
     """A regular expression without look-around and back-references."""
     choice: Sequence[str] | None = None
-    """The texts to choose from."""
+    """Texts to choose from."""
     grammar: str | None = None
     """A context-free grammar in Lark's syntax, with `start` as its first rule."""
     json_object: bool | None = None
@@ -41,7 +40,7 @@ class StructuredOutputs:
     """JSON without whitespace between its parts."""
 
     def __post_init__(self) -> None:
-        """Normalise, then refuse what cannot be honoured."""
+        """Normalise shorthand values. Raises InvalidArgumentError naming the field."""
         require(self.json_object is None or isinstance(self.json_object, bool), *_boolean("json_object"))
         if self.json_object is False:
             object.__setattr__(self, "json_object", None)
@@ -60,7 +59,7 @@ class StructuredOutputs:
         require(
             not self.disable_any_whitespace or self.kind in ("json", "json_object"),
             f"{FIELD}.disable_any_whitespace",
-            "goes with json and json_object",
+            "requires json or json_object",
         )
 
     def _check_texts(self) -> None:
@@ -75,12 +74,12 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of `KINDS` it is."""
+        """The entry of `KINDS` that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def field(self) -> str:
-        """What an error about the constraint names."""
+        """The field name for errors."""
         return f"{FIELD}.{self.kind}"
 
     @property
@@ -90,7 +89,7 @@ class StructuredOutputs:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from a dictionary; an unknown name is refused, not ignored."""
+        """Build from a dictionary. Raises InvalidArgumentError for an unknown name."""
         known = [f.name for f in fields(cls)]
         for name in values:
             require(name in known, f"{FIELD}.{name}", f"unknown parameter; known are {', '.join(known)}")
@@ -98,7 +97,7 @@ class StructuredOutputs:
 
 
 def structured_outputs(value: Any) -> StructuredOutputs | None:
-    """A request's `structured_outputs`, also as a dictionary. Raises InvalidArgumentError."""
+    """Convert a request's `structured_outputs`, which may be a dictionary. Raises InvalidArgumentError."""
     if value is None or isinstance(value, StructuredOutputs):
         return value
     if isinstance(value, Mapping):
@@ -111,18 +110,18 @@ def _boolean(name: str) -> tuple[str, str]:
 
 
 def _schema_text(schema: Any) -> str:
-    """The JSON text of a schema that is an object."""
+    """The JSON text of a schema, which must be an object."""
     name = f"{FIELD}.json"
     try:
         if not isinstance(schema, str):
             require(isinstance(schema, Mapping), name, "must be a JSON schema: a dictionary or JSON text")
-            # As it is written: its characters are counted.
+            # Not escaped, because characters are counted.
             return json_text.dumps(dict(schema), allow_nan=False, ensure_ascii=False)
-        # No schema that is allowed has more, and parsing text takes memory in proportion.
+        # A longer schema is refused later; parsing it would take memory in proportion.
         if len(schema) <= limits.MAX_STRUCTURE_CHARACTERS:
             require(isinstance(json_text.loads(schema), dict), name, "must be a JSON object")
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
-        raise InvalidArgumentError(name, "is no JSON") from None
+        raise InvalidArgumentError(name, "is not JSON") from None
     return schema

@@ -1,4 +1,4 @@
-"""System calls of Linux that have no wrapper in the C library."""
+"""Linux system calls without a wrapper in the C library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def succeeds(numbers: Mapping[str, int], *args: Any) -> bool:
-    """Make the call that has this number on each kind of machine; False where there is none, or it fails."""
+    """Make a system call. `numbers` gives its number by machine type. False if unknown or failed."""
     number = numbers.get(platform.machine())
     if platform.system() != "Linux" or number is None:
         return False

@@ -1,7 +1,7 @@
-"""The words of the system as values: what a request asks for, and what one round says.
+"""Value types of a request and of one round.
 
-All of them are frozen. The request types validate themselves and raise `InvalidArgumentError` with
-the field's name, so a value that exists is a value that can be honoured.
+All types are frozen. The request types validate on construction and raise `InvalidArgumentError` with the
+field's name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FinishReason(enum.Enum):
 
 
 class TokenOrigin(enum.Enum):
-    """How a committed token came about."""
+    """How a committed token was produced."""
 
     ACCEPTED = "accepted"
     """Drafted, and accepted by the target."""
@@ -57,11 +57,11 @@ class TokenOrigin(enum.Enum):
 class SpeculationParams:
     """How to speculate for one request.
 
-    `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to a bound of its
-    own, and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the
-    server's default mode. `prompt_lookup` allows or forbids draft tokens that are copied from the sequence's
-    own text, within the same K; None takes the server's setting, but off with a fixed K in rejection or block
-    mode above temperature 0: what is copied follows from measured times, and a seed's tokens would too.
+    `num_speculative_tokens` is K; `auto` lets the server choose it for every round, up to the server's bound,
+    and 0 switches drafting off. None takes the server's setting. `acceptance` None takes the server's default
+    mode. `prompt_lookup` allows or forbids draft tokens copied from the sequence's own text, within the same
+    K. None takes the server's setting, except in rejection or block mode above temperature 0 with a fixed K,
+    where it means off: copying depends on measured times, so a seed would not reproduce its tokens.
     """
 
     num_speculative_tokens: DraftTokens | None = None
@@ -69,7 +69,7 @@ class SpeculationParams:
     prompt_lookup: bool | None = None
 
     def __post_init__(self) -> None:
-        """Accept the mode by name, refuse K outside the bound."""
+        """Convert a mode given by name. Raises InvalidArgumentError naming the field."""
         if self.num_speculative_tokens is not None:
             draft_tokens("num_speculative_tokens", self.num_speculative_tokens)
         if isinstance(self.acceptance, str):
@@ -89,43 +89,42 @@ class SpeculationParams:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from a dictionary; an unknown name is refused, not ignored."""
+        """Build from a dictionary. Raises InvalidArgumentError for an unknown name."""
         result: Self = from_mapping(cls, values)
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceParams:
-    """What a worker keeps of a request: how to sample, how to accept, where the prompt ends."""
+    """The part of a request that a worker keeps: how to sample, how to accept, where the prompt ends."""
 
     sampling: SamplingParams
     mode: AcceptanceMode
     prompt_length: int
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """`sampling.bad_words` as the target's tokenizer has them: no sequence of these may be completed."""
+    """`sampling.bad_words` tokenised by the target's tokenizer; none of these may be completed."""
     cache_salt: str = ""
-    """Cached prefixes are shared among sequences with the same salt only."""
+    """Only sequences with the same salt share cached prefixes."""
     traceparent: str = ""
-    """W3C trace context of the request's span; empty where the request is not traced."""
+    """W3C trace context of the request's span; empty if the request is not traced."""
 
     @property
     def judged_as(self) -> AcceptanceMode:
-        """The mode whose rule judges this request."""
+        """The mode whose acceptance rule applies to this request."""
         return GREEDY_MODE if self.sampling.greedy else self.mode
 
     @property
     def target_decides(self) -> bool:
-        """True when every token is the target's own choice: with shared noise, and in every mode at
-        temperature 0."""
+        """True if every token is the target's own choice: with shared noise, or at temperature 0."""
         return self.judged_as.facts.shares_noise
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
-    """The whole support one draft token was drawn from; a full q is never sent.
+    """The distribution q that one draft token was drawn from, restricted to its support.
 
     `token_ids` are little-endian uint32 and `probabilities` little-endian float32, as on the wire, so
-    that passing one on copies nothing. Both sides normalise the same float32 values in float64.
+    forwarding copies nothing. Draft and target normalise the same float32 values in float64.
     """
 
     token_ids: bytes
@@ -139,8 +138,8 @@ class SparseDistribution:
 class Proposal:
     """Draft tokens as a tree in topological order.
 
-    `parents` is empty for a chain; else one entry a node, the index of its parent or -1 for the root.
-    `distributions` is empty when nodes need none (coupled mode, deterministic drafter), else one a node.
+    `parents` is empty for a chain; else it has one entry per node: the parent's index, or -1 for the root.
+    `distributions` is empty in coupled mode or for a deterministic drafter; else it has one entry per node.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -149,52 +148,52 @@ class Proposal:
 
     @property
     def num_draft_tokens(self) -> int:
-        """K for a chain; nodes for a tree."""
+        """K of a chain, number of nodes of a tree."""
         return len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one answer's time went, in seconds, as measured by the worker that gives it."""
+    """Time spent on one answer, in seconds, measured by the answering worker."""
 
     queue: float = 0.0
-    """Between the command's arrival and the first pass it was part of."""
+    """From the command's arrival to its first pass."""
     compute: float = 0.0
-    """Passes the command was part of, sampling and acceptance included."""
+    """Passes of the command, sampling and acceptance included."""
     rows: int = 0
-    """Rows of all sequences in the last of those passes."""
+    """Rows of all sequences in the command's last pass."""
     sequences: int = 0
-    """Sequences in the last of those passes; one, of no rows, where draft tokens were judged without any."""
+    """Sequences in the command's last pass; 1, with no rows, if no pass was needed."""
     prefill: float = 0.0
-    """By rows, what feeding this sequence's tokens took whose logits nobody wanted: those of a prompt, or of
-    what the worker had missed. Part of `compute`, but for what a draft read before it was asked."""
+    """Time of this sequence's prefill rows (prompt, or tokens that the worker had missed). Each pass is
+    divided by rows. Part of `compute`, except for tokens that a draft read before it was asked."""
     prefill_rows: int = 0
-    """Such rows of all sequences in the last of those passes."""
+    """Prefill rows of all sequences in the command's last pass."""
     prefill_rows_before: int = 0
-    """Such rows for which a round waited until its first pass: of the pass that ran when it arrived, by how
-    much of that was still to come. A target tells it."""
+    """Prefill rows of the pass that was running on arrival, weighted by its remaining share. Reported by
+    targets only."""
     cached_tokens: int = 0
-    """Entries of this sequence that came from the prefix cache."""
+    """Entries of this sequence found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, of the target's own distribution: before any transform.
+    """Log-probabilities at one position under the target's distribution, before any transform.
 
-    `top_token_ids` are the likeliest tokens, best first, as many as were asked for; the token itself need
-    not be among them.
+    `top_token_ids` are the most likely tokens, best first, as many as requested. They need not include the
+    token itself.
     """
 
     token_id: int
     logprob: float
     rank: int
-    """1 + the number of tokens that are likelier."""
+    """1 + the number of more likely tokens."""
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
 
 
 class Outcome(NamedTuple):
-    """How a round ends, as far as the next one depends on it."""
+    """The result of a round that the next round depends on."""
 
     num_accepted: int
     next_token: int
@@ -206,18 +205,18 @@ class Verdict:
 
     num_accepted: int
     token_ids: tuple[int, ...]
-    """Accepted tokens, then the correction or bonus: num_accepted + 1 ids. Where a grammar gives up behind an
-    accepted draft token, that one is the last."""
+    """Accepted tokens, then the correction or bonus: num_accepted + 1 ids. If a grammar gives up after an
+    accepted draft token, that token is the last."""
     num_computed_tokens: int
-    """Entries in the target's cache after it truncated: always ledger length - 1."""
+    """Entries in the target's cache after truncation: always ledger length - 1."""
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One each of `token_ids` where the request asks for them."""
+    """One entry per token id if the request asks for log-probabilities."""
     went_on_with: int | None = None
-    """The next round has begun, with so many tokens of the proposal a VerifyAhead gave for this outcome, or
-    with none where it gave none; None: it has not begun."""
+    """None if the next round has not begun. Else the number of draft tokens it began with: those of the
+    VerifyAhead proposal for this outcome, or 0 if there was none."""
 
     @property
     def outcome(self) -> Outcome:
-        """By which the next round was told ahead."""
+        """The key of a proposal in VerifyAhead."""
         return Outcome(self.num_accepted, self.token_ids[-1])

@@ -1,4 +1,4 @@
-"""Checks of a value's type. Each raises InvalidArgumentError with the field's name."""
+"""Type checks. Each raises InvalidArgumentError naming the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require(condition: bool, name: str, message: str) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number, and no bool."""
+    """`value` as a finite float; bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgumentError(name, f"must be a number, got {type(value).__name__}")
     try:
@@ -32,14 +32,14 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """An int, and no bool."""
+    """`value` as an int; bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(name, f"must be an integer, got {type(value).__name__}")
     return value
 
 
 def host_and_port(name: str, value: str) -> tuple[str, int]:
-    """`host:port` as its parts."""
+    """Split `host:port`."""
     host, _, port = value.rpartition(":")
     there = bool(host) and port.isdecimal() and 0 < int(port) < 65536
     require(there, name, f"must be host:port, got {value!r}")
@@ -59,7 +59,7 @@ _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def device(name: str, value: str) -> str:
-    """What a model may run on, by its form: whether it is there its process finds out."""
+    """Check the form of a device name; the model's process checks that the device exists."""
     there = isinstance(value, str) and bool(_DEVICE.fullmatch(value))
     choices = "auto, cpu, cuda or cuda:N (cuda:0 is the first GPU)"
     require(there, name, f"must be {choices}, got {value!r}")
@@ -68,7 +68,7 @@ def device(name: str, value: str) -> str:
 
 AUTO: Final = "auto"
 DraftTokens = int | Literal["auto"]
-"""K, or `auto` where the coordinator chooses it round by round."""
+"""K, or `auto` to let the coordinator choose it every round."""
 
 
 def draft_tokens(name: str, value: Any) -> DraftTokens:
@@ -82,7 +82,7 @@ def draft_tokens(name: str, value: Any) -> DraftTokens:
 
 
 def draft_token_table(name: str, text: str) -> tuple[tuple[int, int, int], ...]:
-    """Rows of (lowest number of sequences, highest, K) from a JSON list; without gaps from 1 on.
+    """Rows of (lowest number of sequences, highest, K) from a JSON list, without gaps from 1 upwards.
 
     Raises InvalidArgumentError naming the field.
     """
@@ -107,14 +107,14 @@ def draft_token_table(name: str, text: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def items(name: str, value: Any) -> tuple[Any, ...]:
-    """What an iterable holds; text is none."""
+    """An iterable as a tuple; text is refused."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgumentError(name, f"must be a list, got {type(value).__name__}")
     return tuple(value)
 
 
 def from_mapping(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    """Build a dataclass from a dictionary; an unknown name is refused, not ignored."""
+    """Build a dataclass from a dictionary. Raises InvalidArgumentError for an unknown name."""
     known = {f.name for f in fields(cls)}
     for name in values:
         require(name in known, name, f"unknown parameter; known are {', '.join(sorted(known))}")

@@ -1,1 +1,1 @@
-"""The mathematics of speculative decoding as pure functions on tensors; see docs of each module."""
+"""The mathematics of speculative decoding as pure functions on tensors."""

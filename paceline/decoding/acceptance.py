@@ -1,11 +1,11 @@
-"""The target's decision on a batch of draft chains: how many tokens are accepted, and which comes next.
+"""Acceptance of a batch of draft chains: the number of accepted tokens and the next token.
 
-Every function here leaves the target's distribution unchanged. p is the target's distribution and q the
-one the draft tokens were drawn from. Shapes: S sequences, K the longest chain, V the vocabulary; chains
-shorter than K are padded and `num_draft` holds their lengths, padding is never looked at. Row i of p is
-the distribution after i draft tokens: it judges draft token i, or gives the bonus when i is the length.
+Every function preserves the target's distribution. p is the target's distribution, q the distribution that
+the draft tokens were drawn from. Shapes: S sequences, K the longest chain, V the vocabulary. Shorter chains
+are padded, `num_draft` holds their lengths, and padding is ignored. Row i of p is the distribution after i
+draft tokens: it verifies draft token i, or gives the bonus token if i is the chain's length.
 
-On a CPU sparse_acceptance.py does the same without a dense q.
+On a CPU, sparse_acceptance.py does the same without a dense q.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.decoding.sampling import draw
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdicts on S proposals."""
+    """The decisions on S proposals."""
 
     path: Tensor
     """int64 [S, K]: indices of the accepted draft tokens (nodes of a tree) in order, -1 beyond."""
@@ -30,7 +30,7 @@ class Decision:
     next_token: Tensor
     """int64 [S]: the bonus, or the correction."""
     is_bonus: Tensor
-    """bool [S]: nothing of the proposal was rejected (also when it was empty)."""
+    """bool [S]: no draft token was rejected (also true for an empty proposal)."""
 
 
 def accept_rejection(
@@ -58,10 +58,10 @@ def accept_rejection(
 def accept_block(
     draft: Tensor, num_draft: Tensor, p: Tensor, q: Tensor, accept_u: Tensor, next_u: Tensor
 ) -> Decision:
-    """Judge the chain as a whole (Sun et al. 2024, "Block verification accelerates speculative decoding").
+    """Block verification (Sun et al. 2024, "Block verification accelerates speculative decoding").
 
-    Never fewer accepted tokens in expectation than `accept_rejection`, and the same arguments. The tests
-    of all draft tokens are looked at, so `accept_u` must be new in every round (see noise.py).
+    Accepts at least as many tokens in expectation as `accept_rejection`, with the same arguments. All tests
+    are evaluated, so `accept_u` must be new in every round (see noise.py).
     """
     num_steps = draft.shape[1]
     ratios = _ratios(draft, p, q).nan_to_num(nan=0.0)
@@ -75,7 +75,7 @@ def accept_block(
         residual = (pi[:, i, None] * p[:, i].double() - q[:, i].double()).clamp_(min=0.0).sum(1)
         denominator = residual + 1.0 - pi[:, i]
         partial = torch.where(denominator > 0, residual / denominator, 1.0)
-        # Where nothing may follow p is not numbers: as at the end of a chain.
+        # p is NaN if no token may follow: treat as the end of the chain.
         partial = torch.where(residual.isnan(), pi[:, i], partial)
         threshold[:, i - 1] = torch.where(num_draft == i, pi[:, i], partial)
     accepted = _largest((accept_u <= threshold) & _within(draft, num_draft))
@@ -90,25 +90,25 @@ def _within(draft: Tensor, num_draft: Tensor) -> Tensor:
 
 
 def _leading(passed: Tensor) -> Tensor:
-    """int64 [S]: how many tests are passed before the first failure."""
+    """int64 [S]: number of passed tests before the first failure."""
     return passed.to(torch.int64).cumprod(1).sum(1)
 
 
 def _largest(passed: Tensor) -> Tensor:
-    """int64 [S]: the number (from 1) of the last test that is passed, 0 if none is."""
+    """int64 [S]: number (from 1) of the last passed test, 0 if none."""
     if passed.shape[1] == 0:
         return passed.sum(1)
     return (passed * torch.arange(1, passed.shape[1] + 1, device=passed.device)).amax(1)
 
 
 def _ratios(draft: Tensor, p: Tensor, q: Tensor) -> Tensor:
-    """float64 [S, K]: p/q of each draft token; NaN where both are 0, so that no test is passed."""
+    """float64 [S, K]: p/q of each draft token; NaN if both are 0, so that the test fails."""
     index = draft.clamp(min=0)[:, :, None]
     return (p[:, : draft.shape[1]].gather(2, index).double() / q.gather(2, index).double())[:, :, 0]
 
 
 def _next_weights(num_draft: Tensor, accepted: Tensor, p: Tensor, q: Tensor, scale: Tensor) -> Tensor:
-    """float64 [S, V]: max(0, scale * p - q) at the first token not accepted, p after the last one."""
+    """float64 [S, V]: max(0, scale * p - q) at the first rejected token, p after a fully accepted chain."""
     rows = torch.arange(len(p), device=p.device)
     p_next = p[rows, accepted].double()
     if q.shape[1] == 0:

@@ -1,7 +1,7 @@
-"""Coupled choices: the Gumbel-max trick with noise that draft and target share (Daliri et al. 2025).
+"""Coupled sampling: the Gumbel-max trick with noise shared by draft and target (Daliri et al. 2025).
 
-The token at a position is the argmax of its score + noise, which draws it from the distribution behind the
-scores. Two models that add the same noise tend to choose the same token.
+The token at a position is the argmax of score + noise, which is a draw from the softmax of the scores. Two
+models that add the same noise tend to choose the same token.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from paceline.decoding.gumbel_argmax import best_rows
 from paceline.decoding.noise import MAX_NOISE, CoupledNoise, gumbel
 
 Noise = Sequence[CoupledNoise | None]
-"""Where the noise of each row is found; None for a row that takes its highest score."""
+"""The noise of each row; None for a greedy row."""
 _NOTHING = (0, -math.inf)
 
 
 def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
-    """The best token of every row.
+    """The token with the highest score + noise in every row.
 
     Args:
-        scores: float32 [R, V]: logits over temperatures, -inf for tokens that are filtered out.
-        noise: of the R rows.
+        scores: float32 [R, V]: logits over temperatures, -inf for filtered tokens.
+        noise: noise of the R rows.
 
     Returns:
-        int64 [R] where the scores are, the lowest id among equals; -1 where all are filtered out.
+        int64 [R] on the scores' device, the lowest id among equals; -1 if all tokens are filtered.
     """
     if scores.device.type == "cpu":
         tokens, values = _best_on_host(scores, noise, 1)
@@ -41,15 +41,15 @@ def coupled_choice(scores: Tensor, noise: Noise) -> Tensor:
 
 
 def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, float]]]:
-    """The best tokens of every row with their scores + noise.
+    """The tokens with the highest score + noise in every row, and those values.
 
     Args:
         scores: as for `coupled_choice`, whose choice comes first.
-        noise: of the R rows.
-        count: tokens wanted, from 1.
+        noise: noise of the R rows.
+        count: number of tokens, at least 1.
 
     Returns:
-        (token, value), best first; fewer than `count` where fewer may be chosen, yet always one.
+        (token, value), best first; fewer than `count` if fewer are allowed, but at least one.
     """
     count = min(count, scores.shape[1])
     best = _best_on_host if scores.device.type == "cpu" else _best_in_tensors
@@ -59,7 +59,7 @@ def ranked(scores: Tensor, noise: Noise, count: int) -> list[list[tuple[int, flo
 
 
 def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
-    """What `coupled_choice` is the argmax of: float64 [R, V]; the scores themselves where no row has any."""
+    """scores + noise: float64 [R, V]; the scores themselves if no row has noise."""
     where = [(row, n.seed, n.first) for row, n in enumerate(noise) if n is not None]
     if not where:
         return scores
@@ -75,10 +75,10 @@ def add_coupled_noise(scores: Tensor, noise: Noise) -> Tensor:
 def _best_on_host(
     scores: Tensor, noise: Noise, count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating[Any]]]:
-    """Tokens and values [R, count], best first; -inf where a row has fewer."""
+    """Tokens and values [R, count], best first; -inf if a row has fewer."""
     rows = scores.numpy()
     if count == 1 and not any(noise):
-        # In a tenth of the time that torch takes.
+        # numpy takes a tenth of torch's time.
         tokens = rows.argmax(-1, keepdims=True)
         return tokens, np.take_along_axis(rows, tokens, -1)
     noisy = np.array([n is not None for n in noise], dtype=np.bool_)
@@ -90,11 +90,11 @@ def _best_on_host(
 
 
 def _best_in_tensors(scores: Tensor, noise: Noise, count: int) -> tuple[Tensor, Tensor]:
-    """The same on a device, in one copy to the host."""
+    """As `_best_on_host`, on a device, with one copy to the host."""
     sums = add_coupled_noise(scores, noise).double()
     values, tokens = sums.topk(count, dim=-1)
-    # Of equals the lowest id is chosen; `topk` promises no order among them.
+    # Among equals the lowest id must come first; `topk` guarantees no order.
     first = sums.argmax(-1, keepdim=True)
     others = torch.where(tokens == first, tokens[:, :1], tokens)[:, 1:]
-    told = torch.cat([first.double(), others.double(), values], dim=-1).cpu()  # float64 has every id exactly
+    told = torch.cat([first.double(), others.double(), values], dim=-1).cpu()  # float64 holds ids exactly
     return told[:, :count].long(), told[:, count:]

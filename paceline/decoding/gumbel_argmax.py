@@ -1,9 +1,9 @@
-"""The tokens of the highest score + coupled noise, compiled for a CPU: noise is made only if it matters.
+"""Tokens with the highest score + coupled noise, compiled for a CPU.
 
-A token's noise is the logarithm of a logarithm, taken of a random word. The words cost little, the logarithms
-most of what a choice costs. A word's first bits bound its noise from above, and of two thousand tokens about
-ten could be the best by their bounds. Only theirs is worked out. What comes out is what the tensors of
-`coupled.add_coupled_noise` give, up to the last bit of a logarithm.
+A token's noise is a double logarithm of a random word. Words are cheap; the logarithms dominate the cost. The
+first bits of a word bound its noise from above, and for about ten of two thousand tokens the bound exceeds
+the best value so far. Only for those is the noise computed. The result equals that of
+`coupled.add_coupled_noise`, up to the last bit of a logarithm.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _COUPLED: Final = np.uint64(Purpose.COUPLED)
 _FIRST_BITS: Final = 8
 _REST: Final = np.uint64(64 - _FIRST_BITS)
 _HIGHEST: Final = 37.0
-"""-log(-log(u)) of the largest u there is, 1 - 2^-53, is 36.74."""
+"""Above -log(-log(u)) of the largest u: 36.74 for 1 - 2^-53."""
 
 
 def _ceilings() -> npt.NDArray[np.float64]:
-    """The highest noise of the words that begin with the same bits, by these bits, and a little more."""
+    """Upper bound of a word's noise, indexed by the word's first bits."""
     ends = np.arange(1, 1 << _FIRST_BITS) / (1 << _FIRST_BITS)
     return np.append(-np.log(-np.log(ends)) + 1e-9, _HIGHEST)
 
@@ -38,7 +38,7 @@ _CEILINGS: Final = _ceilings()
 
 @njit(**STRICT)
 def _enter(values, tokens, value, token):
-    """Put a token among the best, whose last one it beats; those of equal values stay before it."""
+    """Insert a token that beats the last of the best tokens; equal values stay before it."""
     at = len(values) - 1
     while at > 0 and values[at - 1] < value:
         values[at], tokens[at] = values[at - 1], tokens[at - 1]
@@ -48,14 +48,15 @@ def _enter(values, tokens, value, token):
 
 @njit(**STRICT)
 def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens):
-    """Fill `tokens` with those of the highest row / temperature + noise, the lowest id first among equals.
+    """Find the tokens with the highest row / temperature + noise; among equals, the lowest id comes first.
 
     Args:
-        row: float32 [V or more]: logits, -inf for what may not be chosen.
+        row: float32 [V or more]: logits, -inf for excluded tokens.
         vocabulary: V.
         temperature: float64, above 0.
-        noisy: whether there is noise: that of this seed (uint64) for the token at this position (uint64).
-        values, tokens: float64 and int64 [count]: filled, best first; -inf and -1 where there are fewer.
+        noisy: whether to add noise.
+        seed, position: uint64: the request's seed and the position of the token to choose.
+        values, tokens: float64 and int64 [count]: filled, best first; -inf and -1 if there are fewer.
     """
     values[:] = -np.inf
     tokens[:] = -1
@@ -80,7 +81,7 @@ def best_of(row, vocabulary, temperature, noisy, seed, position, values, tokens)
 
 @njit(**STRICT)
 def _is_distribution(bits):
-    """Whether float32 logits, as int32, are a distribution's: numbers, none infinite, but -inf for some."""
+    """Whether float32 logits (viewed as int32) define a distribution: no NaN or +inf, and not all -inf."""
     odd, impossible = 0, 0
     for b in bits:
         odd += (b & 0x7FFFFFFF) >= 0x7F800000  # NaN or infinite
@@ -90,15 +91,15 @@ def _is_distribution(bits):
 
 @kept_on_disk(**STRICT)
 def choose_rows(logits, rows, temperatures, noisy, seeds, positions, tokens, usable):
-    """What requests choose that ask for a temperature at most: `best_of` logits / temperature for each row.
+    """Choose the tokens of requests that use no parameter but a temperature: `best_of` for each row.
 
     Args:
-        logits: float32 [R, V], the rows of each request together, which are those of positions in a row.
-        rows: int64 [S]: how many each has.
+        logits: float32 [R, V]; each request has consecutive rows for consecutive positions.
+        rows: int64 [S]: number of rows of each request.
         temperatures: float32 [S], above 0. Quotients are rounded to float32, as in tensors.
-        noisy, seeds, positions: bool and twice uint64 [S]: as for `best_of`, the positions of first rows.
+        noisy, seeds, positions: bool, uint64 and uint64 [S]: as for `best_of`; positions of the first rows.
         tokens: int64 [R]: filled.
-        usable: bool [R]: filled: whether the row is a distribution's; where not, its token is none either.
+        usable: bool [R]: filled: whether the row is a distribution; if not, its token is invalid.
     """
     scores, vocabulary = np.empty(logits.shape[1], dtype=np.float32), logits.shape[1]
     value, token, r = np.empty(1), np.empty(1, dtype=np.int64), 0
@@ -113,7 +114,7 @@ def choose_rows(logits, rows, temperatures, noisy, seeds, positions, tokens, usa
 
 @kept_on_disk(**STRICT)
 def best_rows(scores, noisy, seeds, positions, values, tokens):
-    """`best_of` for each row of scores, float32 [R, V]: bool and twice uint64 [R], then [R, count] twice."""
+    """`best_of` for each row of scores, float32 [R, V]. `values`, `tokens` are [R, count], the rest [R]."""
     for r in range(len(scores)):
         best_of(
             scores[r], scores.shape[1], 1.0, noisy[r], seeds[r], positions[r], values[r], tokens[r]

@@ -1,8 +1,7 @@
-"""Log-probabilities to report: of chosen tokens, and of the likeliest ones.
+"""Reported log-probabilities of chosen tokens and of the most likely tokens.
 
-They are of the model's own distribution, before penalties, bias, masks, temperature and filters, which is
-vLLM's `raw_logprobs`. So they tell what the model thinks of a token, whatever the request did to its
-chances, and a token's log-probability does not depend on how the request samples.
+They belong to the model's own distribution, before penalties, bias, masks, temperature and filters (vLLM's
+`raw_logprobs`), so a token's log-probability does not depend on the sampling parameters.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from paceline.core.types import TokenLogprobs
 
 
 def reported_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-    """What to report of one position a row. Copies from the device once.
+    """The report of one position per row, with one copy from the device.
 
     Args:
         logits: float [R, V], untransformed.
-        token_ids: the token at each position, R of them.
-        counts: how many of the likeliest tokens to report with each; at most V are.
+        token_ids: the R tokens at these positions.
+        counts: number of most likely tokens to report at each position, capped at V.
 
     Returns:
-        One entry a row.
+        One entry per row.
     """
     values = logits.float().log_softmax(-1)
     tokens = torch.tensor(token_ids, dtype=torch.int64, device=values.device)[:, None]
     chosen = values.gather(1, tokens)
     ranks = (values > chosen).sum(-1, keepdim=True) + 1
     top = values.topk(min(max(counts, default=0), values.shape[1]), dim=-1)
-    # float64 holds float32 values and ids alike without rounding.
+    # float64 represents float32 values and ids without rounding.
     table = torch.cat([part.double() for part in (chosen, ranks, top.values, top.indices)], dim=1).tolist()
     width = top.values.shape[1]
     return [

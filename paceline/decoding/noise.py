@@ -1,14 +1,14 @@
-"""Random numbers as a pure function of (seed, position, purpose, index): no state, the same bits anywhere.
+"""Random numbers as a pure function of (seed, position, purpose, index), with the same bits on every device.
 
 The generator is Philox4x64-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with
-key (seed, purpose) and counter (block, position, 0, 0). Compiled it serves the CPU (philox.py); the same
-function in torch integers serves every other device. Both give the bits of numpy's generator.
+key (seed, purpose) and counter (block, position, 0, 0). A CPU uses a compiled version (philox.py), other
+devices use torch integers. Both give the bits of numpy's generator.
 
-Which position to give. Coupled noise belongs to the absolute index of the token being decided, so that
-draft and target meet. Everything else belongs to a round: position is the ledger's length when the round
-starts (it grows with every round), and the index within the stream is the draft token's index. Noise of a
-ratio test or a draft draw must not be keyed by the token's own position: block verification looks at tests
-and draft tokens beyond the ones it accepts, and meeting the same noise again in the next round is biased.
+Choice of the position: coupled noise uses the absolute index of the token to decide, so that draft and target
+use the same noise. All other noise belongs to a round: the position is the ledger's length at the start of
+the round (which grows with every round), and the index within the stream is the draft token's index. Noise of
+ratio tests and draft draws must not use the token's own position: block verification also reads tests and
+draft tokens beyond the accepted ones, and reusing their noise in the next round would bias the result.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from paceline.decoding.cpu.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, fill_un
 _LOW: Final = 0xFFFFFFFF
 _SCALE: Final = 2.0**-52
 MAX_NOISE: Final = 2**24
-"""Numbers that a device may make at once: each takes a hundred bytes while it is made."""
+"""Most numbers that a device computes at once; each needs about 100 bytes of temporary memory."""
 
 
 class Purpose(enum.IntEnum):
-    """What a number is for. Numbers of different purposes are independent; never use one for two."""
+    """Use of a random number. Numbers of different purposes are independent; never reuse a number."""
 
     DRAFT_DRAW = 1
     """The draft's draw of a token from q."""
@@ -41,19 +41,19 @@ class Purpose(enum.IntEnum):
     NEXT_TOKEN = 3
     """The target's draw of the correction or bonus token."""
     COUPLED = 4
-    """The Gumbel noise both sides add at one position of the sequence."""
+    """The Gumbel noise that draft and target add at one position of the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoupledNoise:
-    """Where the coupled noise of consecutive positions of one request is found; nobody has made it yet."""
+    """A reference to the coupled noise of consecutive positions of one request, not yet computed."""
 
     seed: int
     first: int
-    """The absolute index of the token that the first of them decides."""
+    """The absolute index of the token to decide at the first position."""
 
     def after(self, count: int) -> CoupledNoise:
-        """The same, without the first `count` positions."""
+        """The noise without the first `count` positions."""
         return CoupledNoise(self.seed, self.first + count)
 
 
@@ -67,13 +67,13 @@ def uniforms(
     """Uniform numbers strictly between 0 and 1.
 
     The map is ((raw >> 12) + 0.5) * 2^-52: exact in float64, symmetric about 1/2, between 2^-53 and
-    1 - 2^-53. (With 53 random bits, the half added to the largest would round up to exactly 1.)
+    1 - 2^-53. (With 53 random bits, adding 0.5 to the largest would round up to exactly 1.)
 
     Args:
         seeds: N integers in [0, 2^64).
         positions: N integers in [0, 2^63).
-        purpose: the role of the numbers.
-        count: numbers a stream.
+        purpose: use of the numbers.
+        count: numbers per stream.
         device: where to compute; None is the CPU.
 
     Returns:
@@ -93,10 +93,10 @@ def _uniforms_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int)
 def gumbel(
     seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | None = None
 ) -> Tensor:
-    """Standard Gumbel noise -log(-log(u)), one number a token, with purpose COUPLED.
+    """Standard Gumbel noise -log(-log(u)), one number per token, with purpose COUPLED.
 
-    The uniforms behind it have the same bits on every device; the logarithms may differ in their last
-    bit, which changes an argmax with a probability of about 1e-13.
+    The uniforms have the same bits on every device. The logarithms may differ in their last bit, which
+    changes an argmax with a probability of about 1e-13.
 
     Args:
         seeds: N integers in [0, 2^64).
@@ -117,9 +117,9 @@ def gumbel(
 
 
 def gumbel_of(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """`gumbel` of what is on a device already: int64 [N] with the bits of the seeds, and the positions.
+    """`gumbel` for seeds (as signed bits) and positions already on the device, both int64 [N].
 
-    Nothing here waits for the device or copies anything to it.
+    Neither waits for the device nor copies to it.
     """
     u = _uniforms_of(seeds, positions, Purpose.COUPLED, vocab_size)
     return u.log_().neg_().log_().neg_()
@@ -153,7 +153,7 @@ def _column(values: Sequence[int], device: torch.device) -> Tensor:
 def _philox_of(seeds: Tensor, positions: Tensor, purpose: Purpose, count: int) -> Tensor:
     blocks, device = -(-count // 4), seeds.device
     shape = (len(seeds), blocks)
-    # The counter is 1 at the first block, as numpy has it.
+    # The counter is 1 at the first block, as in numpy.
     first = torch.arange(1, blocks + 1, dtype=torch.int64, device=device).expand(shape)
     zero = torch.zeros((), dtype=torch.int64, device=device)
     counter = (first, positions[:, None], zero, zero)
@@ -176,7 +176,7 @@ def philox4x64(
 
 
 def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The high and low 64 bits of the unsigned product, by 32-bit halves; int64 wraps as wanted."""
+    """The high and low 64 bits of the unsigned product, by 32-bit halves; relies on int64 wraparound."""
     a_high, a_low = a >> 32, a & _LOW
     b_high, b_low = (b >> 32) & _LOW, b & _LOW
     low = b_low * a_low

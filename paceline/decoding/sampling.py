@@ -1,8 +1,8 @@
-"""Drawing tokens, and the form in which a draft's distribution travels.
+"""Drawing tokens, and the wire form of a draft's distribution.
 
-A draft that is judged by a ratio test sends the support it drew from. Both sides read the same float32
-values: the draft draws in proportion to them (`draw` needs no normalised input), the target divides them
-by their float64 sum, so q is exactly the distribution behind the draw.
+For a ratio test, the draft sends the support it drew from. Both sides use the same float32 values: the draft
+draws in proportion to them (`draw` accepts unnormalised input), and the target divides them by their float64
+sum. So q is exactly the distribution behind the draw.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FAULTS = (
     "must have a positive sum",
     "must contain the token drawn from it",
 )
-"""By the number that `fault_of` gives."""
+"""Indexed by the result of `fault_of`."""
 
 
 def draw(probabilities: Tensor, u: Tensor) -> Tensor:
-    """Draw one token a row by inverting the cumulative distribution in float64.
+    """Draw one token per row by inverting the cumulative distribution in float64.
 
     Never returns a token of probability 0 while a row has a positive one. Rows need not sum to 1.
 
@@ -47,10 +47,10 @@ def draw(probabilities: Tensor, u: Tensor) -> Tensor:
     """
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1:]
-    # Rounding may lift u * total to the total itself, which no entry exceeds.
+    # Rounding may raise u * total to the total itself, which no entry exceeds.
     point = torch.minimum(u[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, point, right=True).clamp_(max=probabilities.shape[1] - 1)
-    # A parallel scan may round a flat stretch unevenly and so stop in it.
+    # A parallel scan may round a flat stretch unevenly, so the search may stop at a token of probability 0.
     positive = probabilities.gather(1, index) > 0
     return torch.where(positive, index, probabilities.argmax(-1, keepdim=True))[:, 0]
 
@@ -68,15 +68,15 @@ def point_mass(token_ids: Tensor, vocab_size: int) -> Tensor:
 def truncate_support(
     probabilities: Tensor, mass: float = 0.995, bound: int = limits.MAX_SUPPORT
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keep the fewest tokens that hold `mass` of each row, at most `bound`, and renormalise them.
+    """Keep the fewest tokens that reach `mass` in each row, at most `bound`, and renormalise them.
 
     Args:
         probabilities: float [R, V], rows sum to 1.
-        mass: what to keep, in (0, 1].
-        bound: the most tokens a row.
+        mass: probability mass to keep, in (0, 1].
+        bound: most tokens per row.
 
     Returns:
-        ids int64 [R, M] and probabilities float32 [R, M] in falling order, 0 beyond a row's length;
+        ids int64 [R, M] and probabilities float32 [R, M] in descending order, 0 beyond a row's length;
         lengths int64 [R], at least 1; and the mass kept before renormalising, float64 [R].
     """
     top, ids = probabilities.double().topk(min(bound, probabilities.shape[1]), dim=-1)
@@ -92,14 +92,14 @@ def truncate_support(
 
 
 def to_sparse(ids: Tensor, probabilities: Tensor, lengths: Tensor) -> list[SparseDistribution]:
-    """The padded form of `truncate_support` as wire values, one a row."""
+    """The padded result of `truncate_support` as wire values, one per row."""
     return wire_form(ids.cpu().numpy(), probabilities.cpu().numpy(), lengths.tolist())
 
 
 def wire_form(
     ids: npt.NDArray[np.integer[Any]], probabilities: npt.NDArray[np.floating[Any]], lengths: Sequence[int]
 ) -> list[SparseDistribution]:
-    """Wire values of rows of ids and probabilities [R, M], of which the first `lengths` count."""
+    """Wire values of rows of ids and probabilities [R, M]; row r has `lengths[r]` valid entries."""
     return [
         SparseDistribution(i[:n].tobytes(), p[:n].tobytes())
         for i, p, n in zip(
@@ -114,13 +114,13 @@ def check_sparse(
     """Refuse distributions that `dense_from_sparse` cannot rebuild.
 
     Args:
-        distributions: one a draft token.
+        distributions: one per draft token.
         vocab_size: V.
-        token_ids: the draft tokens; when given, each must have a positive probability in its distribution.
+        token_ids: the draft tokens; if given, each must have a positive probability in its distribution.
 
     Raises:
-        InvalidArgumentError: `proposal.distributions`; a length, an id, a repeated id, a probability or
-            a sum cannot be honoured, or a token cannot have been drawn.
+        InvalidArgumentError: `proposal.distributions`; a length, an id, a probability or a sum is invalid,
+            an id is repeated, or a token cannot have been drawn.
     """
     sparse_arrays(distributions, vocab_size, token_ids)
 
@@ -128,12 +128,12 @@ def check_sparse(
 def dense_from_sparse(
     distributions: Sequence[SparseDistribution], vocab_size: int, device: torch.device | None = None
 ) -> Tensor:
-    """Rebuild q from the wire.
+    """Rebuild q from wire values.
 
     Args:
-        distributions: R of them.
+        distributions: R distributions.
         vocab_size: V.
-        device: of the result; None is the CPU.
+        device: device of the result; None is the CPU.
 
     Returns:
         float64 [R, V], rows sum to 1.
@@ -158,7 +158,7 @@ def _require(condition: bool, message: str) -> None:
 def sparse_arrays(
     distributions: Sequence[SparseDistribution], vocab_size: int, token_ids: Sequence[int] | None = None
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Ids and probabilities of all distributions one after the other, and where each begins, [R + 1].
+    """Concatenated ids and probabilities of all distributions, and their offsets [R + 1].
 
     Arguments and errors are those of `check_sparse`.
     """
@@ -174,9 +174,9 @@ def sparse_arrays(
     )
     drawn = np.full(len(lengths), -1, dtype=np.int64)
     if token_ids is not None:
-        _require(len(token_ids) == len(lengths), "must have one entry a draft token")
+        _require(len(token_ids) == len(lengths), "must have one entry per draft token")
         drawn = np.array(token_ids, dtype=np.int64)
-    # Of a bytearray, since bytes make arrays of another type, for which all would be compiled once more.
+    # A bytearray, because bytes give read-only arrays: another type, for which numba would compile again.
     ids = np.frombuffer(bytearray().join(d.token_ids for d in distributions), dtype="<u4")
     probabilities = np.frombuffer(bytearray().join(d.probabilities for d in distributions), dtype="<f4")
     ends = np.cumsum([0, *lengths]) // 4

@@ -1,7 +1,7 @@
-"""The target's decision on a batch of draft chains by sparse distributions, on a CPU.
+"""Acceptance of a batch of draft chains with sparse distributions, on a CPU.
 
-What acceptance.py says of its functions holds here too: the mathematics is the same, and the tests put both
-through the same enumerations. A chain costs a few passes over its rows of p; no dense q is made.
+The mathematics is that of acceptance.py, and the tests check both with the same enumerations. A chain costs a
+few passes over its rows of p; no dense q is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE: Final = np.array(1, dtype="<f4").tobytes()
 
 @dataclass(frozen=True, slots=True)
 class SparseChains:
-    """S chains and what their tokens were drawn from, one after the other, as distributions.py names them."""
+    """S concatenated chains and their distributions q; fields are named as in distributions.py."""
 
     draft: Indices
     first: Indices
@@ -35,7 +35,7 @@ class SparseChains:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> SparseChains:
-        """Lay out chains; a token without a distribution counts as drawn from a point mass.
+        """Lay out chains; a token without a distribution has a point mass.
 
         Raises:
             InvalidArgumentError: `proposal.distributions`, as `check_sparse`.
@@ -56,13 +56,13 @@ def accept_rejection(
     """Accept token by token with probability min(1, p/q), as `acceptance.accept_rejection`.
 
     Args:
-        chains: S of them, with N tokens in all.
-        p: [N + S, V], rows sum to 1: each chain's rows in order.
+        chains: S chains with N tokens in total.
+        p: [N + S, V], rows sum to 1: the rows of each chain in order.
         accept_u: [S, K], uniform in (0, 1), K at least the longest chain.
         next_u: [S], uniform in (0, 1).
 
     Returns:
-        How many tokens of each chain are accepted, and which comes next: two [S].
+        The number of accepted tokens of each chain, and its next token: two [S].
     """
     accepted, scale = _judged(distributions.judge_one_by_one, chains, p, accept_u)
     return accepted, next_tokens(chains, p, accepted, scale, next_u)
@@ -71,7 +71,7 @@ def accept_rejection(
 def accept_block(
     chains: SparseChains, p: Floats, accept_u: Floats, next_u: Floats
 ) -> tuple[Indices, Indices]:
-    """Judge each chain as a whole, as `acceptance.accept_block`; arguments as for `accept_rejection`."""
+    """Block verification, as `acceptance.accept_block`; arguments as for `accept_rejection`."""
     accepted, scale = _judged(distributions.judge_as_a_whole, chains, p, accept_u)
     return accepted, next_tokens(chains, p, accepted, scale, next_u)
 
@@ -79,7 +79,7 @@ def accept_block(
 def _judged(
     judge: Callable[..., Any], chains: SparseChains, p: Floats, accept_u: Floats
 ) -> tuple[Indices, Floats]:
-    """How many tokens are accepted, and the factor of p in the residual of the next one: two [S]."""
+    """The number of accepted tokens, and the factor of p in the residual of the next token: two [S]."""
     count = len(chains.first) - 1
     accepted, scale = np.empty(count, dtype=np.int64), np.empty(count)
     c = chains
@@ -88,7 +88,7 @@ def _judged(
 
 
 def next_tokens(chains: SparseChains, p: Floats, accepted: Indices, scale: Floats, next_u: Floats) -> Indices:
-    """The correction of each chain, or its bonus: [S]."""
+    """The correction or bonus token of each chain: [S]."""
     tokens, c = np.empty(len(accepted), dtype=np.int64), chains
     u = np.ascontiguousarray(next_u)
     distributions.draw_next(c.first, p, c.ids, c.values, c.ends, accepted, scale, u, tokens)

@@ -1,4 +1,4 @@
-"""A draft's tokens and the sparse distributions they were drawn from."""
+"""Drawing draft tokens together with their sparse distributions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.decoding.sampling import draw, to_sparse, truncate_support, wire_f
 def draw_sparse(
     scores: Tensor, u: Tensor, mass: float, bound: int
 ) -> tuple[list[int], list[SparseDistribution]]:
-    """Draw one token a row, each from exactly the distribution that goes with it.
+    """Draw one token per row, each from exactly the returned distribution.
 
     Args:
-        scores: float32 [R, V], logits at the request's temperature, -inf for tokens that are filtered out.
+        scores: float32 [R, V], logits at the request's temperature, -inf for filtered tokens.
         u: float64 [R], on the CPU, uniform in (0, 1).
-        mass: share of each row's mass that the fewest likeliest tokens must hold, in (0, 1].
-        bound: the most tokens a row.
+        mass: probability mass that each truncated support must reach, in (0, 1].
+        bound: most tokens per row.
 
     Returns:
-        R tokens and R distributions. Those of a row that is no distribution mean nothing.
+        R tokens and R distributions; both are invalid for a row that is not a distribution.
     """
     if scores.device.type != "cpu":
         ids, probabilities, lengths, _ = truncate_support(scores.softmax(-1), mass, bound)

@@ -1,6 +1,6 @@
-"""What speculation should bring: Leviathan et al. 2023, section 3. Standard library only.
+"""Expected gain of speculation: Leviathan et al. 2023, section 3. Standard library only.
 
-`alpha` is the acceptance rate of one draft token, `k` the number of draft tokens a round, `c` the time of
+`alpha` is the acceptance rate of one draft token, `k` the number of draft tokens per round, `c` the time of
 one draft step over the time of one target step.
 """
 
@@ -11,15 +11,14 @@ from collections.abc import Sequence
 
 
 def measured_alpha(accepted: int, rejected: int) -> float | None:
-    """Alpha as rounds tell it: the share of the draft tokens that were judged which were accepted.
+    """Measured alpha: the accepted share of the verified draft tokens. None without verified tokens.
 
-    A round judges its draft tokens up to the first one that it rejects. So every token of the text but those
-    after an accepted proposal is judged once, and the share is a mean over the text, as the paper measures
-    it (section 4.2). First positions alone say more: what comes after a token that the draft did not know is
-    easier than the rest. None when nothing was judged.
+    A round verifies its draft tokens up to the first rejection. So every token of the text, except bonus
+    tokens, is verified once, and the share is a mean over the text as in the paper (section 4.2). The rate at
+    first positions alone would be higher: the token after a rejected one is easier to draft than others.
     """
-    judged = accepted + rejected
-    return accepted / judged if judged else None
+    verified = accepted + rejected
+    return accepted / verified if verified else None
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -31,20 +30,20 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 
 def speedup(alpha: float, c: float, k: int, *, overhead: float = 0.0, row_cost: float = 0.0) -> float:
-    """Improvement of the time per token: expected tokens over the round's time (theorem 3.8).
+    """Speed-up of the time per token: expected tokens over the round's time (theorem 3.8).
 
     Args:
         alpha: acceptance rate.
-        c: draft time a draft token, over the target's step; count only what lookahead does not hide.
-        k: draft tokens a round.
-        overhead: wire and queue time of a round, over the target's step.
-        row_cost: what each row beyond the first adds to the target's step, as a part of it.
+        c: time per draft token over the target's step, without time hidden by lookahead.
+        k: draft tokens per round.
+        overhead: wire and queue time of a round over the target's step.
+        row_cost: extra time of each row beyond the first over the target's step.
     """
     return expected_tokens(alpha, k) / (k * (c + row_cost) + 1 + overhead)
 
 
 def operations_factor(alpha: float, c_hat: float, k: int) -> float:
-    """Growth of the arithmetic operations per token (theorem 3.11).
+    """Factor by which arithmetic operations per token increase (theorem 3.11).
 
     `c_hat` is the draft's operations per token over the target's.
     """
@@ -57,14 +56,14 @@ def improvement_possible(alpha: float, c: float) -> bool:
 
 
 def least_improvement(alpha: float, c: float) -> float:
-    """The speed-up of k = 1, which the best k reaches at least: (1 + alpha) / (1 + c) (corollary 3.9)."""
+    """The speed-up of k = 1, a lower bound for the best k: (1 + alpha) / (1 + c) (corollary 3.9)."""
     return (1 + alpha) / (1 + c)
 
 
 def best_k(alpha: float, c: float, max_k: int, *, overhead: float = 0.0, row_cost: float = 0.0) -> int:
     """The k in [0, max_k] with the greatest speed-up, the smallest among equals; 0 is plain decoding.
 
-    The arguments are those of `speedup`; the overhead is not paid at k = 0.
+    The arguments are those of `speedup`; k = 0 has no overhead.
     """
 
     def gain(k: int) -> float:
@@ -74,7 +73,7 @@ def best_k(alpha: float, c: float, max_k: int, *, overhead: float = 0.0, row_cos
 
 
 def oracle_bound(alpha: float) -> float:
-    """Tokens a round if every round drafted exactly what will be accepted: 1 / (1 - alpha) (section 3.5)."""
+    """Tokens per round if exactly the accepted tokens were drafted: 1 / (1 - alpha) (section 3.5)."""
     _check(alpha, 0)
     return 1 / (1 - alpha) if alpha < 1 else math.inf
 
@@ -85,7 +84,7 @@ def acceptance_from(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 def coupled_acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """Probability that argmaxes under common Gumbel noise agree (Daliri et al. 2025).
+    """Probability that the argmaxes under shared Gumbel noise agree (Daliri et al. 2025).
 
     The sum over v of 1 / sum over w of max(p_w / p_v, q_w / q_v); between (1 - TV) / (1 + TV) and 1 - TV.
     """

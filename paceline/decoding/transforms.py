@@ -1,11 +1,11 @@
-"""Logits become a distribution, as the request asks ("standardised sampling", Leviathan et al. 2023, 2.2).
+"""Transforms of logits by sampling parameters ("standardised sampling", Leviathan et al. 2023, 2.2).
 
 The order is: repetition, presence and frequency penalties, logit_bias, the masks of min_tokens, bad_words
-and allowed_token_ids, temperature, min_p, top_k, top_p. Each step means what it means in transformers
-(repetition, bad_words, temperature, min_p, top_k, top_p) and vLLM (presence, frequency, min_tokens,
-allowed_token_ids). Draft and target apply the same steps.
+and allowed_token_ids, temperature, min_p, top_k, top_p. The semantics are those of transformers (repetition,
+bad_words, temperature, min_p, top_k, top_p) and vLLM (presence, frequency, min_tokens, allowed_token_ids).
+Draft and target apply the same steps.
 
-Steps that no row of a batch asks for cost nothing, and the others touch only the rows that ask for them.
+Unused steps cost nothing; the others touch only the rows that use them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 
 
 def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
-    """Penalties, logit_bias and the masks: all that changes which token an argmax takes.
+    """Apply the steps that can change an argmax: penalties, logit_bias and masks.
 
     Args:
         logits: float [R, V].
-        row_params: of the R rows.
-        context: needed when `row_params.needs_context`.
+        row_params: parameters of the R rows.
+        context: required if `row_params.needs_context`.
 
     Returns:
-        float32 [R, V]; the input itself when it is float32 and no row asks for anything.
+        float32 [R, V]; the input itself if it is float32 and no row uses these steps.
 
     Raises:
         InvalidArgumentError: a parameter names a token outside the vocabulary.
@@ -75,9 +75,9 @@ def processed_logits(logits: Tensor, row_params: RowParams, context: RowContext 
 
 
 def _not_allowed(allowed: Allowed, vocab_size: int) -> Tensor:
-    """bool [S, V]: what each of the sequences may not take."""
+    """bool [S, V]: tokens that each sequence must not take."""
     mask = torch.ones(len(allowed.rows), vocab_size, dtype=torch.bool, device=allowed.tokens.device)
-    # With the size told nobody waits for the device.
+    # A given output size avoids waiting for the device.
     sequences = torch.repeat_interleave(allowed.counts, output_size=len(allowed.tokens))
     mask[sequences, allowed.tokens.long()] = False
     return mask
@@ -96,18 +96,17 @@ def _penalise(values: Tensor, penalties: Penalties, counts: Tensor) -> Tensor:
 
 
 def scores_of(logits: Tensor, row_params: RowParams, context: RowContext | None = None) -> Tensor:
-    """What each row's token is drawn from: its distribution is the softmax of these.
+    """Scores whose softmax is each row's sampling distribution.
 
-    A greedy row takes their argmax, the lowest id among equals, which no temperature or filter has changed.
+    A greedy row takes the argmax, the lowest id among equals; temperature and filters do not change it.
 
     Args:
         logits: float [R, V].
-        row_params: of the R rows.
-        context: needed when `row_params.needs_context`.
+        row_params: parameters of the R rows.
+        context: required if `row_params.needs_context`.
 
     Returns:
-        float32 [R, V], -inf for tokens that are filtered out; the input itself when it is float32 and no row
-        asks for anything.
+        float32 [R, V], -inf for filtered tokens; the input itself if it is float32 and no row uses any step.
 
     Raises:
         InvalidArgumentError: as `processed_logits`.
@@ -125,14 +124,14 @@ def scores_of(logits: Tensor, row_params: RowParams, context: RowContext | None 
 
 
 def _filter_min_p(values: Tensor, filters: MinP) -> Tensor:
-    """Drop tokens less likely than min_p times the likeliest one."""
+    """Drop tokens less likely than min_p times the most likely one."""
     probabilities = values.softmax(-1)
     floor = filters.min_p * probabilities.amax(-1, keepdim=True)
     return values.masked_fill(probabilities < floor, -torch.inf)
 
 
 def _filter_top(values: Tensor, filters: TopFilters) -> Tensor:
-    """Keep the top_k values (and those equal to the last), then the fewest of them that hold top_p."""
+    """Keep the top_k values (and those equal to the last), then the fewest of them that reach top_p."""
     vocab_size = values.shape[1]
     last = (filters.top_k - 1).clamp(max=vocab_size - 1)
     if not filters.any_top_p:
@@ -151,7 +150,7 @@ def _filter_top(values: Tensor, filters: TopFilters) -> Tensor:
 
 
 def _descending(values: Tensor) -> Tensor:
-    """Each row from its largest value down. numpy's sort is six times as fast as torch's on a CPU."""
+    """Each row in descending order. On a CPU, numpy's sort is six times as fast as torch's."""
     if values.device.type == "cpu":
         return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
     return values.sort(dim=-1, descending=True).values

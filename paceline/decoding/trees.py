@@ -1,8 +1,8 @@
-"""Decisions on one draft tree.
+"""Acceptance of one draft tree.
 
-A tree is its nodes in topological order, each with the index of its parent, or -1 below the root (the
-newest token of the ledger). Row 0 of choices and of p belongs to the root, row i + 1 to node i. Each
-function returns the decision on one sequence (S = 1) whose path holds node indices.
+A tree is a list of nodes in topological order, each with the index of its parent, or -1 for children of the
+root (the newest token of the ledger). Row 0 of choices and of p belongs to the root, row i + 1 to node i.
+Each function returns the decision on one sequence (S = 1) whose path holds node indices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.decoding.sampling import draw
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:
-    """Children in order: entry 0 is the root's, entry i + 1 those of node i.
+    """Children in order: entry 0 for the root, entry i + 1 for node i.
 
     Raises:
         InvalidArgumentError: `proposal.parents`; a parent does not come before its child.
@@ -33,9 +33,9 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def walk_coupled(token_ids: Sequence[int], parents: Sequence[int], choices: Tensor) -> Decision:
-    """Go down to the child that equals the target's choice, until there is none.
+    """Descend to the child that equals the target's choice until there is none.
 
-    Greedy decoding is the case where the choices are argmaxes (SpecInfer, Miao et al. 2024).
+    With argmaxes as choices, this is greedy decoding (SpecInfer, Miao et al. 2024).
 
     Args:
         token_ids: N draft tokens.
@@ -63,9 +63,9 @@ def accept_tree_rejection(
     Siblings are tried in order: child c is accepted with probability min(1, p(c)/q(c)); after a rejection
     p becomes norm(max(0, p - q)) for the next sibling, and for the final draw when none is left.
 
-    Lossless when siblings are independent draws from the q they are judged with, or drawn without
-    replacement with each q renormalised over what the earlier siblings left. `accept_u` must be new in
-    every round (see noise.py).
+    Lossless if siblings are independent draws from their q, or drawn without replacement with each q
+    renormalised over the tokens that earlier siblings left. `accept_u` must be new in every round (see
+    noise.py).
 
     Args:
         token_ids: N draft tokens.
@@ -86,7 +86,7 @@ def accept_tree_rejection(
     while True:
         for child in children[at]:
             token, q_child = token_ids[child], q[child].double()
-            # u < p/q without the division; a token that p excludes is never accepted.
+            # u < p/q without the division; a token with p = 0 is never accepted.
             if tests[child] * float(q_child[token]) < float(current[token]):
                 path.append(child)
                 at = child + 1

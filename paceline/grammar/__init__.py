@@ -1,7 +1,7 @@
-"""Structured outputs: which tokens may come next so that the text keeps to its form. No torch in here.
+"""Structured outputs: masks of the tokens that keep a text in its required format. Does not use torch.
 
-The library behind it is llguidance (docs/decisions/0023). `Grammars` belongs to a tokenizer and compiles what
-requests ask for; a `GrammarState` belongs to one sequence and gives masks.
+Built on llguidance (docs/decisions/0023). `Grammars` belongs to a tokenizer and compiles structures; a
+`GrammarState` belongs to one sequence and computes masks.
 """
 
 from paceline.grammar.compiler import Grammars

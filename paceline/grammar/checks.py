@@ -1,4 +1,4 @@
-"""Whether structures of many tenants can be followed: found out one by one in a process of its own."""
+"""Checks of many tenants' structures, one at a time in a separate process."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ from paceline.grammar.turns import Memory, Turns
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
-"""Told with a refusal for want of room: most structures take milliseconds."""
+"""Retry time when the queue is full; most structures take milliseconds."""
 _STOPPING = "the server is stopping"
 _Key = tuple[StructureVocabulary, StructuredOutputs]
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One question to the process, and those that wait for its answer."""
+    """A request to the process, shared by all callers that wait for its answer."""
 
     tenant: str
     wanted: StructuredOutputs
     ask: Callable[[], Awaitable[dict[str, Any]]]
     verb: str
-    """What takes too long or too much, in errors."""
+    """The operation, for errors."""
     answer: asyncio.Future[bool | PacelineError] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     key: _Key | None = None
-    """By which others may join it, and by which the answer is remembered."""
+    """Key for joining callers and for caching the answer; None for neither."""
     waiting: int = 0
     running: asyncio.Future[dict[str, Any]] | None = None
 
 
 class StructureChecks:
-    """The checks of one server. Used on one event loop."""
+    """The checks of one server, on one event loop."""
 
     def __init__(self, process: CompileProcess) -> None:
-        """`process` is closed with it."""
+        """`close` also closes `process`."""
         self._process = process
         self._turns: Turns[_Ticket] = Turns()
         self._followers: Turns[_Ticket] = Turns()
-        """Of clients that come back: however many new structures wait, these are not sent away for them."""
+        """Requests of resuming clients, queued separately so that waiting new structures do not displace
+        them."""
         self._follower_next = False
         self._joinable: dict[tuple[str, _Key], _Ticket] = {}
         self._known: Memory[_Key, bool | PacelineError] = Memory(limits.MAX_COMPILED_STRUCTURES)
@@ -63,17 +64,17 @@ class StructureChecks:
         self._closed = False
 
     def passed(self, tenant: str, model: StructureVocabulary, wanted: StructuredOutputs) -> bool:
-        """True if this structure of the tenant's was found fine lately."""
+        """True if this tenant's structure recently passed a check."""
         return self._known.get(tenant, (model, wanted)) is True
 
     async def check(self, tenant: str, model: StructureVocabulary, wanted: StructuredOutputs) -> None:
-        """Return if the structure can be followed.
+        """Check that a structure is usable.
 
         Raises:
-            InvalidArgumentError: names the field. It cannot, or compiling it takes more processor time than
-                `limits.MAX_STRUCTURE_SECONDS`, or more memory than `limits.MAX_STRUCTURE_BYTES`.
-            ResourceExhaustedError: too many wait, of this tenant or of all.
-            UnavailableError: the checks are closed, or no process can be had, or somebody ended it.
+            InvalidArgumentError: names the field; the structure is unusable or exceeds
+                `limits.MAX_STRUCTURE_SECONDS` of processor time or `limits.MAX_STRUCTURE_BYTES` of memory.
+            ResourceExhaustedError: too many checks are waiting, of this tenant or of all.
+            UnavailableError: the checks are closed, or the process cannot be started or was killed.
         """
         self._refuse_if_closed()
         key = model, wanted
@@ -96,7 +97,7 @@ class StructureChecks:
         wanted: StructuredOutputs,
         texts: Sequence[Sequence[int]],
     ) -> bool:
-        """Whether texts of token ids keep to a structure, for which there is `limits.MAX_FOLLOW_SECONDS`.
+        """Whether texts of token ids follow a structure, within `limits.MAX_FOLLOW_SECONDS`.
 
         Raises as `check`.
         """
@@ -110,7 +111,7 @@ class StructureChecks:
         return found is True
 
     def close(self) -> None:
-        """End the process at once, and all that wait with UnavailableError. May be repeated."""
+        """End all waiting checks with UnavailableError and kill the process. Idempotent."""
         self._closed = True
         for ticket in self._tickets():
             _settle(ticket, UnavailableError(_STOPPING))
@@ -141,7 +142,7 @@ class StructureChecks:
             self._runner = asyncio.create_task(self._run())
 
     async def _answer(self, ticket: _Ticket) -> bool | PacelineError:
-        """The answer; if all that wait for it leave, nobody looks for it any more."""
+        """Wait for the answer. If all waiting callers are cancelled, the request is cancelled too."""
         ticket.waiting += 1
         try:
             return await asyncio.shield(ticket.answer)
@@ -160,7 +161,7 @@ class StructureChecks:
             ticket.running.cancel()
 
     def _next(self) -> _Ticket | None:
-        """By turns of the two kinds."""
+        """The next ticket, alternating between both queues."""
         self._follower_next = not self._follower_next
         first, second = self._turns, self._followers
         if self._follower_next:
@@ -168,14 +169,14 @@ class StructureChecks:
         return first.next() or second.next()
 
     def _tickets(self) -> list[_Ticket]:
-        """All of them; none waits any more."""
+        """Remove and return all tickets."""
         tickets = [] if self._current is None else [self._current]
         while (ticket := self._next()) is not None:
             tickets.append(ticket)
         return tickets
 
     async def _run(self) -> None:
-        """Ask what waits, until nothing does."""
+        """Process tickets until none is waiting."""
         while (ticket := self._next()) is not None:
             self._current = ticket
             ticket.running = asyncio.ensure_future(ticket.ask())
@@ -199,7 +200,7 @@ def _settle(ticket: _Ticket, found: bool | PacelineError) -> None:
 
 
 def _found(ticket: _Ticket, asked: asyncio.Future[dict[str, Any]]) -> tuple[bool | PacelineError, bool]:
-    """What the process answered, and whether it would answer the same again."""
+    """The process's answer, and whether it can be cached."""
     name = ticket.wanted.field
     try:
         answer = asked.result()
@@ -220,12 +221,12 @@ def _found(ticket: _Ticket, asked: asyncio.Future[dict[str, Any]]) -> tuple[bool
         case {"broken": str(how)}:
             log.warning("the library failed on a structure: %s", how)
             return InvalidArgumentError(name, f"cannot be used: the library failed ({how})"), True
-    # Ended from outside, as by a system that is out of memory.
-    return UnavailableError("structured_outputs cannot be compiled just now"), False
+    # The fork was killed from outside, for example because the system ran out of memory.
+    return UnavailableError("structured_outputs cannot be compiled at the moment"), False
 
 
 def _raise_if_error(found: bool | PacelineError) -> None:
-    """A fresh one: an exception that is raised twice would collect tracebacks."""
+    """Raise a copy, because an exception raised repeatedly would accumulate tracebacks."""
     if isinstance(found, InvalidArgumentError):
         raise InvalidArgumentError(found.field, found.description)
     if isinstance(found, PacelineError):

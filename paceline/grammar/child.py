@@ -1,8 +1,8 @@
-"""The process that compiles structures for a server. It loads the tokenizer and forks once for each of them.
+"""The compile process of a server. It loads the tokenizer and forks for each structure.
 
-A fork has limits of processor time and memory, which the system enforces wherever the library is, and nothing
-that a structure led to stays. The process ends when its server does: the server holds the other end of its
-standard input, a Unix socket. Frames in both directions:
+A fork has limits on processor time and memory, enforced by the operating system even inside the library, and
+leaves nothing behind. The process ends with its server, which holds the other end of its standard input, a
+Unix socket. Frames in both directions:
 
     4 bytes, little endian: the length of the header; 4 bytes: the length of the tail
     header: a JSON object      tail: bytes
@@ -12,10 +12,10 @@ standard input, a Unix socket. Frames in both directions:
     {"do": "follow", "id": N, "structure": {…}, "lengths": […]}      tail: texts, 4 bytes for each token
     {"do": "give up", "id": N}
 
-A check and a follow are answered with `id` and one of: `kept` (true or false), `field` and `reason` (what is
-wrong with the structure), `over` ("time" or "memory": a limit was met), `killed` (the fork was given up, or
-ended from outside) or `broken` (the library failed). At most one is in progress: the server waits for its
-answer, or gives it up, before the next.
+Answers to `check` and `follow` have `id` and one of: `kept` (true or false), `field` and `reason` (an invalid
+structure), `over` ("time" or "memory": a limit was exceeded), `killed` (the fork was cancelled or killed) or
+`broken` (the library failed). At most one request is in progress: the server waits for the answer or cancels
+the request before it sends the next one.
 """
 
 from __future__ import annotations
@@ -42,36 +42,36 @@ from paceline.core.structured import StructuredOutputs
 from paceline.grammar.compiler import Grammars
 
 HEADER: Final = struct.Struct("<II")
-TOKEN: Final = "I"  # noqa: S105 - no secret
+TOKEN: Final = "I"  # noqa: S105 - not a secret
 """Array code of a token id."""
 _CHUNK = 1 << 18
 _NICENESS = 5
-"""A structure that takes long gives way to models; a normal one takes milliseconds anyway."""
+"""Slow structures give way to models; normal ones take only milliseconds."""
 _FIRST = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}})
 _TIME_SIGNALS = (signal.SIGPROF, signal.SIGXCPU)
 _MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""How native code ends for which there is no memory, or no stack."""
+"""Signals that end native code without memory or stack."""
 
 
 def frame(header: dict[str, Any], tail: bytes = b"") -> bytes:
-    """One message."""
+    """Encode a message."""
     text = json.dumps(header).encode()
     return HEADER.pack(len(text), len(tail)) + text + tail
 
 
 class _Parent:
-    """Serves one server, on one thread without blocking calls, so that its end is seen at once."""
+    """Handles the server's requests on one thread without blocking, so that the server's end is noticed."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._received = bytearray()
         self._grammars: Grammars | None = None
         self._fork: tuple[int, int, int] | None = None
-        """Id of the request, process id, and the pipe that its answer comes through."""
+        """Id of the request, process id, and the pipe of its answer."""
         self._answer = bytearray()
 
     def serve(self) -> None:
-        """Until the server closes its end."""
+        """Run until the server closes the socket."""
         try:
             while True:
                 watched = [self._control.fileno()] + ([] if self._fork is None else [self._fork[2]])
@@ -106,10 +106,10 @@ class _Parent:
                 tokenizer = tail.decode() if header["has_tokenizer"] else None
                 self._grammars = Grammars(tokenizer, header["vocabulary_size"], header["eos_token_ids"])
                 with contextlib.suppress(InvalidArgumentError):
-                    # What the library and ours do once only, no fork has to do.
+                    # Warm-up, so that forks need not repeat one-time work.
                     self._grammars.check(_FIRST)
                 gc.collect()
-                gc.freeze()  # a collection in a fork would copy what it looks at
+                gc.freeze()  # a collection in a fork would copy shared memory pages
             case "give up":
                 if self._fork is not None and self._fork[0] == header["id"]:
                     self._end_fork()
@@ -154,7 +154,7 @@ class _Parent:
 
 
 def _outcome(status: int, answer: bytes) -> dict[str, Any]:
-    """What a fork that has ended found, or how it ended."""
+    """The answer of an ended fork, or the reason of its end."""
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
         with contextlib.suppress(ValueError):
@@ -168,7 +168,7 @@ def _outcome(status: int, answer: bytes) -> dict[str, Any]:
 
 
 def _work(grammars: Grammars, header: dict[str, Any], tail: bytes, pipe: int) -> NoReturn:
-    """What a fork does."""
+    """The work of a fork."""
     try:
         seconds = limits.MAX_STRUCTURE_SECONDS
         if header["do"] == "follow":
@@ -180,7 +180,7 @@ def _work(grammars: Grammars, header: dict[str, Any], tail: bytes, pipe: int) ->
             answer = {"field": error.field, "reason": error.description}
         except MemoryError:
             answer = {"over": "memory"}
-        except BaseException as error:  # the library's panics are no Exception
+        except BaseException as error:  # the library's panics are not subclasses of Exception
             answer = {"broken": type(error).__name__}
         with open(pipe, "wb") as out:
             out.write(json.dumps(answer).encode())
@@ -207,9 +207,9 @@ def _find(grammars: Grammars, header: dict[str, Any], tail: bytes) -> dict[str, 
 
 
 def _set_limits(seconds: float) -> None:
-    """Of processor time and of memory beyond what is there; where a system lacks one, the others hold."""
+    """Limit processor time and additional memory, as far as the system supports it."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)  # the library's last words
+    os.dup2(null, 2)  # hides the library's crash output
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     with contextlib.suppress(OSError, ValueError):
@@ -224,11 +224,11 @@ def _set_limits(seconds: float) -> None:
 
 
 def main() -> None:
-    """Serve whoever holds the other end of standard input."""
+    """Serve the process at the other end of standard input."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):
-        # Where the system runs out of memory, this is the process that is easily replaced.
+        # If memory runs out, the system should kill this process, which is easily replaced.
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _Parent(socket.socket(fileno=os.dup(0))).serve()

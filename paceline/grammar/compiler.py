@@ -1,4 +1,4 @@
-"""Compiling what requests ask for, within bounds: one object for each tokenizer."""
+"""Compilation of structures within bounds, and a cache of compiled structures per tokenizer."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Half of the library's own bounds or less: tens of milliseconds to compile, and a few for a mask. Verbose
-errors would put the text so far into messages."""
+"""At most half of the library's defaults: tens of milliseconds to compile and a few per mask. Not verbose,
+because verbose errors quote the generated text."""
 _WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
-"""Between the parts of JSON: enough to indent, and no way to go on with nothing else for ever."""
+"""Whitespace between the parts of JSON: enough for indentation, but bounded."""
 _OWN_OPTIONS = '"x-guidance"'
-"""Where a schema says for itself how it is compiled."""
+"""Key of a schema with its own compilation options."""
 _KEPT_SECONDS = 4.0
-"""Processor time that went into all that is kept: compiling it, and whatever was asked of it. It stands for
-the memory, which the library does not tell: some 250 MB for a second at most."""
+"""Bound of the processor time spent on all cached structures, for compilation and use. It is a proxy for their
+memory, which the library does not report: at most about 250 MB per second."""
 _MUCH_SECONDS = _KEPT_SECONDS / 4
-"""What took more than this is not kept once others are asked for."""
+"""Structures that took longer are evicted first."""
 _UNKNOWN_NAME = "unknown special token"
-"""What the library says of a grammar that names a token it does not know."""
+"""The library's error for a grammar that names an unknown token."""
 _TRIAL_TOKENS = 8
-"""How far a structure is followed before a request is taken on: some meet their bounds only behind the
-first tokens."""
+"""Tokens generated on trial before a request is accepted, because some structures exceed their bounds only
+after the first tokens."""
 
 
 class Grammars:
     """The grammars of one model's tokenizer.
 
-    Not thread-safe, but for `compiled` and `holds`: one thread starts and uses the states.
+    Only `compiled` and `holds` are thread-safe; one thread creates and uses the states.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Grammars:
         eos_token_ids: Iterable[int],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A tokenizer that cannot be used is no error before a request asks for a structure.
+        """An unusable tokenizer raises only when a structure is requested.
 
         Args:
-            tokenizer: the content of its tokenizer.json; None when it has none.
-            vocabulary_size: V, the ids that a text may hold; padding above it is never allowed.
+            tokenizer: the content of tokenizer.json, or None.
+            vocabulary_size: V; padding ids above it are never allowed.
             eos_token_ids: the tokens that end a text.
             clock: processor time of the calling thread, in seconds.
         """
@@ -70,11 +70,10 @@ class Grammars:
         self.ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
         self._clock = clock
         self._compiled: dict[tuple[str, StructuredOutputs], Prototype] = {}
-        """By salt: how fast a sequence begins must not tell what others ask for. The one that was asked for
-        last is the last."""
+        """Keyed by salt, so that response times reveal nothing about other tenants. Most recently used last."""
         self._unusable = ""
         self._naming = ""
-        """The tokenizer.json in which special tokens have their names, for grammars that name some."""
+        """The tokenizer.json with original names of special tokens, for grammars that use them."""
         self._named: LLTokenizer | None = None
         self._tokenizer = self._load(tokenizer)
 
@@ -82,7 +81,7 @@ class Grammars:
         if tokenizer is None:
             self._unusable = "the model has no tokenizer.json"
         elif not self.ends:
-            self._unusable = "the model has no end-of-sequence token, which a finished text needs"
+            self._unusable = "the model has no end-of-sequence token, which is required to finish a text"
         else:
             try:
                 text = plain(tokenizer)
@@ -92,7 +91,7 @@ class Grammars:
                     self._naming = without_names(text, self.ends)
                     known = self._known(without_names(text, special))
             except ValueError as error:
-                self._unusable = f"the model's tokenizer cannot be used for it: {reason_of(str(error))}"
+                self._unusable = f"the model's tokenizer is not supported: {reason_of(str(error))}"
             else:
                 return known
         return None
@@ -104,11 +103,10 @@ class Grammars:
         return known
 
     def start(self, wanted: StructuredOutputs, salt: str = "") -> GrammarState:
-        """A state at the beginning of a text. What is compiled is kept, for others of the same salt that ask
-        for the same.
+        """A state at the beginning of a text. The compiled structure is cached by salt.
 
-        Raises InvalidArgumentError: `structured_outputs` when the tokenizer cannot be used, else the
-        constraint's own field.
+        Raises InvalidArgumentError naming `structured_outputs` for an unusable tokenizer, else the
+        constraint's field.
         """
         known = self._compiled.pop((salt, wanted), None)
         if known is not None and known.seconds > _KEPT_SECONDS:
@@ -121,11 +119,11 @@ class Grammars:
         return state
 
     def holds(self, wanted: StructuredOutputs, salt: str = "") -> bool:
-        """True if `start` need not compile it. Called from any thread."""
+        """True if the structure is cached. Thread-safe."""
         return (salt, wanted) in self._compiled
 
     def compiled(self, wanted: StructuredOutputs) -> Prototype:
-        """One to `keep`; it stays here only then. Called from any thread; raises as `start`."""
+        """Compile a structure without caching it; see `keep`. Thread-safe; raises as `start`."""
         tokenizer = self._usable()
         begun = self._clock()
         prototype = Prototype(lambda: self._compile(wanted, tokenizer))
@@ -133,13 +131,13 @@ class Grammars:
         return prototype
 
     def keep(self, wanted: StructuredOutputs, salt: str, prototype: Prototype) -> None:
-        """Keep what was compiled, as the one that was asked for last."""
+        """Cache a compiled structure as the most recently used."""
         if not self.holds(wanted, salt):
             self._make_room(prototype.seconds)
             self._compiled[salt, wanted] = prototype
 
     def alone(self, wanted: StructuredOutputs) -> GrammarState:
-        """A state at the beginning of a text, of which nothing stays when it goes. Raises as `start`."""
+        """A state at the beginning of a text, with an uncached structure. Raises as `start`."""
         return self._state(wanted)
 
     def _state(self, wanted: StructuredOutputs, prototype: Prototype | None = None) -> GrammarState:
@@ -159,9 +157,9 @@ class Grammars:
         return self._tokenizer
 
     def _make_room(self, seconds: float) -> None:
-        """Forget others until one more, of so many seconds, may be kept: first what took much for one alone,
-        then what was not asked for longest. Never what is asked for: all sequences of a worker wait while it
-        is compiled."""
+        """Evict structures until one of `seconds` fits: first expensive ones, then the least recently used.
+        The new structure itself is always cached, because all sequences of a worker wait while it is
+        compiled."""
         for key in [key for key, other in self._compiled.items() if other.seconds > _MUCH_SECONDS]:
             del self._compiled[key]
         taken = seconds + sum(other.seconds for other in self._compiled.values())
@@ -185,14 +183,13 @@ class Grammars:
             raise InvalidArgumentError(wanted.field, reason_of(str(error))) from None
 
     def _with_names(self) -> LLTokenizer:
-        """For a grammar that names special tokens: its texts cannot hold such a name."""
+        """The tokenizer for grammars that name special tokens; their texts cannot contain such names."""
         if self._named is None:
             self._named = self._known(self._naming)
         return self._named
 
     def check(self, wanted: StructuredOutputs) -> None:
-        """Compile a structure and follow it for a few tokens, as if to generate. Keeps nothing; raises as
-        `start`."""
+        """Compile a structure and generate a few tokens on trial, without caching. Raises as `start`."""
         begun = self._clock()
         state = self.alone(wanted)
         tokens: list[int] = []
@@ -203,9 +200,9 @@ class Grammars:
                 self._refuse_if_slow(wanted, begun)
                 raise
             except InternalError:
-                # The mask allowed a token that the grammar does not take: one that is no text.
+                # The mask allowed a token that the grammar refuses, because it is not text.
                 raise InvalidArgumentError(
-                    wanted.field, "has the name of a special token in a text"
+                    wanted.field, "contains the name of a special token in a text"
                 ) from None
             row[list(self.ends)] = False
             if not row.any():
@@ -219,7 +216,7 @@ class Grammars:
 
 
 def _grammar(wanted: StructuredOutputs) -> str:
-    """In the library's own form. Raises ValueError."""
+    """The structure in the library's format. Raises ValueError."""
     value: Any = getattr(wanted, wanted.kind)
     match wanted.kind:
         case "regex":
@@ -227,14 +224,14 @@ def _grammar(wanted: StructuredOutputs) -> str:
         case "grammar":
             return LLMatcher.grammar_from_lark(value)
         case "choice":
-            # Escapes of JSON are escapes of Lark; what follows "start" is one rule of constants.
+            # JSON's escapes are valid in Lark; the grammar is one rule of constants.
             return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
-    # A schema may carry options of the library's own; what would ignore parts of it stays off.
+    # A schema may contain the library's options; those that ignore parts of the schema stay off.
     options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
     if wanted.disable_any_whitespace:
         options["whitespace_flexible"] = False
     schema = value if wanted.kind == "json" else '{"type": "object"}'
-    # The library takes a pattern for more than any other word on whitespace.
+    # A whitespace pattern would override all other whitespace options of the library.
     bounded = not wanted.disable_any_whitespace and _OWN_OPTIONS not in schema
     defaults: JsonCompileOptions = {"whitespace_pattern": _WHITESPACE} if bounded else {}
     return LLMatcher.grammar_from_json_schema(schema, defaults=defaults, overrides=options)

@@ -1,4 +1,4 @@
-"""A server's end of the process that compiles structures (child.py): started when it is needed."""
+"""The server's interface to the compile process (child.py), which is started on demand."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ log = logging.getLogger(__name__)
 
 _PROGRAM = (sys.executable, "-P", "-m", "paceline.grammar.child")
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""A process that forks must have one thread: a fork would wait for ever for a lock that another one held."""
+"""A forking process must be single-threaded: a lock held by another thread would stay locked in the fork."""
 _TRIES = 2
-"""A process may have been ended from outside between two structures."""
+"""Retried once, because the process may have been killed since the last structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructureVocabulary:
-    """What a structure is compiled for."""
+    """The facts of a model that a structure is compiled for."""
 
     vocabulary_size: int
     eos_token_ids: tuple[int, ...]
 
 
 class CompileProcess:
-    """Answers one request at a time. Used on one event loop; `close` ends the process at once."""
+    """Handles one request at a time, on one event loop."""
 
     def __init__(self, tokenizer: Callable[[], str | None]) -> None:
-        """`tokenizer` gives the content of tokenizer.json, on another thread; None if there is none."""
+        """`tokenizer` returns the content of tokenizer.json, or None; it is called on another thread."""
         self._tokenizer = tokenizer
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader
@@ -52,17 +52,17 @@ class CompileProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None while there is none."""
+        """Process id; None if not running."""
         return None if self._process is None else self._process.pid
 
     async def check(self, model: StructureVocabulary, wanted: StructuredOutputs) -> dict[str, Any]:
-        """The answer, as child.py has it. Raises UnavailableError where no process can be had."""
+        """Check a structure; the answer is that of child.py. Raises UnavailableError without a process."""
         return await self._ask(model, {"do": "check", "structure": _members(wanted)})
 
     async def follow(
         self, model: StructureVocabulary, wanted: StructuredOutputs, texts: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        """The answer for texts of token ids. Raises as `check`."""
+        """Check that texts of token ids follow a structure. Answers and raises as `check`."""
         tokens = array(TOKEN)
         for text in texts:
             tokens.extend(text)
@@ -70,7 +70,7 @@ class CompileProcess:
         return await self._ask(model, header, tokens.tobytes())
 
     def close(self) -> None:
-        """End the process, and what it compiles, for good. May be repeated."""
+        """Kill the process for good. Idempotent."""
         self._closed = True
         self._end()
 
@@ -80,7 +80,7 @@ class CompileProcess:
             return
         self._writer.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # its fork too
+            os.killpg(process.pid, signal.SIGKILL)  # includes its fork
         process.wait()
 
     async def _ask(
@@ -92,9 +92,9 @@ class CompileProcess:
             try:
                 return await self._try(model, header, tail)
             except (OSError, asyncio.IncompleteReadError) as error:
-                log.warning("the process that compiles structures is gone: %s", type(error).__name__)
+                log.warning("the compile process for structures has ended: %s", type(error).__name__)
                 self._end()
-        raise UnavailableError("structured_outputs cannot be compiled just now")
+        raise UnavailableError("structured_outputs cannot be compiled at the moment")
 
     async def _try(self, model: StructureVocabulary, header: dict[str, Any], tail: bytes) -> dict[str, Any]:
         if self._process is None:
@@ -108,7 +108,7 @@ class CompileProcess:
             await self._writer.drain()
             while True:
                 answer = await self._read()
-                if answer["id"] == request:  # else it is of one that was given up
+                if answer["id"] == request:  # skip answers to cancelled requests
                     return answer
         except asyncio.CancelledError:
             if self._process is not None:
@@ -120,7 +120,7 @@ class CompileProcess:
         with theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
             try:
-                self._process = subprocess.Popen(  # noqa: ASYNC220 - forks and executes, no more
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - only fork and exec
                     _PROGRAM,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ class CompileProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings: some are secrets."""
+    """This process's environment without Paceline's settings, some of which are secrets."""
     return {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")} | _ONE_THREAD
 
 

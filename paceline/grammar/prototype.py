@@ -1,4 +1,4 @@
-"""A compiled structure, of which every sequence that asks for it has a copy. Not thread-safe."""
+"""A compiled structure, copied for every sequence that uses it. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ _MAX_REASON_CHARACTERS = 300
 
 
 class Prototype:
-    """Stands at the beginning of a text, and stays there.
+    """A matcher that always stays at the beginning of a text.
 
-    Copies share the library's lexer. What it meets in any of their texts counts against its limits for as
-    long as it lives, and once these are met it takes nothing more, of nobody. Then it is dropped: copies that
-    are made from then on share another one. Who sees that `renewals` changed begins again with that, and the
-    next time with one for itself, as who used it up does at once: together they would use up each in turn.
+    Copies share the library's lexer, whose limits count the texts of all copies for its whole life. Once they
+    are exceeded, the lexer refuses every text. Then it is dropped (`renewals` increases), and later copies
+    share a new lexer. A state that sees a renewal restarts once with the new shared lexer, and after that with
+    a separate prototype. The state that exceeded the limits gets a separate prototype at once. Otherwise
+    states would exhaust every shared lexer in turn.
     """
 
     def __init__(self, compile_: Callable[[], LLMatcher]) -> None:
-        """Compile it; raises what `compile_` raises."""
+        """Compile the structure; raises the errors of `compile_`."""
         self._compile = compile_
         self._matcher: LLMatcher | None = compile_()
         self.renewals = 0
-        """Times that it was dropped."""
+        """Number of times that the lexer was dropped."""
         self.seconds = 0.0
-        """Processor time of compiling it and of all that copies were asked: its memory grows with that."""
+        """Processor time of compilation and of all uses; memory grows with it."""
 
     def copy(self) -> LLMatcher:
         """A matcher at the beginning of a text."""
@@ -34,24 +35,24 @@ class Prototype:
         return self._matcher.deep_copy()
 
     def another(self) -> Prototype:
-        """Of the same structure, with a lexer of its own."""
+        """A prototype of the same structure with a separate lexer."""
         return Prototype(self._compile)
 
     @property
     def is_sound(self) -> bool:
-        """False once the lexer gave up."""
+        """False after the lexer has exceeded its limits."""
         matcher = self.copy()
         matcher.compute_bitmask()
         return not matcher.is_error()
 
     def drop(self) -> None:
-        """Its lexer is of no use any more; the next copy is of one that is compiled anew."""
+        """Drop an exhausted lexer; the next copy compiles the structure again."""
         self._matcher = None
         self.seconds = 0.0
         self.renewals += 1
 
 
 def reason_of(message: str) -> str:
-    """A message of the library, on one line and bounded."""
+    """A message of the library on one line, truncated."""
     text = " ".join(message.replace("<non-verbose/>", "").split())
     return text[:_MAX_REASON_CHARACTERS] or "cannot be compiled"

@@ -1,8 +1,8 @@
-"""The tokenizer as the library is given it: special tokens have names that no text has.
+"""Prepares tokenizer.json for the library: renames special tokens to names that no text contains.
 
-The library spells a text that is forced as the tokenizer would, and a tokenizer takes a special token's name
-for the token itself. A choice of "<|endoftext|>" would so lead to a token that is no text, and to a dead end.
-With other names for these tokens such a text is spelled like any other.
+The library tokenises forced text with the tokenizer, which turns a special token's name into that token. A
+choice of "<|endoftext|>" would thus lead to a token that is not text, and to a dead end. With other names, such
+a text is tokenised like any other.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 
 def plain(tokenizer: str) -> str:
-    """Texts are read whole: no truncation, no padding. Raises ValueError for what is no tokenizer.json."""
+    """Remove truncation and padding. Raises ValueError for an invalid tokenizer.json."""
     return json.dumps(json.loads(tokenizer) | {"truncation": None, "padding": None})
 
 
 def added_ids(tokenizer: str) -> list[int]:
-    """The tokens that were added to the model's own."""
+    """Ids of the added tokens."""
     return [token["id"] for token in json.loads(tokenizer).get("added_tokens", ())]
 
 
 def without_names(tokenizer: str, special: Collection[int]) -> str:
-    """The same with other names for these added tokens; ids stay."""
+    """Rename these added tokens; ids are unchanged."""
     content: dict[str, Any] = json.loads(tokenizer)
     names: dict[str, str] = {}
     for token in content.get("added_tokens", ()):
@@ -33,7 +33,7 @@ def without_names(tokenizer: str, special: Collection[int]) -> str:
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(text, text): number for text, number in vocabulary.items()}
-    elif isinstance(vocabulary, list):  # with a score each
+    elif isinstance(vocabulary, list):  # pairs of text and score
         model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
     unknown = model.get("unk_token")
     if unknown is not None:

@@ -1,11 +1,10 @@
-"""Where one sequence stands in its grammar, and what may come next.
+"""The position of one sequence in its grammar, and the masks of the next tokens.
 
-The state is derived from the tokens it is asked about: it is moved to where they lead, back and forth, so it
-cannot disagree with a ledger, and nobody has to roll it back when a proposal is rejected, or leads where the
-grammar gives up. Branches of one sequence share it in the same way.
+Every call passes the tokens, and the state moves forward or back to them. So it cannot disagree with a ledger
+and needs no rollback after a rejected proposal or a dead end. Branches of a sequence share it in the same way.
 
-A matcher of the library only ever moves forward here. Its own rollback keeps the mask that it gave last, and
-gives it again at as many tokens of another text.
+Matchers of the library only move forward here: after the library's own rollback, a cached mask of another text
+with the same number of tokens may be returned.
 """
 
 from __future__ import annotations
@@ -26,55 +25,55 @@ from paceline.grammar.prototype import Prototype, reason_of
 
 T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
-"""[rows, V]: True where a token may come."""
+"""[rows, V]: True for allowed tokens."""
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-"""What the library says where neither a token nor the end may come."""
+"""The library's stop reasons if neither a token nor the end is allowed."""
 _PART = 32
-"""Tokens of a long text between two masks, and two looks at the clock. What the library may use up for a
-token adds up until a mask is taken: a text that was followed token by token could not be followed at once."""
+"""Tokens of a long text between masks and checks of the clock. The library's limit per step accumulates until
+a mask is computed, so without masks a long text would exceed it although it was generated within it."""
 _LAG = 32
-"""Tokens by which the base stays behind: branches of a text go back to different places near its end."""
+"""Tokens by which `_base` lags behind the path, because branches go back to different places near its end."""
 _SLOW = "takes too long to follow"
 _STUCK = "leaves no token that may come next"
-_USED_UP = "met the limits of what may be followed"
+_USED_UP = "exceeded the limits for following it"
 
 
 class _UsedUpError(Exception):
-    """What all copies of a prototype may use together is used up, perhaps by others."""
+    """The limits shared by all copies of a prototype are exceeded, perhaps by other sequences."""
 
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """One sequence's place in its grammar. Not thread-safe."""
+    """One sequence's position in its grammar. Not thread-safe."""
 
     prototype: Prototype
     field_name: str
-    """What errors name."""
+    """The field named in errors."""
     vocabulary_size: int
     known_ids: int
-    """Ids that the matcher's tokenizer knows; at least V."""
+    """Number of ids in the matcher's tokenizer; at least V."""
     ends: tuple[int, ...]
-    """The end-of-sequence tokens below V: allowed exactly where the text is complete."""
+    """The end-of-sequence tokens below V; allowed exactly if the text is complete."""
     clock: Callable[[], float] = time.thread_time
     """Processor time of the calling thread, in seconds."""
     _matcher: LLMatcher = field(init=False)
     _path: list[int] = field(init=False)
-    """The tokens the matcher stands behind, end-of-sequence tokens never among them."""
+    """The tokens consumed by the matcher; never contains end-of-sequence tokens."""
     _base: LLMatcher = field(init=False)
-    """Behind the first tokens of the path; where the path goes back, it begins there."""
+    """A matcher after a prefix of the path, from which going back starts."""
     _base_length: int = 0
     _renewals: int = field(init=False)
-    """Of the prototype, when the matchers were made."""
+    """The prototype's `renewals` when the matchers were created."""
     _moved: bool = False
-    """It has begun again once because others used up what they shared."""
+    """Whether the state has already restarted because others exceeded the shared limits."""
     _alone: bool = False
-    """The prototype's lexer has met nothing but what is asked now."""
+    """Whether the prototype's lexer has seen only the current text."""
     _bits: npt.NDArray[np.int32] = field(init=False)
     _dead_end: list[int] | None = None
-    """Tokens behind which the library gave up last, and why: going there again takes the whole text."""
+    """Tokens after which the library last gave up. Cached, because reaching them again takes the whole text."""
     _reason: str = ""
     _budget: float = limits.MAX_STRUCTURE_SECONDS
-    """Processor time that masks may still take; each that is filled in adds to it what it may take."""
+    """Processor time left for masks; each computed mask adds its allowance."""
 
     def __post_init__(self) -> None:
         self._bits = np.zeros((1, -(-self.known_ids // 32)), dtype=np.int32)
@@ -86,8 +85,8 @@ class GrammarState:
         self._renewals = self.prototype.renewals
 
     def _surely(self, ask: Callable[[], T]) -> T:
-        """The answer, if need be of a lexer that has met this text alone: what it gives up then depends on no
-        other text."""
+        """The result of `ask`. If shared limits are exceeded, it is repeated with a separate lexer, so that
+        the result does not depend on other texts."""
         begun = self.clock()
         try:
             if self._renewals != self.prototype.renewals:
@@ -115,28 +114,28 @@ class GrammarState:
         drafts: Sequence[int] = (),
         seconds: float = limits.MAX_STRUCTURE_SECONDS,
     ) -> Mask:
-        """What may come after the generated tokens, and after each draft token that follows them.
+        """The allowed tokens after the generated tokens, and after each following draft token.
 
         Args:
             generated: the ledger's tokens after the prompt.
-            drafts: N draft tokens; they may be anything.
-            seconds: processor time after which no row but the first is filled in.
+            drafts: N draft tokens, not necessarily allowed.
+            seconds: processor time after which only the first row is still computed.
 
         Returns:
-            bool [M, V], M at most N + 1. Where the text can go on in one way only, it may be that only the
-            token is allowed that the tokenizer would make of it, and not each of its beginnings. A row that
-            no text can reach (behind a draft token that is forbidden, or behind the end) allows everything:
-            nothing that is drawn there is ever committed. Fewer than N + 1 rows: the grammar gave up behind
-            the M-th draft token, or took too long up to there. Which M depends on the draft tokens up to
-            that one alone, and whether it may come is told: a chain may be judged up to there.
+            bool [M, V], M at most N + 1. If the continuation is unique, a row may allow only the tokenizer's
+            token for it, not each of its prefixes. A row that no text can reach (after a forbidden draft token
+            or after the end) allows everything: no token drawn there is committed. With M < N + 1 rows, the
+            grammar gave up or took too long after the M-th draft token. M depends only on the draft tokens up
+            to that one, and the last row says whether that one is allowed, so the chain can be verified up to
+            it.
 
         Raises:
-            InvalidArgumentError: the grammar met its limits, leaves no token, or takes too long: for the
-                generated tokens that the state is not behind yet, or for the first row.
-            InternalError: the generated tokens do not keep to the grammar.
+            InvalidArgumentError: the grammar exceeds its limits, leaves no token, or takes too long, for newly
+                consumed generated tokens or for the first row.
+            InternalError: the generated tokens violate the grammar.
         """
         if self._budget < 0:
-            # Not tried again: other sequences of the worker wait for every mask.
+            # Not retried, because other sequences of the worker wait for every mask.
             raise InvalidArgumentError(self.field_name, _SLOW)
         followed = self._followed([*generated, *drafts]) - len(generated)
         if followed <= 0:
@@ -154,19 +153,19 @@ class GrammarState:
             self._budget -= self.clock() - begun
 
     def _followed(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens can be taken before the last dead end is met; one more than all if none."""
+        """The number of tokens before the last dead end; one more than all without a dead end."""
         end = self._dead_end
         return len(end) if end is not None and tokens[: len(end)] == end else len(tokens) + 1
 
     def _fill_rows(self, rows: Mask, drafts: Sequence[int], most: int, seconds: float) -> int:
-        """Fill the rows in, up to `most`; how many there are in the end."""
+        """Compute up to `most` rows; returns the number of valid rows."""
         begun = self.clock()
         for i in range(most):
             try:
                 if i > 0 and not self._take(drafts[i - 1]):
                     if drafts[i - 1] in self.ends:
                         return len(rows)
-                    # The row before allows it.
+                    # The previous row allows it, so the lexer has exceeded its limits.
                     self._give_up(_USED_UP, drafts[i - 1])
                 self._fill(rows[i])
             except InvalidArgumentError:
@@ -183,9 +182,9 @@ class GrammarState:
         return most
 
     def follows(self, generated: Sequence[int], until: float) -> bool:
-        """Whether a text may go so, or so far.
+        """Whether the tokens are a valid text or prefix.
 
-        Raises InvalidArgumentError: the grammar met its limits, or the clock passes `until` over it.
+        Raises InvalidArgumentError if the grammar exceeds its limits or the clock passes `until`.
         """
         return self._surely(lambda: self._follows(generated, until))
 
@@ -201,15 +200,15 @@ class GrammarState:
         return True
 
     def _make_sure_of_refusal(self) -> None:
-        """A token was not taken. Was it the grammar? A lexer that has given up takes none either."""
+        """After a refused token: raises if a failed lexer refused it instead of the grammar."""
         if not self._alone and not self.prototype.is_sound:
             self._give_up(_USED_UP)
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
-        """Stand behind `tokens`; False if the text has ended among them.
+        """Move to the position after `tokens`; False if the text ends within them.
 
-        Mostly it is a few tokens on. Of a sequence that was opened late it is the whole text, which has the
-        time that the coordinator gives it.
+        Usually this consumes a few tokens. For a reopened sequence it consumes the whole text, with the same
+        time limit as in the coordinator.
         """
         agreed = self._agreed(tokens)
         if agreed < len(self._path):
@@ -219,16 +218,16 @@ class GrammarState:
             if token_id in self.ends:
                 return False
             if count and len(tokens) - len(self._path) == _LAG:
-                # Of a text that is followed anew: the way back need not be followed again.
+                # Set the base for later moves back.
                 self._base, self._base_length = self._matcher.deep_copy(), len(self._path)
             if not self._take(token_id):
                 self._make_sure_of_refusal()
-                raise InternalError("the sequence's tokens do not keep to its structured_outputs")
+                raise InternalError("the sequence's tokens violate its structured_outputs")
             self._rest(count, until)
         return True
 
     def _rest(self, count: int, until: float) -> None:
-        """Behind the token of that number: at a part's end a mask, at its beginning a look at the clock."""
+        """After token number `count`: compute a mask at the end of a part, check the clock at its start."""
         if count % _PART == _PART - 1:
             self._matcher.compute_bitmask()
             self._refuse_if_broken()
@@ -236,14 +235,14 @@ class GrammarState:
             raise InvalidArgumentError(self.field_name, _SLOW)
 
     def _agreed(self, tokens: Sequence[int]) -> int:
-        """How many of the first `tokens` the matcher has taken."""
+        """Length of the common prefix of `tokens` and the path."""
         bound = min(len(self._path), len(tokens))
         if self._path[:bound] == list(tokens[:bound]):
             return bound
         return next(i for i in range(bound) if self._path[i] != tokens[i])
 
     def _go_back(self, length: int) -> None:
-        """Stand behind the first `length` tokens of the path, by a copy of one that went there directly."""
+        """Move back to the first `length` tokens of the path, with a copy of the base."""
         if length < self._base_length:
             self._base, self._base_length = self.prototype.copy(), 0
         while self._base_length < length - _LAG:
@@ -260,7 +259,7 @@ class GrammarState:
         del self._path[length:]
 
     def _take(self, token_id: int) -> bool:
-        """Move on by one token; False, and no move, for one that cannot be: forbidden, or an end."""
+        """Consume one token. False, without moving, for a forbidden token or an end."""
         if token_id in self.ends:
             return False
         if self._matcher.try_consume_tokens([token_id]) == 1:
@@ -270,7 +269,7 @@ class GrammarState:
         return False
 
     def _fill(self, row: Mask) -> None:
-        """What may come where the matcher stands."""
+        """Compute the mask at the current position."""
         fill_next_token_bitmask(self._matcher, self._bits)
         self._refuse_if_broken()
         row[:] = np.unpackbits(self._bits[0].view(np.uint8), count=self.vocabulary_size, bitorder="little")
@@ -280,20 +279,20 @@ class GrammarState:
             raise InvalidArgumentError(self.field_name, _STUCK)
 
     def _refuse_if_broken(self, *taken: int) -> None:
-        """The library gives a grammar up that meets its limits, or that can never be completed; it may do so
-        while it takes a token."""
+        """Raise if the library gave up, because the grammar exceeded its limits or cannot be completed. That
+        may happen while consuming a token (`taken`)."""
         if not self._matcher.is_error():
             return
         reason = reason_of(self._matcher.get_error())
         if reason not in _DEAD_ENDS:
             self._give_up(reason, *taken)
         self._ends_here(_STUCK, *taken)
-        # An error stays, but the next tokens asked about may lead elsewhere.
+        # A matcher keeps its error, but later calls may pass other tokens.
         self._start_over()
         raise InvalidArgumentError(self.field_name, self._reason)
 
     def _give_up(self, reason: str, *taken: int) -> NoReturn:
-        """The lexer met its limits, and is of no use to anybody any more."""
+        """The lexer exceeded its limits and is unusable for all copies."""
         self.prototype.drop()
         if not self._alone:
             raise _UsedUpError

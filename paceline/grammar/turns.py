@@ -1,7 +1,7 @@
-"""Whose structure is next, and what was found about those of late. Pure.
+"""Fair queueing of structure checks by tenant, and a cache of their results. No I/O.
 
-Tenants take turns, so that one with many structures delays the others by one at a time. Nothing that one
-tenant asked for is told to another, not even by how fast an answer comes: what was found is kept by tenant.
+Tenants take turns, so that a tenant with many structures delays others by one at a time. Results are cached per
+tenant, so that response times reveal nothing about other tenants' structures.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ Found = TypeVar("Found")
 
 
 class Turns(Generic[Item]):
-    """A queue for each tenant; the tenants take turns."""
+    """A queue per tenant; tenants take turns."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Item]] = OrderedDict()
-        """Those with somebody in them; the first one is next."""
+        """The non-empty queues; the first tenant is next."""
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def of(self, tenant: str) -> int:
-        """How many of the tenant's wait."""
+        """Number of the tenant's waiting items."""
         return len(self._queues.get(tenant, ()))
 
     def add(self, tenant: str, item: Item) -> None:
-        """Put it behind the tenant's others."""
+        """Append an item to the tenant's queue."""
         self._queues.setdefault(tenant, deque()).append(item)
 
     def remove(self, tenant: str, item: Item) -> bool:
-        """Take one out of its turn; False if it does not wait."""
+        """Remove a waiting item; False if it is not waiting."""
         queue = self._queues.get(tenant)
         if queue is None or item not in queue:
             return False
@@ -44,7 +44,7 @@ class Turns(Generic[Item]):
         return True
 
     def next(self) -> Item | None:
-        """Take the next one out; its tenant is the last then."""
+        """Remove and return the next item; its tenant becomes last in turn."""
         if not self._queues:
             return None
         tenant, queue = self._queues.popitem(last=False)
@@ -55,7 +55,7 @@ class Turns(Generic[Item]):
 
 
 class Memory(Generic[Key, Found]):
-    """What was found lately, by tenant; the tenant with the most of it is the first to lose its oldest."""
+    """A bounded cache by tenant; evicts the least recently used entry of the tenant with the most entries."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -66,7 +66,7 @@ class Memory(Generic[Key, Found]):
         return self._size
 
     def get(self, tenant: str, key: Key) -> Found | None:
-        """None if it is not known."""
+        """The cached value, or None."""
         known = self._known.get(tenant)
         if known is None or key not in known:
             return None
@@ -74,7 +74,7 @@ class Memory(Generic[Key, Found]):
         return known[key]
 
     def put(self, tenant: str, key: Key, found: Found) -> None:
-        """Remember it, and forget another where there are too many."""
+        """Store a value, evicting another if the cache is full."""
         known = self._known.setdefault(tenant, OrderedDict())
         self._size += key not in known
         known[key] = found

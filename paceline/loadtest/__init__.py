@@ -1,10 +1,9 @@
-"""`paceline loadtest`: load on a service that runs, and what its users would have seen.
+"""`paceline loadtest`: sends load to a running service and measures what its users see.
 
     config + prompts ─▶ plan ─▶ running ─▶ outcomes ─▶ summary, verifying ─▶ report (JSON) · table
 
-What is sent when is planned before anything is sent, and the same for the same seed; what came back is
-summed up after the last answer. Only `run` and `running` talk to a server, through the SDK, and nothing here
-needs more than it.
+All requests are planned in advance, identically for the same seed; results are summarised after the last
+answer. Only `run` and `running` contact a server, through the SDK, which is the package's only dependency.
 """
 
 from paceline.loadtest.config import LoadConfig

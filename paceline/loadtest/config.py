@@ -1,4 +1,4 @@
-"""What load to send: frozen, validated when built."""
+"""Settings of a load test: frozen, validated on construction."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ DEFAULT_CONCURRENCY: Final = 8
 class LoadConfig:
     """One load test. Times are in seconds.
 
-    With a `rate` requests begin when they are due, whether or not others have ended (an open loop, as users
-    are). Without one the next begins when one has ended (a closed loop, `concurrency` at a time).
+    With a `rate`, requests start when they are due, whether or not others have ended (an open loop, like
+    independent users). Without one, a request starts when another ends (a closed loop of `concurrency`
+    clients).
     """
 
     requests: int | None = None
-    """How many to send; 100 if neither this nor --duration is given."""
+    """Number of requests; 100 if neither this nor --duration is given."""
     duration: float | None = None
-    """Seconds after which none is begun any more; those that run are waited for."""
+    """Seconds after which no request is started; running requests are awaited."""
     rate: float | None = None
-    """Requests a second, begun when they are due; if not given, one begins when another one ends."""
+    """Requests per second, started when due; without it, a request starts when another one ends."""
     burstiness: float = 1.0
-    """Of --rate: 1 are arrivals at random (Poisson), less comes in bursts, much more comes evenly."""
+    """Distribution of arrivals at --rate: 1 is random (Poisson), less is bursty, much more is even."""
     concurrency: int | None = None
-    """The most at a time; 8 without --rate. With it what is due waits for a place, and its times say so."""
+    """Most concurrent requests; 8 without --rate. With --rate, due requests wait, and their times include the
+    wait."""
     prompt_tokens: int | None = None
-    """Prompts of so many random tokens, each another one; they say nothing of acceptance."""
+    """Length of random prompts, all different; their acceptance rates are meaningless."""
     length_spread: float = 0.0
-    """Share by which these and the answers are longer or shorter, at most."""
+    """Largest share by which lengths of random prompts and answers vary up and down."""
     warm_up: int = 1
-    """Requests before it, one by one, that do not count; an error of theirs ends the test."""
+    """Sequential requests before the test that do not count; an error ends the test."""
     cold_prompts: bool = False
-    """No prompt is shared through the prefix cache; random ones never are."""
+    """Share no prompt through the prefix cache; random prompts never are shared."""
     verify: int = 0
-    """Afterwards so many of the answers are asked for again alone and without draft tokens, and compared."""
+    """Number of answers to request again afterwards, one at a time without draft tokens, and compare."""
     timeout: float | None = None
     """Seconds for each request."""
     goal_ttft: float | None = None
-    """Goal of the time to the first token, in seconds; goodput counts the requests that meet all goals."""
+    """Goal for the time to the first token, in seconds; goodput counts requests that meet all goals."""
     goal_tpot: float | None = None
-    """The same for the mean time of a token after the first."""
+    """Goal for the mean time per token after the first, in seconds."""
     goal_e2e: float | None = None
-    """The same for the whole request."""
+    """Goal for the whole request, in seconds."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
@@ -61,48 +63,48 @@ class LoadConfig:
         seconds = ("duration", "timeout", "goal_ttft", "goal_tpot", "goal_e2e")
         for name in ("rate", "burstiness", *seconds):
             value = getattr(self, name)
-            # Also what gRPC takes for a deadline; and NaN is in no range.
+            # The bound is gRPC's for deadlines. NaN fails the comparison.
             require(value is None or 0 < value <= MAX_TIMEOUT, name, f"must be in (0, 1e9], got {value}")
         even = self.rate is not None or self.burstiness == 1
-        require(even, "burstiness", "is of arrivals at a rate; give --rate as well")
+        require(even, "burstiness", "requires --rate")
 
     @property
     def most_requests(self) -> int | None:
-        """None where the duration alone ends the test."""
+        """Number of requests; None if only the duration ends the test."""
         if self.requests is None and self.duration is None:
             return DEFAULT_REQUESTS
         return self.requests
 
     @property
     def places(self) -> int | None:
-        """The most at a time; None is no bound."""
+        """Most concurrent requests; None is no bound."""
         if self.concurrency is None and self.rate is None:
             return DEFAULT_CONCURRENCY
         return self.concurrency
 
     @property
     def are_cold(self) -> bool:
-        """No prompt is found in the prefix cache: random ones say what prefill costs, also when they are sent
-        once more."""
+        """True if no prompt may be found in the prefix cache. Random prompts measure prefill, so they must
+        not be found when they are repeated either."""
         return self.cold_prompts or self.prompt_tokens is not None
 
     @property
     def goals(self) -> dict[str, float]:
-        """By the measure's name, those that were set."""
+        """The given goals by name of the measure."""
         names = [f.name for f in fields(self) if f.name.startswith("goal_")]
         return {name.removeprefix("goal_"): g for name in names if (g := getattr(self, name)) is not None}
 
 
 def check_request(config: LoadConfig, sampling: SamplingParams, mode: AcceptanceMode | None) -> None:
-    """Refuse what a load test cannot do; `mode` None is not known yet. Raises InvalidArgumentError."""
-    require(sampling.n == 1, "n", f"a load test asks for one completion a request, got {sampling.n}")
+    """Refuse unsupported parameters. `mode` is None if not yet known. Raises InvalidArgumentError."""
+    require(sampling.n == 1, "n", f"must be 1 in a load test, got {sampling.n}")
     bounded = sampling.max_tokens is not None or not config.length_spread
-    require(bounded, "length_spread", "needs max_tokens")
-    # Only where the target's own choice decides are the tokens of a seed the same without a draft.
+    require(bounded, "length_spread", "requires max_tokens")
+    # A seed gives the same tokens without a draft only if every token is the target's own choice.
     equal = mode is None or mode.facts.shares_noise or sampling.greedy
     require(
         equal or not config.verify,
         "verify",
-        f"in {mode.value if mode else ''} mode above temperature 0 the tokens of a seed depend on the draft, "
-        "only their distribution does not",
+        f"in {mode.value if mode else ''} mode above temperature 0, the tokens of a seed depend on the draft "
+        "(their distribution does not)",
     )

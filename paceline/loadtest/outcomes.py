@@ -1,4 +1,4 @@
-"""What came of one request: when its tokens came, and how it ended."""
+"""The outcome of one request: arrival times of its tokens, and its answer or error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.core.errors import PacelineError
 from paceline.core.types import AcceptanceMode
 
 MEASURES = ("ttft", "tpot", "itl", "e2e")
-"""Time to the first token, mean time of a token after it, gaps between chunks, the whole request."""
+"""Time to the first token, mean time per token after it, gaps between chunks, the whole request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteAnswer:
-    """What is kept of a whole answer: a test of hours has no room for the texts."""
+    """The kept part of an answer, without the text, which would fill the memory in a long test."""
 
     acceptance: AcceptanceMode
     finish_reason: Literal["stop", "length"]
@@ -25,11 +25,11 @@ class CompleteAnswer:
     speculative_decoding: SpeculativeDecoding
     timings: RoundTimings
     token_ids: tuple[int, ...]
-    """Empty where they are not to be compared with anything."""
+    """Empty if answers are not verified."""
 
     @classmethod
     def of(cls, result: GenerationResult, *, with_tokens: bool) -> Self:
-        """Of a finished generation."""
+        """From a finished generation."""
         return cls(
             acceptance=result.acceptance,
             finish_reason=result.finish_reason,
@@ -46,64 +46,63 @@ class RequestOutcome:
 
     number: int
     due: float
-    """When it should have been sent. Its times begin here, so what waits to be sent is late as well."""
+    """Time at which it should have been sent. Latencies count from here, so waiting to be sent counts."""
     sent: float
     ended: float
     times: Sequence[float]
-    """When tokens came."""
+    """Arrival times of chunks."""
     counts: Sequence[int]
-    """How many each time: those of a round come together."""
+    """Number of tokens in each chunk; the tokens of a round arrive together."""
     num_resumes: int = 0
     """How often its stream broke and was asked for again."""
     answer: CompleteAnswer | None = None
     """None if it failed."""
     error: PacelineError | None = None
-    """Why it failed."""
+    """The error if the request failed."""
 
     @property
     def completion_tokens(self) -> int:
-        """Those that came, of a failed one too."""
+        """Number of received tokens, also of a failed request."""
         return sum(self.counts)
 
     @property
     def ttft(self) -> float | None:
-        """Time to the first token; None if none came."""
+        """Time to the first token; None without tokens."""
         return self.times[0] - self.due if self.times else None
 
     @property
     def tpot(self) -> float | None:
-        """Mean time of a token after the first chunk; None if nothing came after it.
+        """Mean time per token after the first chunk; None without further chunks.
 
-        The first round may bring several tokens, and they take no time after the first one of them. So this
-        counts from chunk to chunk, as one who reads along does.
+        The first chunk may have several tokens, which arrive together, so all of them are left out.
         """
         after = sum(self.counts[1:])
         return (self.times[-1] - self.times[0]) / after if after else None
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Inter-token latencies: between chunks, since the tokens of one come together."""
+        """Inter-token latencies: the gaps between chunks, because tokens of a chunk arrive together."""
         return tuple(later - earlier for earlier, later in pairwise(self.times))
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, in words."""
+        """The error's name and message."""
         return f"{type(self.error).__name__}: {self.error.message}" if self.error else None
 
     @property
     def e2e(self) -> float:
-        """From when it was due to its end."""
+        """Time from the due time to the end."""
         return self.ended - self.due
 
     def meets(self, goals: dict[str, float]) -> bool:
-        """True where it finished within all of them. What has no time, as one token has none after the first,
-        is not late."""
+        """True if the request finished within all goals. A measure without a value, such as `tpot` of a
+        single token, meets its goal."""
         times = (getattr(self, name) for name in goals)
         within = (t is None or t <= goal for t, goal in zip(times, goals.values(), strict=True))
         return self.answer is not None and all(within)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; without text and tokens."""
+        """A dictionary for JSON, without text and tokens."""
         answer = self.answer
         return {
             "number": self.number,

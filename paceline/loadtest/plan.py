@@ -1,4 +1,4 @@
-"""What is sent, in order and when: a function of the settings, without a clock."""
+"""The requests of a load test and their times: a pure function of the settings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Ask:
 
     number: int
     due: float | None
-    """Seconds after the start; None: as soon as there is a place."""
+    """Seconds after the start; None means as soon as a slot is free."""
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
 
 
 def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
-    """Seconds from the start at which requests are due, `rate` a second on average.
+    """Seconds from the start at which requests are due, `rate` per second on average.
 
-    The gaps are gamma-distributed with the shape `burstiness`: exponential where it is 1, so that arrivals
-    are a Poisson process; their coefficient of variation is 1/√burstiness.
+    The gaps are gamma-distributed with shape `burstiness`; their coefficient of variation is 1/√burstiness.
+    Shape 1 is exponential, so the arrivals are a Poisson process.
     """
     chosen = random.Random(seed)
     due = 0.0
@@ -40,17 +40,17 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """All requests of a test. The same settings give the same ones."""
+    """All requests of a test. The same settings give the same requests."""
 
     config: LoadConfig
     prompts: Prompts
     sampling: SamplingParams
-    """Of every request but for its seed; seeds count up from this one, or from 0."""
+    """Parameters of every request except the seed; seeds count up from this one, or from 0."""
     vocabulary_size: int
-    """Random prompts are made of it."""
+    """Range of the token ids of random prompts."""
 
     def __iter__(self) -> Iterator[Ask]:
-        """In the order they are sent."""
+        """The requests in the order they are sent."""
         config = self.config
         due: Iterator[float | None] = repeat(None)
         if config.rate is not None:
@@ -61,13 +61,13 @@ class LoadPlan:
             yield self.ask(number, when)
 
     def ask(self, number: int, due: float | None = None) -> Ask:
-        """The request of that number. Prompts come in turn."""
+        """The request with this number. Prompts take turns."""
         seed = ((self.sampling.seed or 0) + number) % (limits.MAX_SEED + 1)
         chosen = random.Random(seed)
         line = self._random_prompt(chosen) or self.prompts[number % len(self.prompts)]
         tokens = line.max_tokens
         if tokens is None and self.sampling.max_tokens is not None:
-            tokens = self._spread(chosen, self.sampling.max_tokens)  # within what check_lengths let pass
+            tokens = self._spread(chosen, self.sampling.max_tokens)  # within the bounds of check_lengths
         return Ask(number, due, line.prompt, replace(self.sampling, seed=seed, max_tokens=tokens))
 
     def _random_prompt(self, chosen: random.Random) -> PromptLine | None:
@@ -77,7 +77,7 @@ class LoadPlan:
         return PromptLine(tuple(chosen.randrange(self.vocabulary_size) for _ in range(length)))
 
     def _spread(self, chosen: random.Random, tokens: int) -> int:
-        """As many, more or less."""
+        """A random number around `tokens`, by `length_spread`."""
         spread = self.config.length_spread
         return _times(tokens, chosen.uniform(1 - spread, 1 + spread)) if spread else tokens
 
@@ -87,8 +87,8 @@ def _times(tokens: int, factor: float) -> int:
 
 
 def check_lengths(config: LoadConfig, prompts: Prompts, sampling: SamplingParams) -> None:
-    """Refuse answers that some request of a plan could not ask for: a plan is sent while it is made, and one
-    that cannot be made would end the test in its midst. Raises InvalidArgumentError naming the field."""
+    """Refuse lengths that are invalid for some request of a plan. Requests are built while the test runs, so
+    an invalid one would end it. Raises InvalidArgumentError naming the field."""
     least = sampling.min_tokens
     given = {None} if config.prompt_tokens is not None else {line.max_tokens for line in prompts}
     shortest = min((tokens for tokens in given if tokens is not None), default=least)
@@ -97,7 +97,7 @@ def check_lengths(config: LoadConfig, prompts: Prompts, sampling: SamplingParams
     if None not in given or sampling.max_tokens is None:
         return
     shortest = _times(sampling.max_tokens, 1 - config.length_spread)
-    says = f"must be at most {shortest}, the shortest answer that length_spread gives, got {least}"
+    says = f"must be at most {shortest}, the shortest answer with length_spread, got {least}"
     require(least <= shortest, "min_tokens", says)
     longest = _times(sampling.max_tokens, 1 + config.length_spread)
     says = f"gives answers of up to {longest} tokens, more than {limits.MAX_TOKENS}"

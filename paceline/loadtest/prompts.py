@@ -1,4 +1,4 @@
-"""Prompts of a load test: those that come with it, or a file of JSON lines."""
+"""Prompts of a load test: built-in ones, or a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELD: Final = "prompts"
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt; `max_tokens` None takes that of the test."""
+    """One prompt; `max_tokens` None takes the test's value."""
 
     prompt: str | tuple[int, ...]
     max_tokens: int | None = None
@@ -37,13 +37,13 @@ PROMPTS: Prompts = (
     PromptLine("The three things that a traveller in the mountains must never leave at home are"),
     PromptLine('{"name": "Ada", "born": 1815, "languages": ["English"]}\n{"name": "Alan", "born": '),
 )
-"""Short ones, code and prose. Real traffic says more: `read_prompts`."""
+"""Short built-in prompts, code and prose. Use `read_prompts` for real traffic."""
 
 
 def read_prompts(file: Path) -> Prompts:
-    """One JSON object a line: `prompt` is text or a list of token ids, `max_tokens` may be there too.
+    """Read one JSON object per line: `prompt` is text or a list of token ids, `max_tokens` is optional.
 
-    Empty lines are skipped, and so is a byte order mark. Raises InvalidArgumentError naming the line.
+    Empty lines and a byte order mark are skipped. Raises InvalidArgumentError naming the line.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -51,7 +51,7 @@ def read_prompts(file: Path) -> Prompts:
         raise InvalidArgumentError(_FIELD, f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidArgumentError(_FIELD, f"{file} cannot be read as text") from None
-    # Not splitlines: JSON text may have other separators in it, as U+2028.
+    # Not splitlines: JSON text may contain other line separators, such as U+2028.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     require(bool(lines), _FIELD, f"{file} has no prompt")
     return [_prompt(f"{_FIELD}: line {number}", line) for number, line in lines]
@@ -61,7 +61,7 @@ def _prompt(name: str, line: str) -> PromptLine:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
-        raise InvalidArgumentError(name, "is no JSON") from None
+        raise InvalidArgumentError(name, "is not JSON") from None
     require(isinstance(value, dict), name, "must be an object")
     for key in value:
         require(key in ("prompt", "max_tokens"), name, f"unknown field {key!r}; known are prompt, max_tokens")
@@ -72,7 +72,7 @@ def _prompt(name: str, line: str) -> PromptLine:
         require(1 <= most <= limits.MAX_TOKENS, f"{name}: max_tokens", f"must be in [1, {limits.MAX_TOKENS}]")
     if isinstance(prompt, str):
         require(bool(prompt), f"{name}: prompt", "is empty")
-        check_text(f"{name}: prompt", prompt)  # JSON can spell what UTF-8, and so a request, cannot
+        check_text(f"{name}: prompt", prompt)  # JSON can encode lone surrogates, which UTF-8 cannot
         return PromptLine(prompt, most)
     require(isinstance(prompt, list), f"{name}: prompt", "must be text or a list of token ids")
     require(bool(prompt), f"{name}: prompt", "is empty")

@@ -1,4 +1,4 @@
-"""One whole load test as a value, and as JSON (the format is in docs/load-testing.md)."""
+"""The report of a load test, as a value and as JSON (format: docs/load-testing.md)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.loadtest.verifying import VerifyReport
 
 FORMAT = 2
 BUSY = 0.8
-"""Share of a core from which on the tester itself may be what is slow."""
+"""Share of a core above which the load tester itself may be the bottleneck."""
 _MOST_MESSAGES = 5
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was asked of whom, and what came of it."""
+    """Settings and results of a load test."""
 
     address: str
     model: Model
@@ -37,12 +37,11 @@ class Report:
     begun: datetime
     outcomes: Sequence[RequestOutcome]
     unsent: int
-    """Requests that were due, and still waited for a place when the test ended."""
+    """Requests that were due but still waited for a slot when the test ended."""
     stopped: bool
-    """It was ended before its time."""
+    """The test was stopped early."""
     seconds: float
-    """From the start to the end of the last request; no less than the duration where that ended an open
-    loop."""
+    """From the start to the end of the last request; at least the duration if that ended an open loop."""
     client_cpu: float
     """Share of the time to the end of the last request in which this process kept a core busy."""
     verification: VerifyReport | None
@@ -54,38 +53,38 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """True if every request finished, and every answer that was to be compared is equal."""
+        """True if every request finished and every verified answer is equal."""
         return not self.summary.failed and (self.verification is None or self.verification.sound)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know to read the figures right."""
+        """Remarks needed to interpret the figures."""
         notes = []
         if self.client_cpu > BUSY:
             notes.append(
-                f"the load tester kept {self.client_cpu:.0%} of a core busy: times may be its own, "
-                "and several of it at a time would send more"
+                f"the load tester kept {self.client_cpu:.0%} of a core busy: it may be the bottleneck; "
+                "run several testers in parallel to send more"
             )
         if self.stopped:
-            notes.append("stopped before its end")
+            notes.append("stopped early")
         if self.summary.failed:
-            notes.append("latencies and rates are of the requests that finished")
+            notes.append("latencies and rates cover finished requests only")
         checked = self.verification
         failures = [failure for outcome in self.outcomes if (failure := outcome.failure)]
         messages = list(dict.fromkeys([*failures, *(checked.failures if checked else ())]))
         notes += messages[:_MOST_MESSAGES]
         if len(messages) > _MOST_MESSAGES:
-            notes.append(f"and {len(messages) - _MOST_MESSAGES} other messages of errors")
+            notes.append(f"and {len(messages) - _MOST_MESSAGES} other error messages")
         if checked and checked.differences:
             d = checked.differences[0]
             notes.append(
-                f"request {d.number} differs from token {d.index} on; near-ties may, unless the service is "
-                "--deterministic (README, Guarantees)"
+                f"request {d.number} differs from token {d.index} on; near-ties may differ unless the "
+                "service is --deterministic (README, Guarantees)"
             )
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """A dictionary for JSON."""
         return {
             "format": FORMAT,
             "version": version("paceline"),
@@ -105,5 +104,5 @@ class Report:
         }
 
     def write(self, file: Path) -> None:
-        """As JSON. Raises OSError."""
+        """Write the report as JSON. Raises OSError."""
         file.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")

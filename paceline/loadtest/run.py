@@ -1,4 +1,4 @@
-"""A load test from its first request to its report."""
+"""A load test from the first request to the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODELS_SECONDS = 10.0
 
 
 class LoadTest:
-    """One test of one server. It may be stopped or cut at any time, and then reports what it has."""
+    """One test of one server. It can be stopped at any time and then reports the results so far."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LoadTest:
         speculation: SpeculationParams,
         progress: Callable[[str], None],
     ) -> None:
-        """Raises InvalidArgumentError naming what a load test cannot measure, or could not ask for."""
+        """Raises InvalidArgumentError naming an unsupported or invalid parameter."""
         check_request(config, sampling, speculation.mode)
         check_lengths(config, prompts, sampling)
         self._client = client
@@ -50,22 +50,22 @@ class LoadTest:
 
     @property
     def stopped(self) -> bool:
-        """True once it was told to stop."""
+        """True after `stop` or `cut`."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Send nothing more; what runs is waited for."""
+        """Start no more requests; wait for the running ones."""
         self._stopped.set()
 
     def cut(self) -> None:
-        """Send nothing more, and wait for nothing: what runs has failed."""
+        """Start no more requests; running ones fail immediately."""
         self.stop()
         self._cutting = self._cutting or asyncio.create_task(self._client.close())
 
     async def run(self) -> Report:
-        """Warm up, send the load, then ask again what is to be verified.
+        """Warm up, send the load, then verify.
 
-        Errors of the load's own requests are in the report. Raises PacelineError for what was before them.
+        Errors of the load's requests are in the report. Raises PacelineError for errors before the load.
         """
         config = self._config
         model = await self._model()
@@ -82,7 +82,7 @@ class LoadTest:
         if not load.outcomes:
             if self.stopped:
                 raise CancelledError("stopped before anything was sent")
-            raise InvalidArgumentError("duration", "no request was due within it at this rate")
+            raise InvalidArgumentError("duration", "is too short: no request was due at this rate")
         ended = max(outcome.ended for outcome in load.outcomes)
         seconds = max(ended, self._arrivals_seconds(load))
         verification = await self._verify(load, plan) if config.verify else None
@@ -102,8 +102,8 @@ class LoadTest:
         )
 
     def _arrivals_seconds(self, load: Load) -> float:
-        """How long requests could be due, where the duration ended that: a rate over less would leave out the
-        time in which none was due any more. 0 where something else ended it."""
+        """The duration if it ended an open loop, else 0. Rates then cover the whole duration, including the
+        time after the last arrival."""
         config = self._config
         asked = len(load.outcomes) + load.unsent
         ended_otherwise = self.stopped or asked == config.most_requests
@@ -146,7 +146,7 @@ class LoadTest:
         )
 
     def _salt(self, part: str, number: int) -> str:
-        """Of a request's prefix: that of nobody else, or that of everybody."""
+        """The request's cache salt: unique for cold prompts, else shared."""
         return f"{self._name}-{part}-{number}" if self._config.are_cold else ""
 
     def _tell(self, part: str, load: Load) -> None:

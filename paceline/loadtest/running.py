@@ -1,4 +1,4 @@
-"""Sends what is planned and notes what comes. Times are read here, and nowhere above."""
+"""Sends planned requests and records their outcomes. The only module of the package that reads the clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.loadtest.outcomes import CompleteAnswer, RequestOutcome
 from paceline.loadtest.plan import Ask
 
 FAILURE_PAUSE = 1.0
-"""Seconds a client of a closed loop waits after a failure: else a server that is down would be asked by it
-as fast as a processor can, and the test be over before the server is back."""
+"""Seconds that a closed-loop client waits after a failure. Without the pause, a server that is down would
+use up all requests before it is back."""
 
 
 class Load:
-    """One load, sent once."""
+    """One run of a load."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Load:
         progress: Callable[[Load], None],
         clock: Clock = monotonic,
     ) -> None:
-        """`cache_salt` gives a request's by its number. Outcomes have the tokens if they are to be kept. Once
-        `stopped` is set no request begins. `progress` is called whenever one begins or ends."""
+        """`cache_salt` maps a request's number to its salt. With `keep_tokens`, outcomes hold the tokens. No
+        request starts after `stopped` is set. `progress` is called when a request starts or ends."""
         self._client = client
         self._speculation = speculation
         self._cache_salt = cache_salt
@@ -50,15 +50,15 @@ class Load:
         self.running = 0
         self.failed = 0
         self.unsent = 0
-        """Due, but still waiting for a place when the load ended."""
+        """Requests that were due but still waited for a slot when the load ended."""
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return self._clock() - self._begun
 
     async def closed(self, asks: Iterable[Ask], places: int, duration: float | None) -> None:
-        """`places` clients, each of which sends the next request when its last one has ended."""
+        """Closed loop: `places` clients, each sending its next request when the last one has ended."""
 
         shared = iter(asks)
 
@@ -76,7 +76,7 @@ class Load:
                 group.create_task(one_client())
 
     async def open(self, asks: Iterable[Ask], places: int | None, duration: float | None) -> None:
-        """Every request when it is due; with `places` it waits for one of so many, and is late."""
+        """Open loop: send every request when due. With `places`, a due request waits for a free slot."""
         room = contextlib.nullcontext() if places is None else asyncio.Semaphore(places)
 
         async def one(ask: Ask) -> None:
@@ -94,7 +94,7 @@ class Load:
                 group.create_task(one(ask))
 
     async def send(self, ask: Ask) -> RequestOutcome:
-        """One request to its end, whatever that is; adds the outcome to `outcomes`."""
+        """Send one request, wait for its end or error, and add the outcome to `outcomes`."""
         sent = self.seconds
         self.running += 1
         self._progress(self)
@@ -138,7 +138,8 @@ class Load:
         return self._stopped.is_set() or (duration is not None and self.seconds >= duration)
 
     async def _stopped_within(self, seconds: float) -> bool:
-        """Waits so long, less if the load is stopped meanwhile; True if it is. Others run in any case."""
+        """Wait, but no longer than until the load is stopped. True if it is stopped. Always yields to other
+        tasks."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), max(seconds, 0))
         return self._stopped.is_set()
@@ -146,7 +147,7 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """A group whose error is the first one's own: the others were cancelled for it."""
+    """A task group that raises the first error itself instead of an ExceptionGroup."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -160,6 +161,6 @@ def _pause_after(error: PacelineError) -> float:
 
 
 def _alone(error: PacelineError) -> PacelineError:
-    """Without what raised it: that holds the stream, and so all that came through it."""
+    """The error without traceback and cause, which would keep the stream and its chunks alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

@@ -1,4 +1,4 @@
-"""The figures of a load test: a function of its outcomes."""
+"""The figures of a load test: a pure function of its outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = ("draft", "target", "queue", "wire", "coordinator", "total")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How one measure is distributed over the requests that finished, in seconds."""
+    """Distribution of one measure over the finished requests, in seconds."""
 
     mean: float
     median: float
@@ -27,7 +27,7 @@ class Latency:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Latency | None:
-        """None of nothing. Between two values a percentile is on the line from one to the other."""
+        """The distribution with linearly interpolated percentiles; None without values."""
         found = sorted(values)
         if not found:
             return None
@@ -39,7 +39,7 @@ class Latency:
 class SpeculationSummary:
     """What drafts did, over all requests that finished without being resumed.
 
-    What a coordinator counts of a resumed one may begin where that was.
+    Resumed requests are excluded because the coordinator may have counted only the part after the resumption.
     """
 
     num_rounds: int
@@ -51,51 +51,51 @@ class SpeculationSummary:
     num_prompt_lookups: int
     tokens_per_round: float | None
     draft_acceptance_rate: float | None
-    """Accepted / drafted; None when nothing was drafted."""
+    """Accepted / drafted; None if nothing was drafted."""
     mean_acceptance_length: float
-    """Committed tokens of a round with a proposal."""
+    """Mean number of committed tokens per round with a proposal."""
     accepted_to_position: tuple[float, ...]
-    """Entry i: share of the rounds with a proposal in which draft token i and all before it were accepted."""
+    """Entry i: share of the rounds with a proposal that accepted draft token i and all before it."""
     seconds_per_round: RoundTimings | None
-    """Means; None without a round."""
+    """Means; None without rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Rates are over the whole test, `seconds` of the report."""
+    """All figures of a test. Rates cover the whole test, `seconds` of the report."""
 
     seconds: float
     requests: int
     finished: int
     failed: Mapping[str, int]
-    """By the error's name."""
+    """Number of failed requests by error name."""
     resumed: int
-    """Requests that finished although their streams broke, which their readers saw as a pause only."""
+    """Finished requests whose stream broke and was resumed."""
     num_resumes: int
-    """How often a stream was asked for again, those of requests that failed in the end included."""
+    """Number of resumptions, including those of requests that failed later."""
     unsent: int
-    """Due, but still waiting for a place when the test ended."""
+    """Requests that were due but still waited for a slot when the test ended."""
     most_at_a_time: int
     latest: float
-    """By how many seconds the request that was sent last after it was due was late."""
+    """Longest delay between due time and sending, in seconds."""
     prompt_tokens: int
-    """Of requests that finished, as all that follows but `by_finish_reason`'s sum."""
+    """This and all following fields cover finished requests only."""
     completion_tokens: int
     requests_per_second: float
     prompt_tokens_per_second: float
     completion_tokens_per_second: float
     goodput: float | None
-    """Requests a second that met all goals; None without goals."""
+    """Requests per second that met all goals; None without goals."""
     by_finish_reason: Mapping[str, int]
     latencies: Mapping[str, Latency | None]
-    """By measure, `outcomes.MEASURES`; None where no request has it."""
+    """By measure (`outcomes.MEASURES`); None if no request has it."""
     speculation: SpeculationSummary
 
 
 def summary(
     outcomes: Sequence[RequestOutcome], seconds: float, goals: dict[str, float], unsent: int = 0
 ) -> Summary:
-    """Of a test that took `seconds`, more than 0."""
+    """Summarise a test that took `seconds` > 0."""
     finished = [outcome for outcome in outcomes if outcome.answer]
     answers = [answer for outcome in outcomes if (answer := outcome.answer)]
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
@@ -131,10 +131,10 @@ def _values(finished: Sequence[RequestOutcome], measure: str) -> Iterable[float]
 
 
 def most_at_a_time(spans: Iterable[tuple[float, float]]) -> int:
-    """How many of the spans [begin, end) share a moment, at most."""
+    """The largest number of overlapping spans [begin, end)."""
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     now = most = 0
-    for _, change in changes:  # an end comes before a begin of the same moment
+    for _, change in changes:  # an end sorts before a begin at the same time
         now += change
         most = max(most, now)
     return most

@@ -11,14 +11,14 @@ from paceline.loadtest.summary import Latency, SpeculationSummary, Summary
 
 _MEASURES = {
     "ttft": "time to the first token",
-    "tpot": "time of a token after it",
-    "itl": "between two arrivals",
+    "tpot": "time per token after it",
+    "itl": "gap between chunks",
     "e2e": "whole request",
 }
 
 
 def print_report(report: Report, console: Console) -> None:
-    """All of it: what was sent, how it ended, how long it took, what drafts did, notes."""
+    """Print the settings, outcomes, latencies, speculation statistics and notes."""
     found = report.summary
     console.print(heading(report))
     for table in (counts(report), latencies(found), speculation(found.speculation)):
@@ -31,7 +31,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def heading(report: Report) -> str:
-    """What was asked of whom."""
+    """The server and the settings."""
     return f"{report.address}, {report.model.id}: {_shape(report.config)}, in {report.seconds:.1f} s"
 
 
@@ -40,7 +40,7 @@ def _shape(config: LoadConfig) -> str:
         return f"{config.places} at a time"
     how = "" if config.burstiness == 1 else f" (burstiness {config.burstiness:g})"
     most = "" if config.places is None else f", at most {config.places} at a time"
-    return f"{config.rate:g} requests a second{how}{most}"
+    return f"{config.rate:g} requests per second{how}{most}"
 
 
 def _table(*columns: str) -> Table:
@@ -59,31 +59,31 @@ def counts(report: Report) -> Table:
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.by_finish_reason.items())
     table.add_row("finished", f"{found.finished:,}" + (f" ({reasons})" if reasons else ""))
     if found.resumed:
-        table.add_row("... after their streams broke and went on", f"{found.resumed:,}")
+        table.add_row("... after resuming a broken stream", f"{found.resumed:,}")
     for name, number in found.failed.items():
         table.add_row(f"failed, {name}", f"{number:,}")
     if found.unsent:
-        table.add_row("due, but not sent before the end", f"{found.unsent:,}")
+        table.add_row("due but not sent before the end", f"{found.unsent:,}")
     if checked := report.verification:
         equal = checked.compared - len(checked.differences)
-        table.add_row("asked again without a draft: equal", f"{equal:,}")
+        table.add_row("verified by plain decoding: equal", f"{equal:,}")
         table.add_row("... different", f"{len(checked.differences):,}")
         if unknown := len(checked.failures) + checked.unasked:
-            table.add_row("... failed, or not asked any more", f"{unknown:,}")
-    table.add_row("at a time, at most", f"{found.most_at_a_time:,}")
+            table.add_row("... failed or not verified", f"{unknown:,}")
+    table.add_row("most at a time", f"{found.most_at_a_time:,}")
     if report.config.rate is not None:
-        table.add_row("sent after it was due, at most, ms", _milliseconds(found.latest))
-    table.add_row("finished a second", f"{found.requests_per_second:.2f}")
+        table.add_row("longest delay after the due time, ms", _milliseconds(found.latest))
+    table.add_row("finished per second", f"{found.requests_per_second:.2f}")
     if found.goodput is not None:
         goals = ", ".join(f"{name} {goal:g} s" for name, goal in report.config.goals.items())
         table.add_row(f"of these within {goals}", f"{found.goodput:.2f}")
-    table.add_row("prompt tokens a second", f"{found.prompt_tokens_per_second:,.1f}")
-    table.add_row("completion tokens a second", f"{found.completion_tokens_per_second:,.1f}")
+    table.add_row("prompt tokens per second", f"{found.prompt_tokens_per_second:,.1f}")
+    table.add_row("completion tokens per second", f"{found.completion_tokens_per_second:,.1f}")
     return table
 
 
 def latencies(found: Summary) -> Table:
-    """Of the requests that finished."""
+    """Latencies of finished requests."""
     table = _table("milliseconds", "mean", "median", "p90", "p95", "p99", "most")
     for measure, latency in found.latencies.items():
         table.add_row(f"{_MEASURES[measure]} ({measure})", *_row(latency))
@@ -98,22 +98,22 @@ def _row(latency: Latency | None) -> list[str]:
 
 
 def speculation(found: SpeculationSummary) -> Table:
-    """What drafts did."""
+    """Speculation statistics."""
     table = _table("speculation", "")
     table.add_row("rounds", f"{found.num_rounds:,}")
     table.add_row("... with a proposal", f"{found.num_spec_steps:,}")
     table.add_row("... whose proposal was drafted ahead", f"{found.num_lookahead_hits:,}")
     table.add_row("... whose proposal was copied from the text", f"{found.num_prompt_lookups:,}")
     if found.tokens_per_round is not None:
-        table.add_row("tokens a round", f"{found.tokens_per_round:.2f}")
+        table.add_row("tokens per round", f"{found.tokens_per_round:.2f}")
     if found.draft_acceptance_rate is not None:
-        table.add_row("accepted of the draft tokens", f"{found.draft_acceptance_rate:.0%}")
+        table.add_row("draft acceptance rate", f"{found.draft_acceptance_rate:.0%}")
         table.add_row("mean acceptance length", f"{found.mean_acceptance_length:.2f}")
         shares = " ".join(f"{share:.2f}" for share in found.accepted_to_position)
         table.add_row("accepted to position 1, 2, ...", shares)
     if (parts := found.seconds_per_round) is not None:
         for part in ("draft", "target", "queue", "wire", "coordinator"):
-            table.add_row(f"{part}, ms a round", _milliseconds(getattr(parts, part)))
+            table.add_row(f"{part}, ms per round", _milliseconds(getattr(parts, part)))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Asking again without a draft: what came under load must be what the target alone says."""
+"""Verification: answers under load must equal those of plain decoding by the target."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from paceline.loadtest.outcomes import RequestOutcome
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that was another one when it was asked for again."""
+    """An answer that differs from plain decoding."""
 
     number: int
-    """Of the request."""
+    """Number of the request."""
     index: int
-    """The first token that differs; where one answer is the beginning of the other, the first behind it."""
+    """Index of the first different token, or the length of the shorter answer if it is a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What asking again found."""
+    """Results of the verification."""
 
     compared: int
     differences: tuple[Difference, ...]
     failures: tuple[str, ...]
-    """Of requests that could not be asked for again: why."""
+    """Errors of failed verification requests."""
     unasked: int
-    """Answers that were to be asked for again when the test was stopped."""
+    """Answers not yet verified when the test was stopped."""
 
     @property
     def sound(self) -> bool:
-        """True if all that were to be compared are equal."""
+        """True if all selected answers were compared and are equal."""
         return not (self.differences or self.failures or self.unasked)
 
 
 def chosen(outcomes: Sequence[RequestOutcome], most: int) -> list[RequestOutcome]:
-    """At most so many of those that finished, evenly from the whole test: its ends are its quietest parts."""
+    """Select at most `most` finished requests, evenly over the test, because its ends have the least load."""
     finished = sorted((o for o in outcomes if o.answer), key=lambda outcome: outcome.number)
     most = min(most, len(finished))
     return [finished[(2 * i + 1) * len(finished) // (2 * most)] for i in range(most)]
 
 
 def without_draft(speculation: SpeculationParams) -> SpeculationParams:
-    """The same request, decoded plainly."""
+    """The same parameters with plain decoding."""
     return replace(speculation, num_speculative_tokens=0, prompt_lookup=False)
 
 
 def compared(first: Sequence[RequestOutcome], again: Sequence[RequestOutcome]) -> VerifyReport:
     """Answers of a load with those to the same requests, which `again` has in the same order.
 
-    It is shorter where the test was stopped meanwhile.
+    `again` is shorter if the test was stopped.
     """
     pairs = [
         (one.number, one.answer.token_ids, plain.answer.token_ids)

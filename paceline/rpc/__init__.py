@@ -1,1 +1,1 @@
-"""gRPC and what travels over it: codec, server, security, streams."""
+"""The gRPC layer: codec, server, security, streams."""

@@ -1,6 +1,6 @@
-"""The processes of Paceline on one machine, started, kept alive and stopped together.
+"""Starts, restarts and stops the processes of Paceline on one machine.
 
-`serve_stack(StackConfig(...))` is the whole of it for most users; `Supervisor` knows nothing of models.
+Most users need only `serve_stack(StackConfig(...))`; `Supervisor` runs any child processes.
 """
 
 from paceline.supervisor.arguments import arguments, flag

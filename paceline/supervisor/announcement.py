@@ -1,4 +1,4 @@
-"""What a child says of itself, at its start and at its end. Pure."""
+"""Parses a child's announcement and its last output. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from paceline.core.validation import host_and_port
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` as its parts. Raises InvalidArgumentError."""
+    """Split `host:port`. Raises InvalidArgumentError."""
     return host_and_port("address", address)
 
 
 class Announced(NamedTuple):
-    """Addresses of a child that is ready; empty is none."""
+    """Addresses of a ready child; empty if absent."""
 
     address: str = ""
     http: str = ""
@@ -39,12 +39,12 @@ def announced_addresses(line: str) -> Announced | None:
 
 
 def shell_code(exit_code: int) -> int:
-    """As a shell reports it: 128 + signal number; never 0, since the end was not asked for."""
+    """The exit code as shells report it: 128 + signal number; 0 becomes 1, because the end was unexpected."""
     return 128 - exit_code if exit_code < 0 else exit_code or 1
 
 
 def _signal_name(number: int) -> str:
-    """Those between the first and the last real-time signal have none."""
+    """Real-time signals other than the first and last have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -52,10 +52,10 @@ def _signal_name(number: int) -> str:
 
 
 def last_words(exit_code: int, tail: Sequence[str]) -> str:
-    """The child's own error line if it wrote one, else how it ended."""
+    """The child's error line if it wrote one, else a description of its end."""
     for line in reversed(tail):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    how = f"was ended by {_signal_name(-exit_code)}" if exit_code < 0 else f"ended with code {exit_code}"
+    how = f"was killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited with code {exit_code}"
     said = next((line for line in reversed(tail) if line), "")
     return f"{how}: {said}" if said and exit_code > 0 else how

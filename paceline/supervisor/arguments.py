@@ -1,4 +1,4 @@
-"""A configuration as command-line arguments; `paceline.cli` reads them back into an equal one."""
+"""Converts a configuration to command-line arguments, from which `paceline.cli` rebuilds an equal one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Config = WorkerConfig | CoordinatorConfig
 
 
 def flag(field: str) -> str:
-    """The option that sets a field; one that holds several values is repeated: `targets` is `--target`."""
+    """The option of a field. Fields with several values use a repeated singular: `targets` is `--target`."""
     return "--" + _REPEATABLE.get(field, field).replace("_", "-")
 
 
 def negative_flag(field: str) -> str:
-    """The option that switches a field off which is on by default."""
+    """The option that disables a field."""
     return "--no-" + flag(field).removeprefix("--")
 
 
 def variable(field: str) -> str:
-    """The environment variable that sets a field."""
+    """The environment variable of a field."""
     return "PACELINE_" + _REPEATABLE.get(field, field).upper()
 
 
 def arguments(config: Config) -> list[str]:
-    """Every field that differs from its default, as options."""
+    """Options for every field that differs from its default."""
     result = []
     for field in fields(config):
         value = getattr(config, field.name)

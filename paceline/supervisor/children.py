@@ -1,15 +1,15 @@
-"""Child processes that are kept alive: start, watch, restart, stop, and never leave an orphan.
+"""Supervision of child processes: start, watch, restart and stop, without leaving orphans.
 
 A child announces itself with one JSON line on standard output,
 `{"event": "ready", "role": …, "address": "127.0.0.1:43121", "pid": …}`, with `http_address` and
-`metrics_address` where it has such ports; everything else it writes is a log.
+`metrics_address` if it has such ports; all other output is log lines.
 
 starting ──ready──▶ ready ──exit──▶ waiting ──backoff──▶ starting      (a restart keeps the reported ports)
-    └──exit before its first announcement──▶ failed, and everything with it
+    └──exit before its first announcement──▶ failed, which fails the whole start
 
-Its standard input is a pipe that only the supervisor holds: when the supervisor goes, however it goes,
-the pipe closes and a child started with `--exit-with-parent` ends. Each child has its own process group, so
-that Ctrl-C in a terminal reaches the supervisor alone, which then stops the children in order.
+A child's standard input is a pipe held only by the supervisor. However the supervisor ends, the pipe closes,
+and a child started with `--exit-with-parent` ends. Each child has its own process group, so that Ctrl-C in a
+terminal reaches only the supervisor, which then stops the children in order.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from paceline.telemetry.steps import step_in
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT = 15.0  # seconds; more than a process takes to end that drains for 10
-STOP_MARGIN = 5.0  # seconds that it may take beyond its drain
+STOP_TIMEOUT = 15.0  # seconds; enough for a process that drains for 10
+STOP_MARGIN = 5.0  # seconds that a process may take after its drain
 _TAIL_LINES = 20
-_LAST_LINES_TIMEOUT = 2.0  # seconds to read what a dead child wrote last
-_NICE_STOP = (signal.SIGTERM, signal.SIGCONT)  # the second wakes a stopped process up to see the first
+_LAST_LINES_TIMEOUT = 2.0  # seconds to read the last output of an ended child
+_NICE_STOP = (signal.SIGTERM, signal.SIGCONT)  # SIGCONT lets a suspended process handle the SIGTERM
 
 Sink = Callable[[str], None]
-"""Takes one log line of a child, without its line end."""
+"""Receives one log line of a child, without its line end."""
 
 
 class ChildFailedError(PacelineError):
-    """A child ended, or stayed silent, before it was ever ready. `exit_code` is fit for our own exit.
+    """A child ended before it was ready, or was not ready in time. `exit_code` is non-zero.
 
-    The message begins with the child's role, or with the `option` of ours that the child complains of.
+    The message begins with the child's role, or with the `option` that the child's error is about.
     """
 
     def __init__(self, role: str, message: str, exit_code: int, *, option: str = "") -> None:
@@ -65,44 +65,44 @@ class ChildFailedError(PacelineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to run. `--port N` is added to `command`: `port` at first, the announced one after a restart.
+    """The command of a child. `--port N` is appended: `port` at first, the announced port after a restart.
 
-    So are `--http-port N` and `--metrics-port N` after a restart, if such a port was announced.
+    A restart also appends `--http-port N` and `--metrics-port N` if such ports were announced.
     """
 
     role: str
     command: tuple[str, ...]
     port: int = 0
     environment: Mapping[str, str] | None = None
-    """None inherits ours."""
+    """None inherits this process's environment."""
     folder: str | None = field(default_factory=working_folder)
-    """Its working folder, also after a restart; ours of now unless given."""
+    """Working folder, also after restarts; the default is the current one."""
     private: Path | None = None
-    """A folder for this user alone, in one that is there; made again if something has tidied it away."""
+    """A private folder that is created before each start, because clean-up tools may have removed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartBackoff:
-    """Seconds before a restart: they grow with each failure in a row, up to `maximum`."""
+    """Delay before a restart, in seconds: grows with consecutive failures up to `maximum`."""
 
     initial: float = 0.1
     factor: float = 2.0
     maximum: float = 10.0
     healthy_after: float = 30.0
-    """Seconds of readiness that forgive the failures before."""
+    """Seconds of readiness that reset the number of failures."""
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row."""
+        """Seconds to wait after this many consecutive failures."""
         return min(self.maximum, self.initial * self.factor ** min(failures - 1, 64))
 
     def count(self, failures: int, ready_seconds: float) -> int:
-        """Failures in a row, now that a child ended that had been ready for so long."""
+        """Consecutive failures, including a child that ended after `ready_seconds` of readiness."""
         return 1 if ready_seconds >= self.healthy_after else failures + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChildStatus:
-    """A child at one moment. `starts` counts the processes it has had."""
+    """Snapshot of a child. `starts` counts its processes so far."""
 
     role: str
     pid: int | None
@@ -110,23 +110,23 @@ class ChildStatus:
     ready: bool
     starts: int
     http_address: str = ""
-    """Where it serves HTTP, if it does."""
+    """Its HTTP address; empty without one."""
 
 
 def log_to_stderr(line: str) -> None:
-    """The sink that passes children's logs on."""
-    with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
-        # In one piece: several threads read children, and `print` writes the line's end by itself.
+    """A sink that forwards children's logs to standard error."""
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed before the children end
+        # One write per line, because several threads write, and `print` writes the line end separately.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 def discard(line: str) -> None:
-    """The sink that drops children's logs; an error message still quotes their last lines."""
+    """A sink that drops children's logs; error messages still quote their last lines."""
 
 
 def steps_to(tell: Callable[[str], object]) -> Sink:
-    """A sink that drops children's logs but for the steps of their starts, which it tells."""
+    """A sink that passes the steps of children's starts to `tell` and drops their other log lines."""
 
     def sink(line: str) -> None:
         told = step_in(line)
@@ -137,7 +137,7 @@ def steps_to(tell: Callable[[str], object]) -> Sink:
 
 
 class _Child(threading.Thread):
-    """One child and its successors; the thread spawns, waits, backs off, spawns again."""
+    """One child and its restarts; the thread starts the process, waits for its end, backs off and repeats."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Child(threading.Thread):
         self.spec = spec
         self._changed = changed
         self.stopping = threading.Event()
-        """It shall end and have no successor."""
+        """Set when the child must end and not be restarted."""
         self._backoff = backoff
         self._sink = sink
         self._clock = clock
@@ -166,21 +166,21 @@ class _Child(threading.Thread):
 
     @property
     def status(self) -> ChildStatus:
-        """To be read with `changed` held."""
+        """Snapshot; the caller must hold `changed`."""
         pid = self._process.pid if self._process else None
         ready = self._ready_since is not None
         known = self._announced
         return ChildStatus(self.spec.role, pid, known.address, ready, self._starts, known.http)
 
     def signal(self, *numbers: signal.Signals) -> None:
-        """Signal the present process, if there is one."""
+        """Signal the current process, if any."""
         with self._changed:
             for number in numbers:
                 if self._process:
                     self._process.send_signal(number)
 
     def await_end(self, timeout: float | None) -> None:
-        """Wait for the last process; a thread that an interrupt kept from starting will see the stop."""
+        """Wait for the last process. A thread whose start was interrupted will see the stop by itself."""
         if self.is_alive():
             self.join(timeout)
 
@@ -189,13 +189,13 @@ class _Child(threading.Thread):
         while True:
             try:
                 exit_code, last_words, ready_seconds = self._run_once()
-            except OSError as error:  # no such program, or no room for a process
+            except OSError as error:  # no such program, or too many processes
                 self._abandon()
                 exit_code, last_words, ready_seconds = 1, f"cannot be started: {error.strerror}", 0.0
-            except Exception as error:  # without its keeper a role would never have a process again
-                logger.exception("%s cannot be kept", self.spec.role)
+            except Exception as error:  # if this thread ended, the child would never be restarted
+                logger.exception("%s cannot be supervised", self.spec.role)
                 self._abandon()
-                exit_code, last_words, ready_seconds = 1, f"cannot be kept: {error!r}", 0.0
+                exit_code, last_words, ready_seconds = 1, f"cannot be supervised: {error!r}", 0.0
             with self._changed:
                 if self.stopping.is_set():
                     return
@@ -210,8 +210,8 @@ class _Child(threading.Thread):
                 return
 
     def _run_once(self) -> tuple[int, str, float]:
-        """From start to end of one process: exit code, last words, seconds it was ready."""
-        with self._changed:  # held while spawning, so that a stop sees either no process or this one
+        """Run one process to its end. Returns its exit code, last words and seconds of readiness."""
+        with self._changed:  # held while starting, so that a stop sees either no process or this one
             if self.stopping.is_set():
                 return 0, "", 0.0
             spec = self.spec
@@ -239,17 +239,17 @@ class _Child(threading.Thread):
         return shell_code(exit_code), last_words(exit_code, tail), ready_seconds
 
     def _abandon(self) -> None:
-        """End a process that could not be looked after, if there is one: its successor needs its ports."""
+        """Kill a process that could not be supervised, if any: the next process needs its ports."""
         with self._changed:
             process, self._process, self._ready_since = self._process, None, None
             self._changed.notify_all()
         if process is not None:
-            with contextlib.suppress(Exception):  # what could not be done once may fail again
+            with contextlib.suppress(Exception):  # the failed operation may fail again
                 process.send_signal(signal.SIGKILL)
                 process.wait()
 
     def _ports(self) -> list[str]:
-        """A restart keeps every port that was announced."""
+        """Port options; a restart keeps every announced port."""
         known, ports = self._announced, ["--port", str(self._port)]
         for option, address in (("--http-port", known.http), ("--metrics-port", known.metrics)):
             if address:
@@ -274,16 +274,16 @@ class _Child(threading.Thread):
     def _read_log(self, stream: IO[str], tail: deque[str]) -> None:
         with stream:
             for line in stream:
-                if line.strip():  # progress bars leave empty ones
+                if line.strip():  # progress bars write empty lines
                     tail.append(line.rstrip())
                     self._sink(f"[{self.spec.role}] {line.rstrip()}")
 
 
 class Supervisor:
-    """Keeps children alive for as long as the `with` block lasts.
+    """Keeps children running during the `with` block.
 
-    `start` may be called several times; children of a later call are stopped before those of an earlier one.
-    Everything may be called from any thread.
+    `start` may be called several times; children of later calls are stopped first. All methods are
+    thread-safe.
     """
 
     def __init__(
@@ -309,9 +309,8 @@ class Supervisor:
         self.stop()
 
     def start(self, specs: Sequence[ChildSpec], timeout: float) -> list[ChildStatus]:
-        """Start all at once and wait until each is ready. Raises ChildFailedError, also after `stop`.
-
-        Whatever it raises, nothing is left of them.
+        """Start all children together and wait until they are ready. Raises ChildFailedError, also after
+        `stop`. After any error, all of them are stopped.
         """
         group = [
             _Child(
@@ -325,7 +324,7 @@ class Supervisor:
         ]
         self._groups.append(group)
         try:
-            if self._stopping.is_set():  # else `stop` sees the group, and its children see a stop
+            if self._stopping.is_set():  # `stop` has not seen this group; a later `stop` will
                 for child in group:
                     child.stopping.set()
             for child in group:
@@ -355,24 +354,24 @@ class Supervisor:
             return [child.status for child in group]
 
     def status(self, role: str) -> ChildStatus:
-        """The child of this role now. Raises InvalidArgumentError for an unknown role."""
+        """Snapshot of the child with this role. Raises InvalidArgumentError for an unknown role."""
         with self._changed:
             return self._child(role).status
 
     def signal(self, role: str, number: signal.Signals) -> int:
-        """Signal a child's present process; returns its pid. Raises InvalidArgumentError if it has none."""
+        """Signal a child's current process and return its pid. Raises InvalidArgumentError if it has none."""
         with self._changed:
             child = self._child(role)
             pid = child.status.pid
             if pid is None:
-                raise InvalidArgumentError("role", f"{role} has no process just now")
+                raise InvalidArgumentError("role", f"{role} has no process at the moment")
             child.signal(number)
             return pid
 
     def wait_until(self, role: str, condition: Callable[[ChildStatus], bool], timeout: float) -> ChildStatus:
-        """Wait for a child to satisfy `condition`.
+        """Wait until a child satisfies `condition`.
 
-        Raises DeadlineExceededError, and UnavailableError if the child does not and is being stopped.
+        Raises DeadlineExceededError, or UnavailableError if the child is stopped before that.
         """
         with self._changed:
             child = self._child(role)
@@ -381,23 +380,23 @@ class Supervisor:
             if condition(status):
                 return status
             if child.stopping.is_set():
-                raise UnavailableError(f"stopped, and not as wanted: {status}")
-            raise DeadlineExceededError(f"after {timeout:g} seconds still not as wanted: {status}")
+                raise UnavailableError(f"the child was stopped while waiting for a condition: {status}")
+            raise DeadlineExceededError(f"condition not met after {timeout:g} seconds: {status}")
 
     def wait(self) -> None:
         """Block until `stop`, or until a signal raises in the main thread."""
         self._stopping.wait()
 
     def stop(self) -> None:
-        """Ask every child to end, wait, then kill what is left. Idempotent.
+        """Ask every child to end, wait, then kill the remaining ones. Idempotent.
 
-        A KeyboardInterrupt meanwhile (a second Ctrl-C) cuts the waiting short, not the killing.
+        A KeyboardInterrupt (second Ctrl-C) ends the waiting, but children are still killed.
         """
         self._stopping.set()
         self._end([*self._groups])
 
     def _end(self, groups: Sequence[Sequence[_Child]]) -> None:
-        """Later groups first."""
+        """Stop the groups, later ones first."""
         children = [child for group in groups for child in group]
         for child in children:
             child.stopping.set()

@@ -1,4 +1,4 @@
-"""Folders of processes: the one they work in, and those for this user alone."""
+"""Working folders of processes, and private folders of this user."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-if sys.platform != "win32":  # there, folders of the dead stay
+if sys.platform != "win32":  # on Windows, abandoned folders are not removed
     import fcntl
 
 _PREFIX: Final = "paceline-"
 _OWNER: Final = "owner"
-"""A file that is locked for as long as the process lives that made its folder. The system unlocks it however
-that process ends."""
+"""A file locked by the folder's creator for its lifetime. The system releases the lock however the process
+ends."""
 
 
 def working_folder() -> str | None:
-    """Ours now; None if it was removed."""
+    """The current working folder; None if it was removed."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:
@@ -30,18 +30,18 @@ def working_folder() -> str | None:
 
 
 def make_private(folder: Path) -> None:
-    """Unless it is there. Raises OSError, also where it is somebody else's: they could put a socket of their
-    own in the place of ours."""
+    """Create the folder unless it exists. Raises OSError, also if it belongs to another user, who could
+    replace a socket in it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, f"{folder} is somebody else's")
+        raise PermissionError(errno.EPERM, f"{folder} belongs to another user")
 
 
 @contextlib.contextmanager
 def owned_folder(place: Path) -> Iterator[Path]:
-    """A new folder in `place` that only this user may enter, and that is gone with the block.
+    """A new folder in `place` that only this user may enter and that is removed after the block.
 
-    One whose process was killed is removed when the next one is made.
+    A folder of a killed process is removed when the next folder is created.
     """
     remove_abandoned(place)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
@@ -54,7 +54,7 @@ def owned_folder(place: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _owner_of(folder: Path) -> Iterator[None]:
-    """The folder is ours. The file is not there before it is locked."""
+    """Hold the lock of the folder. The file appears under its name only once it is locked."""
     if sys.platform == "win32":
         yield
         return
@@ -66,7 +66,7 @@ def _owner_of(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(place: Path) -> None:
-    """Remove this user's folders in `place` whose processes are dead. What cannot be removed stays."""
+    """Remove this user's folders in `place` whose processes have ended, ignoring errors."""
     if sys.platform == "win32":
         return
     for owner in place.glob(f"{_PREFIX}*/{_OWNER}"):
@@ -75,9 +75,9 @@ def remove_abandoned(place: Path) -> None:
 
 
 def _remove_if_abandoned(owner: Path) -> None:
-    """Raises OSError where it is not ours, or its process lives."""
+    """Raises OSError if the file cannot be opened or its process lives."""
     folder = owner.parent
-    # Whoever shares the place may have made others, and links that lead elsewhere.
+    # Other users of a shared place may have created folders and links with such names.
     if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
         return
     descriptor = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C, so that whatever ends a supervisor ends its children in order."""
+"""Treats SIGTERM like Ctrl-C, so that a supervisor ends its children in order in both cases."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """While inside, the first SIGTERM does what Ctrl-C does: KeyboardInterrupt, or what asyncio makes of it.
+    """Inside the block, the first SIGTERM acts like Ctrl-C: KeyboardInterrupt, or cancellation by asyncio.
 
-    Further ones change nothing: `timeout`, for one, sends it to the process and then to its group.
+    Further SIGTERMs are ignored, because `timeout`, for example, sends one to the process and one to its
+    group.
     """
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
@@ -20,7 +21,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
         on_ctrl_c = signal.getsignal(signal.SIGINT)
         if callable(on_ctrl_c):
             on_ctrl_c(signal.SIGINT, frame)
-        else:  # a background job of a shell ignores SIGINT
+        else:  # SIGINT is ignored in a shell's background job
             raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)

@@ -1,7 +1,7 @@
-"""What can be known to be wrong before anything is loaded: ports, hosts, files, folders, devices, threads.
+"""Checks before any model is loaded: ports, hosts, files, folders, devices, threads.
 
-Loading takes minutes with large models. Whatever this machine can tell of an option's value is told before
-that, by the option's name. Nothing here imports a library that computes.
+Loading a large model takes minutes, so invalid options are reported earlier, by name. This module imports no
+compute library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_worker(config: WorkerConfig) -> None:
         check_files(config.tls)
     read_secret(config.worker_secret_file)
     if config.local_socket and not Path(config.local_socket).absolute().parent.is_dir():
-        raise InvalidArgumentError("local_socket", f"there is no folder for {config.local_socket}")
+        raise InvalidArgumentError("local_socket", f"the folder of {config.local_socket} does not exist")
     ports = {"port": config.port, "metrics_port": config.metrics_port or 0}
     _check_distinct(ports)
     check_ports("host", config.host, ports)
@@ -57,12 +57,12 @@ def check_coordinator(config: CoordinatorConfig) -> None:
 
 
 def check_stack(config: StackConfig) -> None:
-    """The same for all processes of one stack, whose options are named.
+    """Check all processes of a stack. Errors name the stack's options.
 
-    Raises InvalidArgumentError, or TokenizerMismatchError where draft and target cannot be a pair.
+    Raises InvalidArgumentError, or TokenizerMismatchError if draft and target cannot be paired.
     """
     if config.certificates and not Path(config.certificates).is_dir():
-        raise InvalidArgumentError("certificates", f"{config.certificates} is no folder")
+        raise InvalidArgumentError("certificates", f"{config.certificates} is not a folder")
     coordinator = config.coordinator_config(("127.0.0.1:1",), ())
     workers = {role: config.worker_config(role) for role in config.worker_roles}
     ports = {"port": coordinator.port, **_http_port(coordinator)}
@@ -80,7 +80,7 @@ def _check_distinct(ports: Mapping[str, int]) -> None:
     taken: dict[int, str] = {}
     for field, port in ports.items():
         if port and port in taken:
-            raise InvalidArgumentError(field, f"{port} is that of {flag(taken[port])} as well")
+            raise InvalidArgumentError(field, f"{port} is also the value of {flag(taken[port])}")
         taken[port] = field
 
 
@@ -89,7 +89,8 @@ def _http_port(config: CoordinatorConfig) -> dict[str, int]:
 
 
 def check_writable(field: str, file: Path) -> None:
-    """That a file, which is made, can be written. Raises InvalidArgumentError naming `field`."""
+    """Create the file if missing and check that it is writable. Raises InvalidArgumentError naming
+    `field`."""
     try:
         with file.open("ab"):
             pass
@@ -99,7 +100,7 @@ def check_writable(field: str, file: Path) -> None:
 
 @contextlib.contextmanager
 def _named(name: Callable[[str], str]) -> Iterator[None]:
-    """Raise an InvalidArgumentError inside with another field."""
+    """Rename the field of an InvalidArgumentError raised inside."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -107,7 +108,7 @@ def _named(name: Callable[[str], str]) -> Iterator[None]:
 
 
 def _of_worker(config: StackConfig, role: str, field: str) -> str:
-    """A worker's field as the stack's: its own option, or the one of both workers."""
+    """The stack's option for a worker's field: the role's own option, or the common one."""
     if config.certificates and field.startswith("tls_"):
         return "certificates"
     own = f"{role}_{field}"

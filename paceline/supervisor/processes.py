@@ -1,4 +1,4 @@
-"""Processes with pipes to their standard streams."""
+"""Child processes with pipes to their standard streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 _held: Final[weakref.WeakSet[io.RawIOBase]] = weakref.WeakSet()
-"""Our ends of what tells children by closing that we are gone."""
+"""This process's ends of the children's standard input. Their closing tells children that it has ended."""
 
 
 def _let_go() -> None:
-    """Close them in a process forked from ours, as by `multiprocessing`: it may outlive us, and with them so
-    would all children. Only descriptors: another thread may have held the lock of a buffer over one."""
+    """Close the pipe ends in a forked process, such as one of `multiprocessing`: it may outlive this process
+    and would keep all children alive. Closes raw descriptors, since buffers may be locked by other
+    threads."""
     for end in list(_held):
         with contextlib.suppress(OSError):
             end.close()
@@ -29,8 +30,8 @@ os.register_at_fork(after_in_child=_let_go)
 def start_process(
     command: Sequence[str], environment: Mapping[str, str] | None, folder: str | None
 ) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own; environment and working folder None are ours. A folder
-    that is gone is ours too. Raises OSError."""
+    """Start a command in its own process group. `environment` None inherits this process's; a `folder` that
+    is None or missing means the current working folder. Raises OSError."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

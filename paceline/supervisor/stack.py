@@ -1,4 +1,4 @@
-"""Coordinator, target worker and draft worker as one supervised unit."""
+"""A coordinator, a target worker and a draft worker as one supervised unit."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.stack_config import StackConfig
 from paceline.telemetry.steps import step
 
-_SHORT = "/tmp"  # noqa: S108 - a folder of our own in it
+_SHORT = "/tmp"  # noqa: S108 - only for a private folder in it
 _ROOM = len("/paceline-12345678/12345.sock")
-"""Of a socket's path in such a folder."""
+"""Length of a socket's path within the temporary folder."""
 
 PROGRAM = (sys.executable, "-P", "-m", "paceline")
-"""The `paceline` command, of this interpreter."""
-_ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised, not bound
+"""The `paceline` command of this interpreter."""
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not bound
 
 
 def check_tokenizers(target_model: str, draft_model: str) -> None:
-    """Refuse two local models with different vocabularies before anything is loaded.
+    """Refuse two local models with different vocabularies before loading them.
 
-    Models that are not local folders with a tokenizer.json pass; the coordinator compares them later.
-    Raises TokenizerMismatchError naming both.
+    Models without a local tokenizer.json are not checked here; the coordinator compares them later. Raises
+    TokenizerMismatchError naming both.
     """
     prints = [
         _fingerprint(field, model)
@@ -70,7 +70,7 @@ def _fingerprint(field: str, model: str) -> str | None:
 
     try:
         vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # tokenizers raises plain Exception
         raise InvalidArgumentError(field, f"{file} cannot be read: {error}") from None
     return vocabulary_fingerprint(vocabulary)
 
@@ -86,8 +86,8 @@ class Stack:
         environment: Mapping[str, str],
         folder: str | None,
     ) -> None:
-        """`sockets` is the folder for the workers' local sockets, if they have any; all processes have this
-        `environment` and working `folder`, whatever becomes of ours."""
+        """`sockets` is the folder of the workers' local sockets, if any. All processes keep this
+        `environment` and working `folder` even if this process's change."""
         self.config = config
         self.supervisor = supervisor
         self._sockets = sockets
@@ -97,60 +97,60 @@ class Stack:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Every process there is, in the order of their start."""
+        """All processes in starting order."""
         return (*self.config.worker_roles, "coordinator")
 
     @property
     def address(self) -> str:
-        """Where clients on this machine reach the coordinator."""
+        """The coordinator's address for clients on this machine."""
         return self.address_of("coordinator")
 
     def address_of(self, role: str) -> str:
-        """Where a process listens; it stays the same across restarts."""
+        """A process's address, which stays the same across restarts."""
         return _reachable(self.supervisor.status(role).address)
 
     @property
     def http_address(self) -> str:
-        """Where clients on this machine reach the HTTP face; empty without it."""
+        """The HTTP address for clients on this machine; empty without HTTP."""
         address = self.supervisor.status("coordinator").http_address
         return _reachable(address) if address else ""
 
     @property
     def coordinator_tls(self) -> Tls | None:
-        """Of the ports for clients; None is plain text."""
+        """TLS of the client ports; None means plain text."""
         return self.config.coordinator_config(("127.0.0.1:1",), ()).tls
 
     def pid(self, role: str) -> int:
-        """The present process. Raises DeadlineExceededError if none comes up within half a minute, and
-        UnavailableError if none is to, since the stack is being stopped."""
+        """The current process. Waits up to 30 s for one. Raises DeadlineExceededError, or UnavailableError if
+        the stack is being stopped."""
         pid = self.supervisor.wait_until(role, lambda s: s.pid is not None, 30.0).pid
         assert pid is not None
         return pid
 
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal; returns the pid it went to, for `wait_for_restart`."""
+        """Send a signal and return the pid of its receiver, for `wait_for_restart`."""
         return self.supervisor.signal(role, number)
 
     def wait_for_restart(self, role: str, after: int | None = None, timeout: float = 120.0) -> ChildStatus:
-        """Wait until a process other than `after` is ready; None stands for the role's first process.
+        """Wait until a process other than `after` is ready; None means the role's first process.
 
-        Raises DeadlineExceededError, and UnavailableError if the stack is being stopped.
+        Raises DeadlineExceededError, or UnavailableError if the stack is being stopped.
         """
         if after is None:
             return self.supervisor.wait_until(role, lambda s: s.ready and s.starts > 1, timeout)
         return self.supervisor.wait_until(role, lambda s: s.ready and s.pid != after, timeout)
 
     def add(self, role: str, command: str, config: Config, *, timeout: float | None = None) -> ChildStatus:
-        """Start one more process and wait until it is ready; it is stopped before those there already.
+        """Start another process and wait until it is ready. It is stopped before the existing ones.
 
-        `role` names it and must be new, `command` is its `paceline` command. `timeout` None is the
-        `start_timeout` of the stack. Raises ChildFailedError, and then the process is gone.
+        `role` is a new name, `command` a `paceline` command. `timeout` None means the stack's
+        `start_timeout`. Raises ChildFailedError after stopping the process.
         """
         (status,) = self.start((role, command, config), timeout=timeout)
         return status
 
     def start(self, *processes: tuple[str, str, Config], timeout: float | None = None) -> list[ChildStatus]:
-        """The same for several at a time."""
+        """As `add`, for several processes together."""
         specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
         return self.supervisor.start(specs, self.config.start_timeout if timeout is None else timeout)
 
@@ -165,11 +165,11 @@ class Stack:
         )
 
     def _is_in_ours(self, config: Config) -> bool:
-        """Whether its socket is in the folder that we made."""
+        """Whether the worker's socket is in this stack's folder."""
         return isinstance(config, WorkerConfig) and Path(config.local_socket).parent == self._sockets
 
     def _reached(self, config: Config) -> Config:
-        """With a socket of its own, if it is a worker's and names none."""
+        """The configuration with a local socket added, if it is a worker's without one."""
         if self._sockets is None or not isinstance(config, WorkerConfig) or config.local_socket or config.tls:
             return config
         self._workers += 1
@@ -181,7 +181,7 @@ class Stack:
 
 
 def _reachable(address: str) -> str:
-    """An address that was bound, as a client on this machine writes it."""
+    """A bound address as clients on this machine use it."""
     host, port = split_address(address)
     return f"{_ANY_HOST.get(host, host)}:{port}"
 
@@ -190,10 +190,10 @@ def _reachable(address: str) -> str:
 def serve_stack(
     config: StackConfig, *, sink: Sink = log_to_stderr, stop_timeout: float | None = None
 ) -> Iterator[Stack]:
-    """Run the stack for as long as the block lasts; no process is left behind, whatever ends it.
+    """Run the stack during the block. All processes end with the block, however it ends.
 
-    A process that has not ended `stop_timeout` seconds after it was told to is killed; None gives the
-    coordinator the time to drain.
+    A process that does not end within `stop_timeout` seconds is killed; None allows the coordinator's drain
+    timeout.
 
     Raises InvalidArgumentError, TokenizerMismatchError, or ChildFailedError with a child's own message.
     """
@@ -201,7 +201,7 @@ def serve_stack(
     check_stack(config)
     if config.draft_model:
         check_tokenizers(config.target_model, config.draft_model)
-    # Both once: ours may change, paths may be relative, and a restart must find what the first start found.
+    # Fixed once: relative paths and variables must have the same meaning for a restart.
     environment = _with_secret(child_environment(config.environment))
     folder = working_folder()
     if stop_timeout is None:
@@ -226,14 +226,14 @@ def serve_stack(
 
 
 def _countdown(seconds: float) -> Callable[[], float]:
-    """Tells how many of them are left, in tenths since errors quote it; one tenth at least."""
+    """A function that returns the remaining seconds, at least 0.1, rounded to tenths for error messages."""
     deadline = monotonic() + seconds
     return lambda: max(0.1, round(deadline - monotonic(), 1))
 
 
 @contextlib.contextmanager
 def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
-    """A folder that only this user may enter, and that is gone with the stack."""
+    """A private folder for sockets, removed with the stack; None without local sockets."""
     if not config.uses_local_sockets:
         yield None
         return
@@ -244,12 +244,12 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without the variables that would override what children are told on their command line."""
+    """This process's environment without variables that set the children's options."""
     processes = (TargetConfig, DraftConfig, CoordinatorConfig)
     settings = {variable(f.name) for cls in processes for f in fields(cls)}
     return {name: value for name, value in os.environ.items() if name not in settings} | dict(more)
 
 
 def _with_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same with the secret that all processes of a stack share: what is there, else a random one."""
+    """Add the worker secret of the stack: the existing one, else a random one."""
     return {**environment, SECRET_VARIABLE: environment.get(SECRET_VARIABLE) or new_secret()}

@@ -1,4 +1,4 @@
-"""What a stack runs, and the configuration of each of its processes."""
+"""Configuration of a stack and of each of its processes."""
 
 from __future__ import annotations
 
@@ -72,33 +72,33 @@ _COORDINATOR = (
 """Fields of CoordinatorConfig."""
 
 _OF_THE_DRAFT = ("draft", "lookahead_", "support_")
-"""How names of StackConfig's fields begin that say nothing without a draft worker; all but its model's."""
+"""Prefixes of StackConfig's fields that require a draft worker, except `draft_model`."""
 
 _ONE_GPU: Final = 0.85
-"""Share of a GPU's memory that two workers on it take together, weights and caches; passes need the rest."""
+"""Share of a GPU's memory for weights and caches of two workers together; passes need the rest."""
 _SHARES: Final = {"target": 0.7, "draft": 0.3}
-"""How two workers on one GPU divide what they may take: a third of a target's weights and entries, or less,
-are common for a draft."""
+"""Division of a GPU's share between two workers. A draft commonly needs a third of a target's memory or
+less."""
 _FEW_SEQUENCES: Final = 1
-"""As many as leave a draft time to fill on cores that the coordinator shares with the models."""
+"""Most sequences with drafting ahead if the coordinator shares the models' cores."""
 _DEVICES = Path("/dev")
 _WSL_CUDA = Path("/usr/lib/wsl/lib/libcuda.so.1")
-"""What Windows gives a WSL machine where its driver is NVIDIA's."""
+"""Present in WSL if Windows has an NVIDIA driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig(StackOptions):
-    """The same, checked, and what each process is to be configured with."""
+    """Validated options, and the configuration of each process."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError naming the field: every process's configuration is built once."""
+        """Raises InvalidArgumentError naming the field. Builds every process's configuration as a check."""
         if not 0 < self.start_timeout <= threading.TIMEOUT_MAX:
-            raise InvalidArgumentError("start_timeout", "must be positive, and a time that one can wait for")
+            raise InvalidArgumentError("start_timeout", f"must be in (0, {threading.TIMEOUT_MAX:g}]")
         if not self.draft_model:
             self._refuse_what_a_draft_would_need()
         if self.local_sockets and self.certificates:
             raise InvalidArgumentError(
-                "local_sockets", "know no certificates, so they cannot be used with certificates"
+                "local_sockets", "have no TLS, so they cannot be used with certificates"
             )
         if self.local_sockets and not HAS_LOCAL_SOCKETS:
             raise InvalidArgumentError("local_sockets", NO_LOCAL_SOCKETS)
@@ -112,7 +112,7 @@ class StackConfig(StackOptions):
             default = {} if f.default is MISSING else f.default
             concerns = f.name.startswith(_OF_THE_DRAFT) and f.name != "draft_model"
             if concerns and getattr(self, f.name) != default:
-                raise InvalidArgumentError(f.name, "is of a draft worker, and draft_model says there is none")
+                raise InvalidArgumentError(f.name, "requires a draft worker, but draft_model is none")
 
     def _check_memory(self) -> None:
         name = "gpu_memory_utilization"
@@ -121,25 +121,25 @@ class StackConfig(StackOptions):
             if self.num_blocks is not None:
                 raise InvalidArgumentError(name, "cannot be used with num_blocks")
             if all(_on_cpu(self._device_of(role)) for role in self.worker_roles):
-                raise InvalidArgumentError(name, "is of a GPU, and no worker is on one")
+                raise InvalidArgumentError(name, "requires a GPU, but no worker is on one")
         if self._on_one_gpu:
             shares = [self._gpu_share_of(role) or 0.0 for role in self.worker_roles]
             if (both := sum(shares)) > 1:
                 raise InvalidArgumentError(
                     f"draft_{name}",
-                    f"is {shares[1]:g} of the GPU that the target takes {shares[0]:g} of: {both:g} in all",
+                    f"is {shares[1]:g}, and the target takes {shares[0]:g} of that GPU: {both:g} in total",
                 )
 
     @property
     def uses_local_sockets(self) -> bool:
-        """What `local_sockets` says, or what it is if not given."""
+        """`local_sockets`, or its default."""
         if self.local_sockets is None:
             return HAS_LOCAL_SOCKETS and not self.certificates
         return self.local_sockets
 
     @property
     def worker_roles(self) -> tuple[str, ...]:
-        """Which workers there are."""
+        """The roles of the workers."""
         return ("target", "draft") if self.draft_model else ("target",)
 
     def worker_config(self, role: str) -> DraftConfig | TargetConfig:
@@ -148,21 +148,21 @@ class StackConfig(StackOptions):
 
     @property
     def target_config(self) -> TargetConfig:
-        """Of the target worker."""
+        """The target worker's configuration."""
         pre_verify = not self._share_a_core if self.pre_verify is None else self.pre_verify
         values = {**self._shared_by("target"), "pre_verify": pre_verify}
         return _build(TargetConfig, {**values, **self.target, "exit_with_parent": True}, "target")
 
     @property
     def draft_config(self) -> DraftConfig:
-        """Of the draft worker."""
+        """The draft worker's configuration."""
         ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
         values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
         values |= {name: getattr(self, name) for name in _DRAFT_ONLY}
         return _build(DraftConfig, {**values, **self.draft, "exit_with_parent": True}, "draft")
 
     def _shared_by(self, role: str) -> dict[str, Any]:
-        """What both workers have, of one of them."""
+        """Fields common to both workers, for one of them."""
         prefix = f"{role}_"
         values = {
             name: getattr(self, prefix + name)
@@ -180,15 +180,15 @@ class StackConfig(StackOptions):
         return device
 
     def _blocks_of(self, role: str) -> int | None:
-        """Of one worker's cache, before what `target` and `draft` say of its configuration."""
+        """Blocks of a worker's cache, without the overrides in `target` and `draft`."""
         own: int | None = getattr(self, f"{role}_num_blocks")
         share = getattr(self, f"{role}_gpu_memory_utilization")
         return self.num_blocks if own is None and share is None else own
 
     def _gpu_share_of(self, role: str) -> float | None:
-        """The part of its GPU that a worker may take; None where its blocks are counted, or on a CPU.
+        """A worker's share of its GPU; None on a CPU or with an explicit number of blocks.
 
-        Two that start together on one GPU would each take what is free for both, so that they divide it.
+        Two workers on one GPU start together, and each would see the same free memory, so they divide it.
         """
         own: Mapping[str, Any] = getattr(self, role)
         share: float | None = getattr(self, f"{role}_gpu_memory_utilization")
@@ -204,7 +204,7 @@ class StackConfig(StackOptions):
 
     @property
     def _on_one_gpu(self) -> bool:
-        """Whether both workers compute on the same GPU. `auto` and `cuda` are the first one."""
+        """Whether both workers compute on the same GPU. `auto` and `cuda` mean the first GPU."""
         devices = [self._device_of(role) for role in self.worker_roles]
         first = {"auto": "cuda:0", "cuda": "cuda:0"}
         return (
@@ -215,30 +215,30 @@ class StackConfig(StackOptions):
 
     @property
     def _branches(self) -> int | None:
-        """Of the draft worker; None leaves it its default."""
+        """`lookahead_branches` of the draft worker; None means its default."""
         return 0 if self.lookahead_branches is None and self._share_a_core else self.lookahead_branches
 
     @property
     def _share_a_core(self) -> bool:
-        """Where they do, what one of them computes ahead of the other takes that one's time.
+        """Whether both models share a core, or the CPU quota is below two cores.
 
-        So it does where the second core is there for a part of the time.
+        Work that one model does in advance then takes time from the other.
         """
         return self._crowded and min(len(usable_cores()), core_quota()) < len(self.worker_roles)
 
     @property
     def _ahead_of(self) -> int | None:
-        """Sequences that the draft worker drafts ahead of; None leaves it its default."""
+        """`lookahead_sequences` of the draft worker; None means its default."""
         if self.lookahead_sequences is None and self._crowded:
             return _FEW_SEQUENCES
         return self.lookahead_sequences
 
     @property
     def _crowded(self) -> bool:
-        """True when both models compute on all cores there are.
+        """True if the models occupy all cores.
 
-        The coordinator and the workers' own sockets need a core besides: with more than a few sequences
-        drafting ahead takes the time it saves.
+        The coordinator and the workers' sockets need another core: with more than a few sequences, drafting
+        ahead costs the time it saves.
         """
         on_cpu = all(_on_cpu(self._device_of(role)) for role in self.worker_roles)
         return on_cpu and _core_count() <= len(self.worker_roles)
@@ -257,12 +257,12 @@ class StackConfig(StackOptions):
 
     @property
     def drain_seconds(self) -> float:
-        """How long the coordinator drains."""
+        """The coordinator's drain timeout, in seconds."""
         seconds: float = self.coordinator.get("drain_timeout", self.drain_timeout)
         return seconds
 
     def _certificate_of(self, role: str, prefix: str) -> dict[str, str]:
-        """A process's files in the folder; nothing without one."""
+        """A process's files in the certificates folder; empty without a folder."""
         if not self.certificates:
             return {}
         names = {"certificate": f"{role}.pem", "key": f"{role}.key", "ca": "ca.pem"}
@@ -273,7 +273,9 @@ def _build(cls: type[_ConfigT], values: Mapping[str, Any], role: str) -> _Config
     known = {f.name for f in fields(cls)}
     for name in values:
         if name not in known:
-            raise InvalidArgumentError(f"{role}.{name}", f"unknown; known are {', '.join(sorted(known))}")
+            raise InvalidArgumentError(
+                f"{role}.{name}", f"is unknown; known fields are {', '.join(sorted(known))}"
+            )
     try:
         return cls(**values)
     except InvalidArgumentError as error:
@@ -292,21 +294,21 @@ def _on_cpu(device: str) -> bool:
 
 
 def _may_have_cuda() -> bool:
-    """Whether there may be a GPU of NVIDIA's, by any number: a container may have been given another one than
-    the first. Under WSL all GPUs, whoever made them, are one device."""
+    """Whether there may be an NVIDIA GPU, with any number, because a container may not have the first. Under
+    WSL, GPUs of all makers share one device node."""
     return any(_DEVICES.glob("nvidia[0-9]*")) or ((_DEVICES / "dxg").exists() and _WSL_CUDA.exists())
 
 
 def _core_count() -> int:
-    """How many cores there are to compute on: a container may have less time than it sees cores."""
+    """Number of usable cores, within the CPU quota."""
     return within_quota(len(usable_cores()))
 
 
 def _threads(workers: int) -> int:
-    """Torch's threads spin while they wait, so workers must not share cores.
+    """Threads per worker. Torch's threads spin while they wait, so workers must not share cores.
 
-    A worker that is alone leaves one to the coordinator: on two cores the embedded target decodes four
-    times faster with one thread than with both.
+    A single worker leaves one core to the coordinator: on two cores, the embedded target decodes four times
+    faster with one thread than with two.
     """
     cores = _core_count()
     return max(1, min(cores // workers, cores - 1))

@@ -1,1 +1,1 @@
-"""How a process tells of itself: log lines, metrics, spans. None of them ever holds a prompt or an output."""
+"""Log lines, metrics and spans. None of them ever contains a prompt or an output."""

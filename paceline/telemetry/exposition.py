@@ -1,4 +1,4 @@
-"""Plain numbers as Prometheus' metric families, under the prefix `paceline:`."""
+"""Prometheus metric families from plain numbers, with the prefix `paceline:`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PREFIX = "paceline:"
 
 
 def encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
-    """What writes a registry down as an `accept` header asks, and the content type of that.
+    """The serialiser of a registry for an `accept` header, and its content type.
 
-    OpenMetrics where it is asked for; else, and for a header that cannot be read, Prometheus' own text
-    format. No name is escaped, whatever is asked: all are valid in every scheme, and the library's own
-    escaping for OpenMetrics takes the colon out of the samples' names.
+    OpenMetrics if requested; else, also for an invalid header, Prometheus' text format. Names are never
+    escaped: all are valid in every scheme, and the library's escaping for OpenMetrics would remove the colon
+    from sample names.
     """
     try:
         _, content_type = choose_encoder(accept)
@@ -34,7 +34,7 @@ def encoder(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
 
 
 class Families:
-    """Makes families whose samples share some labels."""
+    """Builds families whose samples share common labels."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
         self._names = list(common)
@@ -47,17 +47,17 @@ class Families:
         values: Iterable[tuple[Sequence[str], float]],
         labels: Sequence[str] = (),
     ) -> GaugeMetricFamily:
-        """One sample for each (values of `labels`, number)."""
+        """One sample for each pair of label values and number."""
         family = GaugeMetricFamily(PREFIX + name, text, labels=[*self._names, *labels])
         for of_labels, value in values:
             family.add_metric([*self._values, *of_labels], value)
         return family
 
     def certificate_expiry(self, days_left: Mapping[str, float]) -> GaugeMetricFamily:
-        """Of the certificates of a process, by setting."""
+        """Remaining days of a process's certificates, by setting."""
         return self.gauge(
             "certificate_expiry_days",
-            "Days until a certificate file's certificates end; negative once they have.",
+            "Days until a certificate file expires; negative after expiry.",
             [([setting], days) for setting, days in sorted(days_left.items())],
             ["setting"],
         )

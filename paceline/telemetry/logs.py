@@ -1,9 +1,8 @@
-"""Log lines, as text or as JSON, that hold no text of prompts or outputs and no token ids.
+"""Log lines, as text or JSON, without prompts, outputs or token ids.
 
-Paceline's own messages are written without any. What could carry them by accident is the text of an
-exception that somebody else's code raised, so of such an exception only the type and the places are
-written. Fields beside the message are given with `fields(...)`; whatever else a library attaches to its
-records is left out.
+Paceline's own messages never contain them. The text of a foreign exception might, so only its type and
+traceback are logged. Additional fields are passed with `fields(...)`; other attributes of a record are
+dropped.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ log = logging.getLogger(__name__)
 WITHHELD = "(its text is not logged)"
 _LEVEL_VARIABLE = "PACELINE_LOG_LEVEL"
 _BARE = re.compile(r"""[^\s="'\\]+""")
-"""What a value may be that stands in a text line without quotes."""
+"""Values that need no quotes in a text line."""
 _CHILD_LINE = re.compile(r"\[([^\]]+)\] (.*)", re.DOTALL)
 
 context: ContextVar[Mapping[str, Any] | None] = ContextVar("paceline_log_context", default=None)
-"""Fields of every line that is written on behalf of one call, such as its `request_id`."""
+"""Fields of all log lines of the current call, such as its `request_id`."""
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """For `extra=`: fields of one line. None is left out."""
+    """Fields of one log line, for `extra=`. None values are omitted."""
     return {"fields": {name: value for name, value in values.items() if value is not None}}
 
 
 def may_show(error: BaseException) -> bool:
-    """Whether an exception's text is known to hold nothing of a request.
+    """Whether an exception's text certainly contains no request data.
 
-    Ours are written for that; the operating system's name files and ports; a plain RuntimeError is how
-    torch and gRPC tell of devices and shapes.
+    True for Paceline's errors, for errors of the operating system (files and ports), and for plain
+    RuntimeErrors, which torch and gRPC raise about devices and shapes.
     """
     return isinstance(error, PacelineError | OSError | MemoryError) or type(error) is RuntimeError
 
 
 def summary(error: BaseException) -> str:
-    """The type, and the text where it may be shown."""
+    """The exception's type, and its text if allowed."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"{name}: {_indented(str(error)) if may_show(error) else WITHHELD}"
 
 
 def told(error: BaseException) -> str:
-    """A traceback with its causes, as Python writes it, without the texts that may not be shown."""
+    """A traceback with causes, as Python prints it, without texts that must not be logged."""
     chain = list(_chain(error))
-    return "\n\nand then, while that was handled:\n\n".join(_told_alone(each) for each in reversed(chain))
+    return "\n\nwhile handling this:\n\n".join(_told_alone(each) for each in reversed(chain))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -75,12 +74,12 @@ def _told_alone(error: BaseException) -> str:
     places = "".join(traceback.format_tb(error.__traceback__))
     lines = f"Traceback (most recent call last):\n{places}{summary(error)}"
     if isinstance(error, BaseExceptionGroup):
-        lines += "".join(f"\n  of which {told(each)}" for each in error.exceptions)
+        lines += "".join(f"\n  including {told(each)}" for each in error.exceptions)
     return lines
 
 
 class _Formatter(logging.Formatter):
-    """What both formats share."""
+    """Common parts of both formats."""
 
     def __init__(self, role: str, *, named_by_parent: bool = False) -> None:
         shown = "" if named_by_parent else f"{role} "
@@ -103,12 +102,12 @@ class _Formatter(logging.Formatter):
     @staticmethod
     def _message(record: logging.LogRecord) -> str:
         message = record.getMessage()
-        # asyncio adds lines with the repr of a task, and with it that of its exception.
+        # asyncio appends lines with the repr of a task and of its exception.
         return message.partition("\n")[0] if record.name == "asyncio" else message
 
 
 class TextFormatter(_Formatter):
-    """A line for people; fields follow as name=value (logfmt)."""
+    """A readable line, followed by fields as name=value (logfmt)."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = _indented(self._message(record))
@@ -120,19 +119,19 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    # Clients choose some of them: no value may look like more fields, or like lines of their own.
+    # Some values come from clients: none may look like another field or another line.
     if _BARE.fullmatch(text) and text.isprintable():
         return text
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _indented(text: str) -> str:
-    """Its further lines cannot be taken for log lines."""
+    """Indent continuation lines, so that they do not look like log lines."""
     return "\n    ".join(text.splitlines())
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object a line: time, level, role, logger, message, then fields."""
+    """One JSON object per line: time, level, role, logger, message, then fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _head(record.created, record.levelname, self._role, record.name, self._message(record))
@@ -151,11 +150,11 @@ def _head(created: float, level: str, role: str, logger: str, message: str) -> d
 def configure_logging(
     role: str, log_format: str = "text", stream: TextIO | None = None, *, named_by_parent: bool = False
 ) -> None:
-    """All log lines of this process go to standard error; standard output is for the announcement.
+    """Send all log lines of this process to standard error; standard output is for the announcement.
 
-    `named_by_parent`: whoever started this process writes its role before each line, so text lines leave it
-    out. Warnings, and exceptions that nobody caught, go the same way. Raises InvalidArgumentError where the
-    variable names no level.
+    With `named_by_parent`, the parent process prefixes each line with the role, so text lines omit it.
+    Warnings and uncaught exceptions are logged too. Raises InvalidArgumentError if PACELINE_LOG_LEVEL is
+    invalid.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(
@@ -181,23 +180,23 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    log.critical("the process ends by an exception", exc_info=(kind, error, trace))
+    log.critical("an exception ended the process", exc_info=(kind, error, trace))
 
 
 def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
         name = args.thread.name if args.thread is not None else "unknown"
-        log.critical("the thread %s ends by an exception", name, exc_info=args.exc_value)
+        log.critical("an exception ended the thread %s", name, exc_info=args.exc_value)
 
 
 def child_lines_to_stderr(line: str) -> None:
-    """A supervisor's sink for children that log JSON: their lines as they are, anything else wrapped."""
+    """A supervisor's sink for children that log JSON: forwards JSON lines and wraps all others."""
     match = _CHILD_LINE.fullmatch(line)
     role, text = match.groups() if match else ("", line)
     if not _is_log_line(text):
         text = json.dumps(_head(datetime.now(UTC).timestamp(), "INFO", role, "stderr", text))
-    with contextlib.suppress(OSError, ValueError):  # ours may be closed while a child still speaks
-        # In one piece: several threads read children, and `print` writes the line's end by itself.
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed before the children end
+        # One write per line, because several threads write, and `print` writes the line end separately.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""What spans are, for those who make and use them without OpenTelemetry."""
+"""The interface of spans, independent of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from paceline.telemetry.traceparent import TraceParent
 
 Value = str | bool | int | float | list[str]
 Attributes = Mapping[str, Value]
-"""What a span says; never a prompt, an output or a token id."""
+"""Attributes of a span; never a prompt, an output or a token id."""
 
 
 class OpenSpan(Protocol):
-    """A span that has begun and is recorded."""
+    """A recorded span that has not ended."""
 
     @property
     def parent(self) -> TraceParent:
-        """How its children name it."""
+        """The reference for child spans."""
 
     def end(self, ended: float, attributes: Attributes, error: str = "") -> None:
-        """End it, at a moment of the process's clock; `error` is a code."""
+        """End the span at a time of the monotonic clock; `error` is a code."""
 
 
 class Spans(Protocol):
-    """Makes spans and sends them away. Moments are those of the process's monotonic clock."""
+    """Creates and exports spans. Times are those of the process's monotonic clock."""
 
     def begin(self, name: str, parent: TraceParent | None, began: float) -> OpenSpan | None:
-        """A span that serves a call; None where the call is not sampled."""
+        """Begin a server span; None if the call is not sampled."""
 
     def record(
         self,
@@ -40,7 +40,7 @@ class Spans(Protocol):
         span_id: int | None = None,
         error: str = "",
     ) -> None:
-        """A span that is over already, with an id of the caller's if there is one."""
+        """Record a completed span, optionally with a given id."""
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Export the remaining spans, for a few seconds at most."""

@@ -1,4 +1,4 @@
-"""Spans through the OpenTelemetry SDK to an OTLP collector over gRPC. Loaded only where traces are wanted."""
+"""Exports spans with the OpenTelemetry SDK to an OTLP collector over gRPC. Imported only for tracing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from paceline.telemetry.span_interface import Attributes
 from paceline.telemetry.traceparent import TraceParent
 
 EXPORT_SECONDS = 3.0
-"""How long one batch may take, retries included."""
+"""Time limit of one batch, retries included."""
 CLOSE_SECONDS = 3.0
 _READINGS = 3
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, except where the caller has one for the next span."""
+    """Random ids, unless the caller sets the id of the next span."""
 
     def __init__(self) -> None:
         self.next_span_id: int | None = None
@@ -47,7 +47,7 @@ class _Ids(RandomIdGenerator):
 
 
 class OtlpSpans:
-    """See `Spans`. One thread makes spans; another one, the SDK's, sends them."""
+    """Implements `Spans`. One thread creates spans; the SDK's thread exports them."""
 
     def __init__(self, service: str, endpoint: str, ratio: float, clock: Clock = monotonic) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class OtlpSpans:
         self._tracer = self._provider.get_tracer("paceline", version("paceline"))
 
     def begin(self, name: str, parent: TraceParent | None, began: float) -> OtlpSpan | None:
-        """A server span; None where the sampler does not want it."""
+        """Begin a server span; None if not sampled."""
         context = _context(parent) if parent is not None else Context()
         era = self._era()
         start = _wall(began, era)
@@ -87,7 +87,7 @@ class OtlpSpans:
         span_id: int | None = None,
         error: str = "",
     ) -> None:
-        """A span that is over already."""
+        """Record a completed span."""
         self._ids.next_span_id = span_id
         era = self._era()
         span = self._tracer.start_span(name, _context(parent), start_time=_wall(began, era))
@@ -95,15 +95,15 @@ class OtlpSpans:
         _end(span, _wall(ended, era), attributes, error)
 
     def close(self) -> None:
-        """Send what is left. A collector that does not answer does not hold the process up."""
+        """Export the remaining spans. An unresponsive collector does not block the process."""
         closing = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
     def _era(self) -> int:
-        """Nanoseconds since 1970 at 0 of the monotonic clock: the reading of both that took least.
+        """Unix time in nanoseconds at 0 of the monotonic clock, from the fastest of several readings.
 
-        A process that is put aside between the two would see its spans shifted.
+        A reading that is interrupted between both clocks would shift the spans.
         """
         readings = []
         for _ in range(_READINGS):
@@ -113,7 +113,7 @@ class OtlpSpans:
 
 
 class OtlpSpan:
-    """See `OpenSpan`."""
+    """Implements `OpenSpan`."""
 
     def __init__(self, span: Span, era: int) -> None:
         self._span = span
@@ -121,17 +121,17 @@ class OtlpSpan:
 
     @property
     def parent(self) -> TraceParent:
-        """How its children name it."""
+        """The reference for child spans."""
         context = self._span.get_span_context()
         return TraceParent(context.trace_id, context.span_id, True)
 
     def end(self, ended: float, attributes: Attributes, error: str = "") -> None:
-        """End it; `error` is a code."""
+        """End the span; `error` is a code."""
         _end(self._span, _wall(ended, self._era), attributes, error)
 
 
 def _wall(moment: float, era: int) -> int:
-    """Nanoseconds since 1970 of a moment of the monotonic clock."""
+    """Unix time in nanoseconds of a time of the monotonic clock."""
     return era + round(moment * 1e9)
 
 

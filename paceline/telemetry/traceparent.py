@@ -1,4 +1,4 @@
-"""The W3C trace context of a span, and the ids of the spans that two processes must agree on. Pure.
+"""W3C trace contexts, and span ids that coordinator and workers compute alike. No I/O.
 
 https://www.w3.org/TR/trace-context/
 """
@@ -15,7 +15,7 @@ _SAMPLED = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """A span as others name it."""
+    """Reference to a span."""
 
     trace_id: int
     span_id: int
@@ -26,12 +26,12 @@ class TraceParent:
 
 
 def parse(text: str) -> TraceParent | None:
-    """None for what is none: a receiver then begins a trace of its own."""
+    """Parse a traceparent; None if invalid, in which case the receiver begins a new trace."""
     match = _FIELDS.fullmatch(text)
     if match is None:
         return None
     version, trace, span, flags, more = match.groups()
-    # A later version may add fields; this one has none more, and ff is no version.
+    # Later versions may add fields; version 00 has none, and ff is invalid.
     if version == "ff" or (version == "00" and more is not None):
         return None
     parent = TraceParent(int(trace, 16), int(span, 16), bool(int(flags, 16) & _SAMPLED))
@@ -39,7 +39,7 @@ def parse(text: str) -> TraceParent | None:
 
 
 def round_span_id(request: TraceParent, sequence_id: str, round_number: int) -> int:
-    """The id of a round's span: coordinator and workers compute the same one, so it need not be sent."""
+    """The id of a round's span. Coordinator and workers compute the same id, so it is not sent."""
     place = f"{request.span_id:016x}/{sequence_id}/{round_number}"
     digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") or 1

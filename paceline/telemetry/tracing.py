@@ -1,4 +1,4 @@
-"""Spans for whoever asks for them. A process that is not asked loads nothing of OpenTelemetry."""
+"""Optional tracing. OpenTelemetry is imported only if an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from paceline.telemetry.span_interface import Spans
 
 
 def make_spans(role: str, endpoint: str, sampling_ratio: float = 1.0) -> Spans | None:
-    """None without an endpoint. Raises InvalidArgumentError when OpenTelemetry is not installed."""
+    """The span exporter; None without an endpoint. Raises InvalidArgumentError without OpenTelemetry."""
     if not endpoint:
         return None
     try:
         from paceline.telemetry.spans import OtlpSpans
     except ModuleNotFoundError as error:
         raise InvalidArgumentError(
-            "otlp_traces_endpoint", f"needs the module {error.name}: install paceline with its extra `otel`"
+            "otlp_traces_endpoint", f"requires the module {error.name}: install paceline[otel]"
         ) from None
     return OtlpSpans(f"paceline-{role}", endpoint, sampling_ratio)

@@ -1,4 +1,4 @@
-"""What a worker keeps of its own work for metrics and spans. Pure, and cheap: plain numbers a pass."""
+"""A worker's counters and spans. No I/O; a few numbers per pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from paceline.telemetry.span_interface import Attributes, Spans
 from paceline.telemetry.traceparent import TraceParent, parse, round_span_id
 
 KINDS = ("rounds", "ahead")
-"""What a pass was for: rounds that were asked for, or what nobody has asked for yet: a draft's branches and
-the prompts that it reads beside the target, a target's first rows."""
+"""Purpose of a pass: requested rounds, or work in advance (a draft's branches and prompts read ahead, a
+target's precomputed rows)."""
 
 
 class Passes:
-    """Passes of the model, of one kind."""
+    """Histograms of the passes of one kind."""
 
     __slots__ = ("rows", "seconds", "sequences")
 
@@ -24,14 +24,14 @@ class Passes:
         self.seconds = Histogram(histogram.FAST_SECONDS)
 
     def ran(self, rows: int, sequences: int, seconds: float) -> None:
-        """One pass is over."""
+        """Count one completed pass."""
         self.rows.observe(rows)
         self.sequences.observe(sequences)
         self.seconds.observe(seconds)
 
 
 def timings_told(timings: Timings) -> Attributes:
-    """Where an answer's time went, as its span says it."""
+    """An answer's timings as span attributes."""
     return {
         "paceline.queue_seconds": timings.queue,
         "paceline.compute_seconds": timings.compute,
@@ -43,7 +43,7 @@ def timings_told(timings: Timings) -> Attributes:
 
 
 class WorkerObserver:
-    """Told of passes and answers by the engine thread; another thread may read the numbers."""
+    """Collects passes and answers of the engine thread; other threads may read the numbers."""
 
     def __init__(self, span_name: str = "", spans: Spans | None = None) -> None:
         self.passes = {kind: Passes() for kind in KINDS}
@@ -60,7 +60,7 @@ class WorkerObserver:
         attributes: Attributes,
         error: str = "",
     ) -> None:
-        """A round of a traced sequence was answered: a span below that of the round."""
+        """Record the answer to a round of a traced sequence as a child of the round's span."""
         request = parse(traceparent)
         if self._spans is None or request is None or not request.sampled:
             return

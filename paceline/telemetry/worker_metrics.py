@@ -1,4 +1,4 @@
-"""A worker's `/metrics`: a port of its own, served by threads of its own."""
+"""A worker's `/metrics` endpoint, on a separate port with its own threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.telemetry.worker import WorkerObserver
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS: Final = 10.0
-"""How long a client may send nothing of its request, or take nothing of the answer."""
+"""Longest time without progress in reading a request or sending the answer."""
 PATHS: Final = frozenset({"/", "/metrics"})
 
 
@@ -31,15 +31,15 @@ class Pool(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """All of them."""
+        """Total number of blocks."""
 
     @property
     def free_blocks(self) -> int:
-        """Those that nobody has."""
+        """Number of unowned blocks."""
 
 
 class WorkerCollector(Collector):
-    """Reads the engine's numbers when it is asked, from another thread than the one that writes them."""
+    """Reads the engine's numbers on each scrape, in a different thread than the engine's."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkerCollector(Collector):
         self._certificate_days = certificate_days
 
     def collect(self) -> Iterator[Metric]:
-        """Passes, and what is held now."""
+        """Histograms of passes, and the current state."""
         make, passes = self._families, self._observer.passes.items()
         yield make.histogram(
             "worker_pass_time_seconds",
@@ -69,7 +69,7 @@ class WorkerCollector(Collector):
         )
         yield make.histogram(
             "worker_pass_rows",
-            "Rows of one pass, of all its sequences; also those of draft tokens that are not committed.",
+            "Rows of one pass over all its sequences, including rows of draft tokens that are not committed.",
             [([kind], each.rows) for kind, each in passes],
             ["kind"],
         )
@@ -94,10 +94,10 @@ class WorkerCollector(Collector):
 
 
 class MetricsServer:
-    """The port. It ends with the process, or before."""
+    """The HTTP server of `/metrics`."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """Raises UnavailableError when the port is taken."""
+        """Raises UnavailableError if the port is in use."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
@@ -110,7 +110,7 @@ class MetricsServer:
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
-        """host:port; known even when the port was a free one."""
+        """host:port, with the actual port."""
 
     def stop(self) -> None:
         """Close the port."""
@@ -121,7 +121,7 @@ class MetricsServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One scrape failed: most likely its client went away. The library's own prints a traceback."""
+        """Log a failed scrape, usually a disconnected client; the default prints a traceback."""
         log.debug("a scrape failed", exc_info=True)
 
 
@@ -130,7 +130,7 @@ class _ServerOfIPv6(_Server):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of one request. Who asks slowly is cut."""
+    """One connection with one request. Slow clients are disconnected."""
 
     timeout = REQUEST_SECONDS
 
@@ -154,4 +154,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "paceline"
 
     def log_message(self, *_: Any) -> None:
-        """A scrape is no event."""
+        """Scrapes are not logged."""

@@ -108,7 +108,7 @@ def test_nothing_is_overwritten(certificates: Certificates) -> None:
 
 def test_half_an_authority_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("x")
-    assert "must both be there" in make(tmp_path).stderr
+    assert "must contain both" in make(tmp_path).stderr
     assert [file.name for file in tmp_path.iterdir()] == ["ca.pem"]
 
 

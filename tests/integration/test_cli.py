@@ -190,7 +190,7 @@ def test_a_load_ends_with_its_figures_and_drafts_changed_nothing(served: Served,
     assert summary["goodput"] == summary["requests_per_second"] > 0
     assert summary["latencies"]["e2e"]["median"] >= summary["latencies"]["ttft"]["median"] > 0
     assert record["verification"] == {"compared": 10, "differences": [], "failures": [], "unasked": 0}
-    for line in ("4 at a time", "time to the first token", "accepted of the draft tokens"):
+    for line in ("4 at a time", "time to the first token", "draft acceptance rate"):
         assert line in done.stdout
 
 
@@ -255,7 +255,7 @@ def test_a_load_that_is_interrupted_ends_with_the_report_of_what_was_sent(
         finally:
             process.kill()
     assert errors == ""
-    assert "completion tokens a second" in shown
+    assert "completion tokens per second" in shown
     summary = json.loads(file.read_text())["summary"]
     assert summary["finished"] >= 3  # of five, two at most are yet to arrive
     failed = sum(summary["failed"].values())

@@ -131,8 +131,8 @@ def test_a_first_start_that_fails_ends_everything_with_its_message(script: Path)
 @pytest.mark.parametrize(
     ("options", "message", "exit_code"),
     [
-        (("--exit", "0"), "a: ended with code 0", 1),
-        (("--say", "Killed by a bug", "--exit", "7"), "a: ended with code 7: Killed by a bug", 7),
+        (("--exit", "0"), "a: exited with code 0", 1),
+        (("--say", "Killed by a bug", "--exit", "7"), "a: exited with code 7: Killed by a bug", 7),
         (("--say", "error: port: in use", "--exit", "1"), "a: port: in use", 1),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_folder_that_was_tidied_away_is_made_again(
         assert supervisor.wait_until("a", lambda s: s.ready and s.pid != before.pid, HANG)
         assert folder.stat().st_mode & 0o777 == 0o700
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-        with pytest.raises(ChildFailedError, match="is somebody else's"):
+        with pytest.raises(ChildFailedError, match="belongs to another user"):
             supervisor.start([replace(owned, role="b")], HANG)
 
 
@@ -257,7 +257,7 @@ def test_a_stopped_child_is_not_restarted(script: Path) -> None:
 def test_waiting_ends_with_a_clear_error(script: Path) -> None:
     with Supervisor(sink=Log()) as supervisor:
         supervisor.start([spec(script, "a")], HANG)
-        with pytest.raises(DeadlineExceededError, match="still not as wanted"):
+        with pytest.raises(DeadlineExceededError, match="condition not met"):
             supervisor.wait_until("a", lambda s: s.starts > 1, 0.01)
         with pytest.raises(InvalidArgumentError, match="no such child: b"):
             supervisor.status("b")

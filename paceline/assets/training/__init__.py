@@ -1,1 +1,1 @@
-"""How the embedded pair was made: `python -m paceline.assets.training --help`."""
+"""Training of the embedded pair: `python -m paceline.assets.training --help`."""

@@ -1,7 +1,7 @@
-"""`python -m paceline.assets.training all`: make the embedded pair again.
+"""`python -m paceline.assets.training all`: train the embedded pair.
 
-The stages in order: the tokenizer, the target on the text, the draft on the target's distributions,
-the export to safetensors, and the figures of the model card. Each one resumes where it stopped.
+The stages are: the tokenizer, the target on the corpus, the draft on the target's distributions, the export
+to safetensors, and the figures of the model card. Each stage resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _prepare(work: Path) -> tuple[torch.Tensor, torch.Tensor]:
 def _train_narrow_target(
     work: Path, tokens: torch.Tensor, held_out: torch.Tensor, seed: int, device: torch.device
 ) -> None:
-    """A third of the depth first, then the full stack grown from it."""
+    """Train a third of the layers, then the full stack grown from them."""
     shallow = models.build(models.narrow_target_config(layers=4), seed).to(device)
     plan = TrainingPlan(steps=1400, seed=seed, long_share=0.0, decay_share=0.0)
     train(shallow, tokens, plan, next_token_loss, work / "shallow.pt", "shallow target")
@@ -65,7 +65,7 @@ def _train_narrow_target(
 def _train_target(
     work: Path, tokens: torch.Tensor, held_out: torch.Tensor, seed: int, device: torch.device
 ) -> None:
-    """More neurons in every layer, which learn on with the others."""
+    """Add neurons to every layer and continue the training."""
     narrow = _shipped(work, "narrow-target", models.narrow_target_config(), device)
     target = models.enlarged(narrow, models.target_config(), seed + 11).to(device)
     plan = TrainingPlan(
@@ -89,14 +89,14 @@ def _load(work: Path, name: str, config: LlamaConfig, device: torch.device) -> L
 
 
 def _shipped(work: Path, name: str, config: LlamaConfig, device: torch.device) -> LlamaForCausalLM:
-    """As a checkpoint has it: rounded to bfloat16."""
+    """A model as in its checkpoint: rounded to bfloat16."""
     return _load(work, name, config, device).bfloat16().float()
 
 
 def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """The corpus, then the target's view of it, then the target's view of its own text, then of both.
+    """Train on the corpus, then on the target's distributions on the corpus, on its own text, and on both.
 
-    The last and longest stage sees more of the target's own text, greedy text among it.
+    The last and longest stage has more of the target's own text, including greedy text.
     """
     target = _load(work, "narrow-target", models.narrow_target_config(), device)
     draft = distill.start_from(target, models.build(models.wide_draft_config(), seed + 2).to(device))
@@ -119,7 +119,7 @@ def _train_wide_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch
 
 
 def _train_small_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """Two layers instead of one, which learn from much more of the narrow target's own text."""
+    """Convert the draft to two layers and train it on much more text of the narrow target."""
     target = _shipped(work, "narrow-target", models.narrow_target_config(), device)
     wide = _shipped(work, "draft-wide", models.wide_draft_config(), device)
     record = BatchArchive(target, tokens, work / "narrow-record", seed + 8)
@@ -129,7 +129,7 @@ def _train_small_draft(work: Path, tokens: torch.Tensor, seed: int, device: torc
 
 
 def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.device) -> None:
-    """More neurons and twice the layers, which learn from the text of the target."""
+    """Enlarge the draft (more neurons, twice the layers) and train it on the target's text."""
     target = _shipped(work, "target", models.target_config(), device)
     small = _shipped(work, "draft-small", models.small_draft_config(), device)
     draft = models.enlarged(small, models.draft_config(), seed + 12).to(device)
@@ -139,7 +139,7 @@ def _train_draft(work: Path, tokens: torch.Tensor, seed: int, device: torch.devi
 
 
 def _measure(work: Path, held_out: torch.Tensor, seed: int, device: torch.device) -> None:
-    """The figures of the model card, in float32 on what the target writes after held-out prompts."""
+    """Print the model card's figures, in float32 on the target's text after held-out prompts."""
     target = _load(work, "target", models.target_config(), device)
     draft = _load(work, "draft", models.draft_config(), device)
     print(

@@ -1,8 +1,7 @@
-"""The training text: the Python standard library of the interpreter that runs this.
+"""The training corpus: the standard library of the running Python interpreter.
 
-The standard library is on every machine with Python and free to use (PSF licence). Files are split
-into training and held-out sets by a hash of their relative path, so the split never depends on the
-order of a directory listing.
+The standard library is available with every Python and free to use (PSF licence). Files are split into
+training and held-out sets by a hash of their relative path, so the split does not depend on directory order.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 HELD_OUT_PERCENT = 4
 MAX_FILE_BYTES = 300_000
-# Generated tables and third-party wheels teach a small model nothing about code.
+# Generated tables and third-party wheels are of no use to a small model of code.
 SKIPPED_PARTS = frozenset(
     {"site-packages", "encodings", "pydoc_data", "__pycache__", "lib2to3", "tokenizedata", "cjkencodings"}
 )
@@ -28,7 +27,7 @@ SKIPPED_PARTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Source files in path order, split once and for all; `digest` names exactly this text."""
+    """Source files in path order with a fixed split; `digest` identifies the exact text."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -62,7 +61,7 @@ def read(root: Path | None = None) -> Corpus:
 
 
 def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
-    """A byte-level BPE: every byte string has a tokenisation, nothing is ever unknown."""
+    """Train a byte-level BPE, which can encode every byte string."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -77,7 +76,7 @@ def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: tuple[str, ...]) -> np.ndarray:
-    """All files as one flat uint16 array, each one opened by the end-of-text token."""
+    """All files as one flat uint16 array, each preceded by the end-of-text token."""
     pieces: list[int] = []
     for encoding in tokenizer.encode_batch_fast(list(texts)):
         pieces.append(END_OF_TEXT_ID)

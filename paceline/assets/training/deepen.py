@@ -1,8 +1,8 @@
-"""Drafts that learn from what their target wrote, and the first of them: two narrow layers of one wide layer.
+"""Training of drafts on the target's own text, and conversion of one wide layer to two narrow layers.
 
-A single layer of attention cannot look up what followed the last time that something stood there: that takes
-one layer that knows which token came before, and another that looks for it (Olsson et al. 2022, "In-context
-learning and induction heads"). Source code repeats itself, and what a small target writes even more so.
+A single attention layer cannot look up what followed an earlier occurrence of a token. That takes one layer
+that knows the previous token and another that searches for it (Olsson et al. 2022, "In-context learning and
+induction heads"). Source code is repetitive, and the text of a small target even more so.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from paceline.assets.training.record import NEW_TOKENS, SEQUENCES, BatchArchive
 from paceline.assets.training.trainer import autocast, resume, save
 
 HELD_BACK = 4
-"""The first batches of the record, which nobody learns from."""
+"""First batches of the record, which are not used for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepeningPlan:
-    """How long to learn, and from how much."""
+    """Length of the training and amount of data."""
 
     steps: int = 3000
     seed: int = 30
     rows: int = 4
-    """Of each of the `passes` in a step; each pass takes them from one batch."""
+    """Rows of each of the `passes` in a step, all from one batch."""
     passes: int = 4
     steps_a_batch: int = 10
-    """There is a new batch to learn from every so many steps, so that no text is seen often."""
+    """Number of steps after which a batch is added, so that no text is seen often."""
     divergence_weight: float = 0.3
-    """Of KL(p, q) beside the total variation. It moves what q has all but lost, where that has no slope."""
+    """Weight of KL(p, q) in addition to the total variation, whose gradient vanishes where q is close to
+    0."""
     muon_lr: float = 0.015
     adamw_lr: float = 0.0015
     warmup: int = 30
@@ -45,12 +46,13 @@ class DeepeningPlan:
     checkpoint_every: int = 100
 
     def batches_at(self, step: int) -> int:
-        """Batches to learn from."""
+        """Number of batches available at this step."""
         return HELD_BACK + 4 + step // self.steps_a_batch
 
 
 def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: int) -> LlamaForCausalLM:
-    """`wide`, with the neurons that do most on `text` [B, L], and a layer above it that does nothing yet."""
+    """`wide` with its most active neurons on `text` [B, L], and a second layer that initially does
+    nothing."""
     narrow = deepcopy(wide)
     mlp = narrow.model.layers[0].mlp
     activity: list[Tensor] = []
@@ -67,7 +69,7 @@ def deepened(wide: LlamaForCausalLM, config: LlamaConfig, text: Tensor, seed: in
 
 
 def train_on(record: BatchArchive, draft: LlamaForCausalLM, plan: DeepeningPlan, checkpoint: Path) -> None:
-    """Learn the record's distributions, in place. An existing checkpoint is continued from."""
+    """Train in place on the record's distributions. Continues from an existing checkpoint."""
     optimisers = Optimisers.create(draft, plan.muon_lr, plan.adamw_lr, Muon)
     first = resume(checkpoint, draft, optimisers, "deeper draft")
     running = 1.0
@@ -99,7 +101,7 @@ def train_on(record: BatchArchive, draft: LlamaForCausalLM, plan: DeepeningPlan,
 def _distances(
     draft: LlamaForCausalLM, tokens: np.ndarray[tuple[int, ...], np.dtype[np.int64]], logits: np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """KL(p, q) and the total variation between p and q, means over the recorded positions."""
+    """Means of KL(p, q) and of the total variation between p and q over the recorded positions."""
     device = next(draft.parameters()).device
     ours = draft(torch.from_numpy(tokens[:, :-1]).to(device), use_cache=False).logits[:, -NEW_TOKENS:]
     log_q = ours.flatten(0, 1).log_softmax(-1)

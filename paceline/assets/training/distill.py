@@ -1,4 +1,4 @@
-"""The draft learns the target's distributions, on the corpus and on text the target wrote itself."""
+"""Distillation of the target's distributions into the draft, on the corpus and on the target's own text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 64
 
 
 def start_from(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Give the draft the target's embeddings: they have the same width, and are half of the draft."""
+    """Copy the target's embeddings, which have the same width and are half of the draft."""
     with torch.no_grad():
         draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
         draft.model.norm.weight.copy_(target.model.norm.weight)
@@ -35,8 +35,8 @@ def written_by(
 ) -> torch.Tensor:
     """Continuations of random windows of `prompts`, flat int64, sampled at `temperature` (0: greedy).
 
-    A draft is only ever asked about text of this kind. Each batch is kept in `cache`, so that an
-    interrupted run goes on where it stopped.
+    A draft only has to predict such text. Each batch is stored in `cache`, so that an interrupted run
+    continues where it stopped.
     """
     pieces = []
     device = next(target.parameters()).device
@@ -67,7 +67,7 @@ def written_by(
 def imitation_loss(target: LlamaForCausalLM) -> LossFn:
     """KL(p, q) plus the total variation between p and q.
 
-    The second is what rejection sampling loses: its acceptance rate is 1 - TV (Leviathan et al., 3.5).
+    The acceptance rate of rejection sampling is 1 - TV (Leviathan et al., 3.5).
     """
     device = next(target.parameters()).device
 

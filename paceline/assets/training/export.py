@@ -1,4 +1,4 @@
-"""Write a checkpoint and its tokenizer as transformers loads them."""
+"""Writing a checkpoint and its tokenizer in transformers' format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.assets.training.corpus import END_OF_TEXT
 
 
 def export(model: LlamaForCausalLM, tokenizer_file: Path, folder: Path) -> None:
-    """bfloat16 safetensors, config and tokenizer; half the size of float32, and CPUs load it as float32."""
+    """Write bfloat16 safetensors (half the size of float32), config and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""How well the draft predicts the target, on held-out text continued by the target."""
+"""Measures how well the draft predicts the target, on held-out text continued by the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Acceptance rates, as means over positions of text the target wrote."""
+    """Acceptance rates, averaged over positions of the target's text."""
 
     greedy: float
     """Share of positions where both argmaxes agree: alpha at temperature 0."""
@@ -24,7 +24,7 @@ class Agreement:
 def agreement(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, windows: torch.Tensor, skip: int
 ) -> Agreement:
-    """Compare both models on `windows` [B, L], leaving out the first `skip` positions (the prompt)."""
+    """Compare both models on `windows` [B, L], except the first `skip` positions (the prompt)."""
     same = overlap = coupled = 0.0
     count = 0
     with torch.no_grad():
@@ -39,7 +39,7 @@ def agreement(
 
 
 def _coupled(p: torch.Tensor, q: torch.Tensor, keep: int = 256) -> float:
-    """The formula on the tokens that matter; leaving the others out only lowers the sum."""
+    """The formula on the most likely tokens; omitting the others only lowers the sum."""
     top = torch.maximum(p, q).topk(keep).indices
     a, b = p.clamp(min=1e-12), q.clamp(min=1e-12)
     ratios = torch.maximum(a[None, :] / a[top, None], b[None, :] / b[top, None])

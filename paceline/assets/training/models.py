@@ -1,4 +1,4 @@
-"""Shapes of the pair, and the optimiser both are trained with."""
+"""Shapes of the pair, and the optimiser."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MAX_POSITIONS = 2048
 
 
 def narrow_target_config(layers: int = 12) -> LlamaConfig:
-    """What the target begins as. Its 6.6M parameters learn three times as fast as 21M."""
+    """The target's initial shape. Training its 6.6M parameters is three times as fast as training 21M."""
     return _config(hidden_size=256, intermediate_size=448, num_hidden_layers=layers)
 
 
 def target_config() -> LlamaConfig:
-    """21M parameters: 82 MiB in float32, more than a last-level cache, so a step is bound by memory."""
+    """21M parameters: 82 MiB in float32, larger than a last-level cache, so a step is memory-bound."""
     return _config(hidden_size=256, intermediate_size=2048, num_hidden_layers=12)
 
 
 def wide_draft_config() -> LlamaConfig:
-    """What the draft begins as: one layer, of as many weights as the two that it gets (deepen.py)."""
+    """The draft's initial shape: one layer with as many weights as the later two (deepen.py)."""
     return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=1)
 
 
@@ -37,7 +37,7 @@ def small_draft_config() -> LlamaConfig:
 
 
 def draft_config() -> LlamaConfig:
-    """3.1M parameters: its step costs about a seventh of the target's."""
+    """3.1M parameters: a step takes about a seventh of the target's."""
     return _config(hidden_size=256, intermediate_size=640, num_hidden_layers=4)
 
 
@@ -71,7 +71,7 @@ def build(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
 def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     """A deeper model whose layers repeat the small one's stack (Du et al. 2024, depthwise stacking).
 
-    Most of the training can then run at the small model's price.
+    Most of the training can then run on the small model.
     """
     model = LlamaForCausalLM(config).float()
     with torch.no_grad():
@@ -83,9 +83,10 @@ def grow(small: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
 
 
 def enlarged(small: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """The same function in a larger shape: more neurons a layer and more layers above, which do nothing yet.
+    """The same function in a larger shape, with more neurons per layer and more layers.
 
-    What they would add to the residual stream is zero; what they read is drawn at random, so they can learn.
+    Output weights of the new parts are zero, so they have no effect yet; input weights are random, so they
+    can learn.
     """
     model = build(config, seed)
     with torch.no_grad():
@@ -94,7 +95,7 @@ def enlarged(small: LlamaForCausalLM, config: LlamaConfig, seed: int) -> LlamaFo
 
 
 class Muon(torch.optim.Optimizer):
-    """torch.optim.Muon in float32: in bfloat16 a CPU that lacks it takes 25 times as long."""
+    """torch.optim.Muon in float32, because CPUs without bfloat16 take 25 times as long in it."""
 
     def __init__(self, parameters: list[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -137,7 +138,7 @@ class Optimisers:
         adamw_lr: float,
         muon: Callable[[list[Tensor], float], torch.optim.Optimizer] | None = None,
     ) -> Optimisers:
-        """`muon` makes the first of them; None takes torch's."""
+        """`muon` constructs the optimiser for matrices; None takes torch's."""
         matrices: list[Tensor] = [
             p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n
         ]

@@ -1,6 +1,6 @@
-"""Text that the target wrote, with the logits it wrote it by.
+"""Recorded text of the target, with its logits.
 
-A draft that learns from these needs no pass of the target while it learns: on a CPU two thirds of the time.
+Training a draft on a record needs no passes of the target, which saves two thirds of the time on a CPU.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SHORT_PROMPT, LONG_PROMPT = 64, 320
 
 
 class BatchArchive:
-    """Batches in a folder, each written when it is first asked for: a pure function of seed and number."""
+    """Batches in a folder, written on first use. A batch is a pure function of seed and number."""
 
     def __init__(self, target: LlamaForCausalLM, prompts: torch.Tensor, folder: Path, seed: int) -> None:
-        """`prompts`: flat tokens, of which windows are continued. The folder is made where it is missing."""
+        """`prompts`: flat tokens, windows of which are continued. Creates the folder if missing."""
         self._target = target
         self._prompts = prompts.numpy()
         self._folder = folder
@@ -33,7 +33,7 @@ class BatchArchive:
     def batch(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float16]]:
         """Tokens [SEQUENCES, prompt + NEW_TOKENS] and the logits of the new ones, [SEQUENCES, NEW_TOKENS, V].
 
-        Of four batches one is greedy and one has long prompts; the others have temperature 1.
+        One of four batches is greedy and one has long prompts; the others have temperature 1.
         """
         tokens, logits = (self._folder / f"{name}-{index}.npy" for name in ("tokens", "logits"))
         if not tokens.exists():
@@ -57,7 +57,7 @@ class BatchArchive:
                 fed = torch.multinomial(logits.softmax(-1), 1, generator=draws)
             text.append(fed)
         np.save(logits_file, torch.stack(kept, 1).numpy())
-        # The tokens last: they say that the batch is whole.
+        # The tokens last, because their file marks the batch as complete.
         unfinished = tokens_file.with_suffix(".tmp.npy")
         np.save(unfinished, torch.cat(text, 1).cpu().numpy())
         unfinished.replace(tokens_file)

@@ -1,4 +1,4 @@
-"""The training loop both models share: resumable, and reproducible from the seed."""
+"""The training loop of both models: resumable and reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class TrainingPlan:
     """How long and how wide to train.
 
-    Every optimiser step sees `tokens_per_step` tokens at every window length, in passes of at most
-    `tokens_per_pass` (or one window): small passes keep the activations in a CPU's cache.
+    Every optimiser step has `tokens_per_step` tokens at every window length, in passes of at most
+    `tokens_per_pass` tokens (or one window), because small passes keep activations in a CPU's cache.
     """
 
     steps: int
@@ -40,17 +40,17 @@ class TrainingPlan:
     checkpoint_every: int = 50
 
     def length_at(self, step: int) -> int:
-        """Short windows first; the last share of the run sees the full context."""
+        """Window length: short at first, the full context in the last share of the run."""
         return self.long_length if step >= self.steps * (1 - self.long_share) else self.length
 
 
 def next_token_loss(logits: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the data: nats per token."""
+    """Cross-entropy of the data in nats per token."""
     return F.cross_entropy(logits, windows[:, 1:].reshape(-1))
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 where the device has it; CPUs without it emulate it, many times slower than float32."""
+    """bfloat16 if the device supports it; emulation on other CPUs is many times slower than float32."""
     native = device.type != "cpu" or torch.cpu.get_capabilities().get("avx512_bf16", False)
     return torch.autocast(device.type, torch.bfloat16, enabled=native)
 
@@ -70,7 +70,7 @@ def held_out_loss(model: LlamaForCausalLM, tokens: torch.Tensor, length: int = 5
 
 
 def resume(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, name: str) -> int:
-    """Take up what `save` left, if it is there; returns the step to go on with."""
+    """Load the state written by `save`, if any, and return the next step."""
     if not checkpoint.exists():
         return 0
     state = torch.load(checkpoint, map_location=next(model.parameters()).device, weights_only=True)
@@ -81,7 +81,7 @@ def resume(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, na
 
 
 def save(checkpoint: Path, model: LlamaForCausalLM, optimisers: Optimisers, step: int) -> None:
-    """Keep everything that the steps after `step` depend on; an interruption leaves the file before it."""
+    """Save the whole state after `step`. An interruption leaves the previous file intact."""
     state = {"model": model.state_dict(), "optimisers": optimisers.state_dict(), "step": step}
     torch.save(state, checkpoint.with_suffix(".tmp"))
     checkpoint.with_suffix(".tmp").replace(checkpoint)
@@ -95,7 +95,7 @@ def train(
     checkpoint: Path,
     name: str,
 ) -> None:
-    """Train in place. An existing checkpoint is continued from, with the same result as no pause."""
+    """Train in place. Continues from an existing checkpoint, with the same result as without a pause."""
     device = next(model.parameters()).device
     optimisers = Optimisers.create(model, plan.muon_lr, plan.adamw_lr)
     first = resume(checkpoint, model, optimisers, name)

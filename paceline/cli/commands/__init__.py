@@ -1,1 +1,1 @@
-"""The commands of `paceline`, one file a topic."""
+"""The commands of `paceline`, one file per topic."""

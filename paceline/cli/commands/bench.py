@@ -1,4 +1,4 @@
-"""`paceline bench`: measure Paceline and transformers side by side."""
+"""`paceline bench`: compare Paceline and transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _default(name: str) -> str:
-    """How both presets set a field, for its help."""
+    """A field's value in both presets, for its help."""
 
     def shown(config: BenchConfig) -> str:
         value = getattr(config, name)
@@ -46,32 +46,30 @@ def bench(
     device: Annotated[str | None, _option("device", "Device of all models.")] = None,
     draft_device: Annotated[
         str | None,
-        option("draft_device", "Device of our draft, where it has one of its own; as --device if not given."),
+        option("draft_device", "Device of Paceline's draft; the default is --device."),
     ] = None,
     dtype: Annotated[str | None, _option("dtype", "Number format of all models.")] = None,
     threads: Annotated[int | None, _option("threads", "CPU threads of each model.")] = None,
     temperature: Annotated[list[float] | None, _option("temperature", "May be repeated.")] = None,
     acceptance: Annotated[
-        AcceptanceMode | None, _option("acceptance", "How draft tokens are judged.")
+        AcceptanceMode | None, _option("acceptance", "How the target decides on draft tokens.")
     ] = None,
     concurrency: Annotated[
-        list[int] | None, _option("concurrency", "Requests at a time; may be repeated.")
+        list[int] | None, _option("concurrency", "Concurrent requests; may be repeated.")
     ] = None,
     k: Annotated[
         list[int] | None,
-        _option("k", "Fixed K to measure beside 0 and auto; may be repeated."),
+        _option("k", "Fixed K to measure in addition to 0 and auto; may be repeated."),
     ] = None,
     max_tokens: Annotated[int | None, _option("max_tokens", "Tokens of each request, on average.")] = None,
-    repeats: Annotated[
-        int | None, _option("repeats", "Measured runs of everything but peers, which run once.")
-    ] = None,
-    prompts: Annotated[int | None, _option("prompts", "How many of the prompts.")] = None,
-    no_peers: Annotated[bool, option("no_peers", "Leave transformers out.")] = False,
-    quick: Annotated[bool, option("quick", "Only the ratios at one request, in a few minutes.")] = False,
-    json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
+    repeats: Annotated[int | None, _option("repeats", "Number of measured runs; peers run once.")] = None,
+    prompts: Annotated[int | None, _option("prompts", "Number of prompts.")] = None,
+    no_peers: Annotated[bool, option("no_peers", "Do not measure transformers.")] = False,
+    quick: Annotated[bool, option("quick", "Measure only single requests, in a few minutes.")] = False,
+    json: Annotated[Path | None, option("json", "Write all results to this file.", dir_okay=False)] = None,
     verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,
 ) -> None:
-    """Measure plain, speculative and lookahead decoding and transformers, side by side in one run."""
+    """Compare plain, speculative and lookahead decoding with transformers in one run."""
     given = {
         "target_model": target_model,
         "draft_model": draft_model,
@@ -96,16 +94,13 @@ def bench(
     with sigterm_as_interrupt(), told.status("") as status:
         progress = status.update if told.is_terminal else told.print
         record = run_bench(config, sink=log_to_stderr if verbose else steps_to(progress), progress=progress)
-    print_record(record, to_stdout())  # first: a file that cannot be written loses nothing then
+    print_record(record, to_stdout())  # before writing the file, which may fail
     if json is not None:
         record.write(json)
 
 
 def _check_here(config: BenchConfig) -> None:
-    """What this machine can tell of the models and devices before anything is loaded, by our names for them.
-
-    Raises InvalidArgumentError naming the field.
-    """
+    """Check models and devices before loading. Raises InvalidArgumentError naming the field."""
     check_model("target_model", config.target_model)
     check_model("draft_model", config.draft_model)
     check_gpu("device", config.device)
@@ -114,7 +109,7 @@ def _check_here(config: BenchConfig) -> None:
 
 
 def configured(preset: BenchConfig, given: dict[str, Any]) -> BenchConfig:
-    """The preset with what was given. Raises InvalidArgumentError naming the field."""
+    """The preset with the given options. Raises InvalidArgumentError naming the field."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()

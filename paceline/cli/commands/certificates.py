@@ -1,4 +1,4 @@
-"""`paceline certificates`: an authority and a certificate for each role, in a folder."""
+"""`paceline certificates`: create an authority and a certificate for each role."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ def register(app: typer.Typer) -> None:
 
 
 def certificates(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the files are written.", file_okay=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the files.", file_okay=False)],
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", help="coordinator, target, draft or client; may be repeated; else all."),
+        typer.Option("--role", help="coordinator, target, draft or client; repeatable; default all."),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
             "--host",
-            help="A name or address of the server, beside localhost, 127.0.0.1 and ::1; may be repeated.",
+            help="Name or address of the server, in addition to localhost, 127.0.0.1 and ::1; repeatable.",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Base name of the files; the role if not given.")] = "",
-    days: Annotated[int, typer.Option("--days", help="How long a certificate is valid.")] = 365,
+    name: Annotated[str, typer.Option("--name", help="Base name of the files; default the role.")] = "",
+    days: Annotated[int, typer.Option("--days", help="Validity of a certificate in days.")] = 365,
 ) -> None:
-    """Make a certificate authority and a certificate for each role.
+    """Create a certificate authority and a certificate for each role.
 
-    Nothing is overwritten. To renew a certificate, remove its two files first, then give --role and the same
-    --host, and --name if it had one. ca.key signs new certificates and is needed for nothing else: keep it
-    off the machines that serve.
+    Existing files are never overwritten. To renew a certificate, remove its two files, then run the command
+    with --role and the same --host and --name. ca.key is needed only to sign certificates: keep it off the
+    serving machines.
     """
     try:
         from paceline.certificates import make_certificates
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"this command needs the module {error.name}: install paceline with its extra `certificates`"
+            f"this command requires the module {error.name}: install paceline[certificates]"
         ) from None
     for file, of in make_certificates(folder, role or (), host or (), name, days).items():
         print(f"{file}  {of}")

@@ -1,4 +1,4 @@
-"""`paceline chat`: a conversation with the served model, by its chat template."""
+"""`paceline chat`: a conversation with the served model, using its chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.core.errors import InvalidArgumentError, PacelineError
 from paceline.core.types import SamplingParams, SpeculationParams
 
 PROMPT = "> "
-"""Shown in a terminal alone, before what the user types."""
+"""Prompt for the user's input, shown only in a terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,19 +33,19 @@ def chat(
     structure: Structure,
     connection: StreamConnection,
     address: Address = DEFAULT_ADDRESS,
-    system: Annotated[str, option("system", "What the model is told before the conversation.")] = "",
-    cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
+    system: Annotated[str, option("system", "System message before the conversation.")] = "",
+    cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes only with the same salt.")] = "",
 ) -> None:
-    """Talk to the model, a line of standard input a message. Ctrl-C ends a reply, Ctrl-D the command."""
+    """Talk to the model, one message per line of input. Ctrl-C ends a reply, Ctrl-D the command."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None:
             raise InvalidArgumentError(name, "are not shown in a conversation")
     for name, default in (("n", 1), ("echo", False)):
         if getattr(sampling, name) != default:
-            raise InvalidArgumentError(name, "does not go with a conversation, which has one reply at a time")
+            raise InvalidArgumentError(name, "is not available in a conversation")
     loop = _Conversation(structure.of(sampling), speculation, cache_salt, system)
-    # One event loop for all replies. While one is written it turns Ctrl-C into a cancellation: an exception
-    # could strike inside gRPC, which then hangs.
+    # One event loop for all replies. During a reply it turns Ctrl-C into a cancellation, because a
+    # KeyboardInterrupt inside gRPC could make it hang.
     with asyncio.Runner() as runner:
         client = connection.client(address)
         try:
@@ -59,7 +59,7 @@ def chat(
 
 
 class _Conversation:
-    """The messages so far."""
+    """A conversation and its messages so far."""
 
     def __init__(
         self, sampling: SamplingParams, speculation: SpeculationParams, cache_salt: str, system: str
@@ -69,14 +69,14 @@ class _Conversation:
         self._cache_salt = cache_salt
         self._messages = [{"role": "system", "content": system}] if system else []
         self.failed = False
-        """Whether a message had no reply."""
+        """Whether a reply failed."""
 
     async def check(self, client: AsyncClient) -> None:
-        """Raise what the server has against any conversation: no template, or none with a system message."""
+        """Raise the server's error if it cannot render such a conversation (no template, no system role)."""
         await client.apply_chat_template([*self._messages, {"role": "user", "content": "Hello"}])
 
     async def turn(self, client: AsyncClient, line: str) -> None:
-        """Write the reply to one message, up to a Ctrl-C. What was written is remembered."""
+        """Print the reply to one message, until Ctrl-C. The printed part is kept in the conversation."""
         self._messages.append({"role": "user", "content": line})
         reply = ""
         try:
@@ -104,11 +104,11 @@ class _Conversation:
 
 
 def _lines() -> Iterator[str]:
-    """What the user says, line by line, up to the end of the input; empty lines say nothing."""
+    """The non-empty lines of standard input."""
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - lets `input` edit a line, and remember the ones before
+            import readline  # noqa: F401 - enables line editing and history in `input`
     while True:
         try:
             line = input(PROMPT if terminal else "")

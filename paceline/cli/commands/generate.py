@@ -1,4 +1,4 @@
-"""Commands of a client: generate, and ask for the state of the processes."""
+"""`paceline generate` and `paceline status`."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def generate(
     connection: StreamConnection,
     address: Address = DEFAULT_ADDRESS,
     as_json: Json = False,
-    cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes with the same salt only.")] = "",
-    no_stream: Annotated[bool, option("no_stream", "Print the text when all of it is there.")] = False,
+    cache_salt: Annotated[str, option("cache_salt", "Share cached prefixes only with the same salt.")] = "",
+    no_stream: Annotated[bool, option("no_stream", "Print the text when it is complete.")] = False,
     timeout: Annotated[float | None, option("timeout", "Seconds for the whole generation.")] = None,
 ) -> None:
-    """Continue a prompt; the text streams to standard output, that of several completions comes whole."""
+    """Continue a prompt. The text streams to standard output; several completions come at the end."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, name) is not None and not as_json:
-            raise InvalidArgumentError(name, "are printed with --json only")
+            raise InvalidArgumentError(name, "are only printed with --json")
     sampling = structure.of(sampling)
     streams = not (as_json or no_stream or sampling.n > 1)
     text = sys.stdin.read(MAX_PROMPT_CHARACTERS + 1) if prompt == "-" else prompt
@@ -66,7 +66,7 @@ def generate(
         else:
             print("" if streams else "\n\n".join(output.text for output in result.outputs))
 
-    # asyncio turns Ctrl-C into a cancellation; an exception could strike inside gRPC, which then hangs.
+    # asyncio turns Ctrl-C into a cancellation. A KeyboardInterrupt inside gRPC could make it hang.
     asyncio.run(run())
 
 
@@ -90,7 +90,7 @@ def status(
 
 
 def status_table(answer: ServerStatus) -> Table:
-    """One row a process."""
+    """One row per process."""
     table = Table(box=None, pad_edge=False)
     for title in ("role", "address", "pid", "state"):
         table.add_column(title, no_wrap=title != "state")
@@ -100,7 +100,7 @@ def status_table(answer: ServerStatus) -> Table:
     mine = answer.coordinator
     rows = [["coordinator", mine.address, str(mine.process_id), "ready"], *map(_worker_row, answer.workers)]
     for row in rows:
-        # Not as markup: addresses and reasons may have brackets.
+        # Not as markup, because addresses and reasons may contain brackets.
         table.add_row(*map(Text, row))
     return table
 
@@ -120,7 +120,7 @@ def _summary(answer: ServerStatus, scheme: str) -> str:
 
 
 def _hit_rate(cache: CacheInfo) -> str:
-    """Share of the tokens looked up whose entries were cached, and of how many."""
+    """Share of the looked-up tokens found in the cache, and the number of lookups."""
     queries = cache.prefix_cache_queries
     return f"{cache.prefix_cache_hits / queries:.0%} of {queries:,}" if queries else "none yet"
 

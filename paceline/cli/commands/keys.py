@@ -1,4 +1,4 @@
-"""`paceline keys`: the file of API keys that a coordinator is given with `--api-keys`."""
+"""`paceline keys`: manages the file of API keys for a coordinator's `--api-keys`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.core.security.keyfile import read_keys, write_keys
 from paceline.core.security.keys import PREFIX, ApiKey, KeyRing, digest
 from paceline.supervisor.arguments import flag
 
-File = Annotated[Path, option("api_keys", "The file.", dir_okay=False)]
-Name = Annotated[str, typer.Argument(help="Whose key it is.")]
+File = Annotated[Path, option("api_keys", "File of API keys.", dir_okay=False)]
+Name = Annotated[str, typer.Argument(help="Name of the key's holder.")]
 
 KEY_BYTES = 32
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    keys = Commands(help="Make, list and remove API keys.", no_args_is_help=True, rich_markup_mode=None)
+    keys = Commands(help="Create, list and remove API keys.", no_args_is_help=True, rich_markup_mode=None)
     keys.command()(add)
     keys.command("list")(list_keys)
     keys.command()(remove)
@@ -37,13 +37,14 @@ def add(
     name: Name,
     api_keys: File,
     requests_per_minute: Annotated[
-        int | None, _limit("requests_per_minute", "Calls a minute; no limit if not given.")
+        int | None, _limit("requests_per_minute", "Calls per minute; default no limit.")
     ] = None,
     max_sequences: Annotated[
-        int | None, _limit("max_sequences", "Sequences at a time; no limit if not given.")
+        int | None, _limit("max_sequences", "Concurrent sequences; default no limit.")
     ] = None,
 ) -> None:
-    """Make a key, print it, and keep its hash: it is shown this once. SIGHUP tells a running coordinator."""
+    """Create a key, print it and store its hash. The key is shown only once. SIGHUP makes a running
+    coordinator reload the file."""
     token = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     made = ApiKey(
         name=name,
@@ -54,11 +55,11 @@ def add(
     with _changed_by_nobody_else(api_keys):
         keys = read_keys(api_keys).keys if api_keys.exists() else ()
         if any(key.name == name for key in keys):
-            raise InvalidArgumentError("name", "has a key already; remove it first")
+            raise InvalidArgumentError("name", "already has a key; remove it first")
         write_keys(api_keys, KeyRing((*keys, made)))
         try:
             print(token, flush=True)
-        except OSError:  # a key that nobody has seen must not stay
+        except OSError:  # a key that was not shown must not stay
             write_keys(api_keys, KeyRing(keys))
             raise
 
@@ -78,7 +79,7 @@ def list_keys(api_keys: File) -> None:
 
 
 def remove(name: Name, api_keys: File) -> None:
-    """Remove a key. SIGHUP tells a running coordinator; requests that it serves go on to their end."""
+    """Remove a key. SIGHUP makes a running coordinator reload the file; running requests are not ended."""
     with _changed_by_nobody_else(api_keys):
         keys = read_keys(api_keys).keys
         rest = [key for key in keys if key.name != name]
@@ -89,15 +90,14 @@ def remove(name: Name, api_keys: File) -> None:
 
 @contextlib.contextmanager
 def _changed_by_nobody_else(file: Path) -> Iterator[None]:
-    """Of two that read it before either has written, one would undo what the other did.
+    """Exclusive access, so that concurrent changes do not overwrite each other.
 
-    What is locked is a file beside it, since the file itself is replaced. That one is removed again: left
-    there by root, it would be closed to others who may write the folder. Raises InvalidArgumentError naming
-    `api_keys`.
+    Locks a separate file, because the key file itself is replaced. The lock file is removed afterwards: one
+    left by root would block other users of the folder. Raises InvalidArgumentError naming `api_keys`.
     """
     try:
         import fcntl
-    except ImportError:  # this system has no such locks
+    except ImportError:  # no file locks on this system
         yield
         return
     beside = file.with_name(f".{file.name}.lock")
@@ -107,15 +107,15 @@ def _changed_by_nobody_else(file: Path) -> Iterator[None]:
                 lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise InvalidArgumentError(
-                    "api_keys", f"{file} cannot be written: {beside} cannot be made: {error.strerror}"
+                    "api_keys", f"{file} cannot be written: {beside} cannot be created: {error.strerror}"
                 ) from None
             held.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:  # nor has this file system
+            except OSError:  # no locks on this file system
                 held.callback(beside.unlink, missing_ok=True)
                 break
-            # Whoever held it before us has removed it, and others may hold a new one by now.
+            # The previous holder has removed the file, so another process may have locked a new one.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), beside.stat()):
                     break
@@ -124,5 +124,5 @@ def _changed_by_nobody_else(file: Path) -> Iterator[None]:
 
 
 def _limit(name: str, description: str) -> Any:
-    """An option that no variable sets: that of `max_sequences` is a worker's bound, not one key's."""
+    """An option without a variable, because PACELINE_MAX_SEQUENCES is a worker's bound, not a key's."""
     return typer.Option(flag(name), help=description)

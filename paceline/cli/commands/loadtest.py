@@ -1,4 +1,4 @@
-"""`paceline loadtest`: send load to a service that runs, and tell what came."""
+"""`paceline loadtest`: send load to a running service and report the results."""
 
 from __future__ import annotations
 
@@ -37,22 +37,21 @@ def loadtest(
     prompts: Annotated[
         Path | None,
         option(
-            "prompts", "JSON lines, each with prompt and perhaps max_tokens; a few short ones if not given."
+            "prompts", "JSON lines with prompt and optional max_tokens; the default is a few short prompts."
         ),
     ] = None,
-    json: Annotated[Path | None, option("json", "Write everything to this file.", dir_okay=False)] = None,
+    json: Annotated[Path | None, option("json", "Write all results to this file.", dir_okay=False)] = None,
 ) -> None:
-    """Send load to a service that runs: rates, latencies, failures, and whether a draft changed any token.
+    """Send load to a running service. Reports rates, latencies, failures and, with --verify, changed tokens.
 
-    Ctrl-C ends it early and waits for what runs, a second one or SIGTERM does not wait; either way there is a
-    report of what was sent. The exit code is 1 if a request failed or an answer was another one without a
-    draft.
+    Ctrl-C ends the test early and waits for running requests; a second Ctrl-C or SIGTERM does not wait. Both
+    print a report. The exit code is 1 if a request failed or a verified answer differs.
     """
     if prompts is not None and load.prompt_tokens is not None:
-        raise InvalidArgumentError("prompt_tokens", "has no meaning where --prompts gives the prompts")
+        raise InvalidArgumentError("prompt_tokens", "cannot be used with --prompts")
     lines, sampling = PROMPTS if prompts is None else read_prompts(prompts), structure.of(sampling)
     if json is not None:
-        check_writable("json", json)  # before the load, not after it
+        check_writable("json", json)  # before the load
 
     async def run(progress: Callable[[str], None]) -> Report:
         async with connection.client(address) as client:
@@ -71,8 +70,7 @@ def loadtest(
 
 @contextlib.contextmanager
 def _ended_by_signals(test: LoadTest) -> Iterator[None]:
-    """While inside, Ctrl-C stops the test, a second one cuts it, and so does SIGTERM: its sender waits for
-    seconds at most."""
+    """Inside the block, Ctrl-C stops the test; a second Ctrl-C or SIGTERM also ends running requests."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:

@@ -1,4 +1,4 @@
-"""Commands that explain: what speculation should bring, and a demonstration of what it does."""
+"""`paceline plan` and `paceline demo`: expected and demonstrated gain of speculation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.plan import Plan, make_plan
 from paceline.supervisor import StackConfig, sigterm_as_interrupt
 
 DEMO = DemoConfig()
-_TABLE_ROWS = 8  # around the best K and the one asked about
+_TABLE_ROWS = 8  # rows before only the best and the given K are shown
 _PLOT_SIZE = (72, 16)  # columns, rows
 
 
@@ -32,15 +32,15 @@ def register(app: typer.Typer) -> None:
 def plan(
     alpha: Annotated[float, option("alpha", "Acceptance rate of one draft token.")] = 0.8,
     c: Annotated[float, option("c", "Time of one draft step over the time of one target step.")] = 0.05,
-    k: Annotated[int, option("k", "Draft tokens a round.")] = 4,
-    max_k: Annotated[int, option("max_k", "The most to consider.")] = 16,
+    k: Annotated[int, option("k", "Draft tokens per round.")] = 4,
+    max_k: Annotated[int, option("max_k", "Largest K to consider.")] = 16,
     overhead: Annotated[
         float, option("overhead", "Wire and queue time of a round over the target's step.")
     ] = 0.0,
-    row_cost: Annotated[float, option("row_cost", "What one more row adds to the target's step.")] = 0.0,
+    row_cost: Annotated[float, option("row_cost", "Extra time of a row over the target's step.")] = 0.0,
     as_json: Annotated[bool, option("json", "Print one JSON object.")] = False,
 ) -> None:
-    """Tell the speed-up that theory expects for an acceptance rate, a cost ratio and K."""
+    """Show the speed-up predicted by theory for an acceptance rate, a cost ratio and K."""
     result = make_plan(alpha, c, k, max_k=max_k, overhead=overhead, row_cost=row_cost)
     if as_json:
         print(json.dumps(result.to_dict()))
@@ -52,25 +52,25 @@ def plan(
 
 
 def demo(
-    max_tokens: Annotated[int, option("max_tokens", "The most tokens to generate.")] = DEMO.max_tokens,
+    max_tokens: Annotated[int, option("max_tokens", "Most tokens to generate.")] = DEMO.max_tokens,
     temperature: Annotated[float, option("temperature", "0 is greedy.")] = DEMO.temperature,
     seed: Annotated[
         int, option("seed", "The same seed gives the same tokens, in coupled mode and at temperature 0.")
     ] = DEMO.seed,
-    prompt: Annotated[str, option("prompt", "What to continue.", show_default=False)] = DEMO.prompt,
+    prompt: Annotated[str, option("prompt", "The prompt.", show_default=False)] = DEMO.prompt,
     pairs: Annotated[int, option("pairs", "Measured requests with and without speculation.")] = DEMO.pairs,
     target_model: Annotated[str, option("target_model", "The large model.")] = DEMO.stack.target_model,
     draft_model: Annotated[str, option("draft_model", "The small model.")] = str(DEMO.stack.draft_model),
-    device: Annotated[str, option("device", "Device of both.")] = DEMO.stack.target_device,
+    device: Annotated[str, option("device", "Device of both models.")] = DEMO.stack.target_device,
     num_speculative_tokens: Annotated[
-        Any, option("num_speculative_tokens", "Draft tokens a round (K), or auto.", **DRAFT_TOKENS)
+        Any, option("num_speculative_tokens", "Draft tokens per round (K), or auto.", **DRAFT_TOKENS)
     ] = DEMO.stack.num_speculative_tokens,
     acceptance: Annotated[
         AcceptanceMode, option("acceptance", "How the target decides on draft tokens.")
     ] = DEMO.stack.acceptance,
     verbose: Annotated[bool, option("verbose", "Show the logs of the processes.")] = False,
 ) -> None:
-    """Stream one completion on this machine, coloured by origin, and tell where its time went."""
+    """Stream one completion on this machine, coloured by token origin, and show where its time went."""
     check_gpu("device", check_device("device", device))
     stack = StackConfig(
         target_model=target_model,
@@ -96,23 +96,23 @@ def demo(
 def _headline(result: Plan) -> str:
     bound = "without bound" if result.oracle_bound is None else f"{result.oracle_bound:.2f}×"
     lines = [
-        f"K = {result.k}: {result.expected_tokens:.2f} tokens a round, {result.speedup:.2f}× plain decoding",
-        f"best K = {result.best_k}: {result.best_speedup:.2f}×; no draft can bring more than {bound}",
+        f"K = {result.k}: {result.expected_tokens:.2f} tokens per round, {result.speedup:.2f}× plain speed",
+        f"best K = {result.best_k}: {result.best_speedup:.2f}×; upper bound for any draft: {bound}",
     ]
     if not result.improvement_possible:
-        lines.append("speculation cannot help here: α must be greater than c")
+        lines.append("speculation cannot help: α must be greater than c")
     return "\n".join(lines)
 
 
 def _table(result: Plan) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("K", "tokens a round", "speed-up", "with the draft hidden"):
+    for title in ("K", "tokens per round", "speed-up", "with the draft hidden"):
         table.add_column(title, justify="right")
     table.add_column()
     for row in result.rows:
         if row.k > _TABLE_ROWS and row.k not in (result.k, result.best_k):
             continue
-        mark = "← best" if row.k == result.best_k else "← asked" if row.k == result.k else ""
+        mark = "← best" if row.k == result.best_k else "← given" if row.k == result.k else ""
         table.add_row(
             str(row.k),
             f"{row.expected_tokens:.2f}",

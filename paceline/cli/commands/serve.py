@@ -1,4 +1,4 @@
-"""Commands that serve: the whole stack, or one process of it; and the health check of any."""
+"""Serving commands for the whole stack or a single process, and the health check."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def serve(
         str | None,
         typer.Argument(help="The target model: the same as --target-model.", show_default=False),
     ] = None,
-    device: Annotated[str, option("device", "Device of both workers, where not given singly.")] = "auto",
-    dtype: Annotated[str, option("dtype", "Number format of both workers, where not given singly.")] = "auto",
+    device: Annotated[str, option("device", "Device of both workers, unless set per worker.")] = "auto",
+    dtype: Annotated[str, option("dtype", "Number format of both workers, unless set per worker.")] = "auto",
     threads: Annotated[
-        int, option("threads", "CPU threads of each worker, where not given singly; 0 shares the cores.")
+        int, option("threads", "CPU threads of each worker, unless set per worker; 0 divides the cores.")
     ] = 0,
 ) -> None:
-    """Run coordinator, target worker and draft worker on this machine (`--draft-model none`: no draft)."""
+    """Run a coordinator, a target worker and a draft worker (unless `--draft-model none`) on this machine."""
     config = _checked(_with_models(options, model), device=device, dtype=dtype, threads=threads)
     _check_template(config.chat_template)
     configure_logging("supervisor", config.log_format)
     step(
-        "Paceline %s starts with the target %s and %s",
+        "Paceline %s starting with the target %s and %s",
         version("paceline"),
         config.target_model,
-        f"the draft {config.draft_model}" if config.draft_model else "no draft (--draft-model names one)",
+        f"the draft {config.draft_model}" if config.draft_model else "no draft (--draft-model sets one)",
     )
     sink = child_lines_to_stderr if config.log_format == "json" else log_to_stderr
     try:
@@ -85,13 +85,13 @@ def serve(
 
 
 def _with_models(options: StackOptions, model: str | None) -> StackOptions:
-    """The options with the target that is named without an option, and with a draft that can go with it.
+    """Add the positional target model and the default draft.
 
-    The embedded draft shares no tokenizer with another target than the embedded one.
+    The embedded draft is the default only for the embedded target, because others have another tokenizer.
     """
     if model is not None and options.target_model not in ("", model):
         raise InvalidArgumentError(
-            "target_model", f"is {options.target_model}, and MODEL is {model}: name one"
+            "target_model", f"is {options.target_model}, but MODEL is {model}: give only one"
         )
     target = model or options.target_model or EMBEDDED_TARGET
     draft = options.draft_model or (EMBEDDED_DRAFT if target == EMBEDDED_TARGET else "none")
@@ -99,7 +99,7 @@ def _with_models(options: StackOptions, model: str | None) -> StackOptions:
 
 
 def _check_template(file: str) -> None:
-    """Raises InvalidArgumentError naming `chat_template` for one that the coordinator could not use."""
+    """Raises InvalidArgumentError naming `chat_template` for an invalid template."""
     if not file:
         return
     check_ours("coordinator")
@@ -109,9 +109,9 @@ def _check_template(file: str) -> None:
 
 
 def _checked(options: StackOptions, **of_both: Any) -> StackConfig:
-    """What is asked for, with `of_both` for each worker that leaves it open: `auto`, or 0 threads.
+    """The configuration with the common settings `of_both` for each worker that leaves them at the default.
 
-    Raises InvalidArgumentError naming the field; nothing is refused before all of it is known.
+    Raises InvalidArgumentError naming the field.
     """
     check_gpu("device", check_device("device", of_both["device"]))
     check_dtype("dtype", of_both["dtype"])
@@ -137,14 +137,14 @@ def _announce(stack: Stack) -> None:
         scheme = "http" if stack.coordinator_tls is None else "https"
         lines.append(f"OpenAI-compatible HTTP at {scheme}://{coordinator.http_address}/v1")
     lines.append(f"Paceline listens on {coordinator.address}")
-    # In one piece: logs of the children come between two writes where both go to one terminal.
+    # One write, so that children's logs on the same terminal cannot come between the lines.
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 @options_from_fields
 def coordinator(config: CoordinatorConfig) -> None:
-    """Run a coordinator alone; its workers run elsewhere."""
+    """Run only a coordinator; its workers run elsewhere."""
     check_coordinator(config)
     _check_template(config.chat_template)
     check_ours("coordinator")
@@ -155,7 +155,7 @@ def coordinator(config: CoordinatorConfig) -> None:
 
 @options_from_fields
 def draft_worker(config: DraftConfig) -> None:
-    """Run a draft worker alone."""
+    """Run only a draft worker."""
     check_worker(config)
     check_ours("draft_worker")
     _tell_of_libraries("draft", config)
@@ -167,7 +167,7 @@ def draft_worker(config: DraftConfig) -> None:
 
 @options_from_fields
 def target_worker(config: TargetConfig) -> None:
-    """Run a target worker alone."""
+    """Run only a target worker."""
     check_worker(config)
     check_ours("target_worker")
     _tell_of_libraries("target", config)
@@ -178,16 +178,15 @@ def target_worker(config: TargetConfig) -> None:
 
 
 def _tell_of_libraries(role: str, config: WorkerConfig) -> None:
-    """What a worker does first, for it imports torch."""
+    """Log the first step of a worker, the import of torch."""
     configure_logging(role, config.log_format, named_by_parent=config.exit_with_parent)
     step(LOADING_LIBRARIES)
 
 
 def _leave() -> NoReturn:
-    """End a process whose work is done and whose streams have ended.
+    """Exit at once after all streams have ended.
 
-    The interpreter would take more than a second to free, module by module, what the system frees at once;
-    whoever waits for the end, or restarts a worker, would wait with it.
+    The interpreter's shutdown would take more than a second and delay a restart.
     """
     leave(0)
 
@@ -196,10 +195,10 @@ def _leave() -> NoReturn:
 def health(
     transport: Transport,
     address: Annotated[str, typer.Argument(help="host:port of any process")],
-    service: Annotated[str, option("service", "A gRPC service's full name; empty asks for the whole.")] = "",
+    service: Annotated[str, option("service", "Full name of a gRPC service; empty for the process.")] = "",
     timeout: Annotated[float, option("timeout", "Seconds to wait for the answer.")] = 5.0,
 ) -> None:
-    """Ask a process whether it is serving (grpc.health.v1); exit code 0 if so, else 1."""
+    """Check whether a process is serving (grpc.health.v1). The exit code is 0 if so, else 1."""
     import grpc
     from grpc_health.v1 import health_pb2
 

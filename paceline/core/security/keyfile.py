@@ -1,4 +1,4 @@
-"""The file of API keys on disk: read as a whole, replaced as a whole."""
+"""Reading and atomically replacing the file of API keys."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def read_keys(file: Path) -> KeyRing:
 
 
 def write_keys(file: Path, ring: KeyRing) -> None:
-    """In one step, so that a server never reads half a file. Readable and writable by its owner only, who is
-    the one before where there was a file and we may say so.
+    """Replace the file atomically. Only its owner may read and write it; a replaced file keeps its owner if
+    this process may set it.
 
-    Raises InvalidArgumentError naming `api_keys` where it cannot be written; the file is as it was then.
+    Raises InvalidArgumentError naming `api_keys` and leaves the file unchanged if it cannot be written.
     """
     try:
         _replace(file, render(ring))
     except OSError as error:
         raise InvalidArgumentError(
-            "api_keys", f"{file} cannot be written: {error.strerror}; nothing has changed"
+            "api_keys", f"{file} cannot be written: {error.strerror}; nothing was changed"
         ) from error
 
 
@@ -40,7 +40,7 @@ def _replace(file: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():
-                # A server that runs as somebody else must still be able to read what root has changed.
+                # A server under another user must still be able to read a file changed by root.
                 before = file.stat()
                 with contextlib.suppress(PermissionError):
                     os.fchown(stream.fileno(), before.st_uid, before.st_gid)

@@ -1,8 +1,7 @@
-"""API keys: what is kept of one, and who it stands for. Pure; see `coordinator/auth.py` for what is done
-with them.
+"""API keys as stored: the hash, the holder's name and limits.
 
-A key is 256 random bits, so a plain SHA-256 of it is as good as a slow hash: there is nothing to guess. The
-file of keys is JSON: `{"keys": [{"name", "sha256", "requests_per_minute", "max_sequences"}, …]}`.
+A key is 256 random bits and cannot be guessed, so a plain SHA-256 is as safe as a slow hash. The file of keys
+is JSON: `{"keys": [{"name", "sha256", "requests_per_minute", "max_sequences"}, …]}`.
 """
 
 from __future__ import annotations
@@ -20,29 +19,30 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.validation import from_mapping, integer, require
 
 PREFIX: Final = "pl-"
-"""What every key begins with, so that one that leaked into a text is found by a search."""
+"""Prefix of every key, so that a search finds leaked keys."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def digest(token: str) -> str:
-    """What is kept of a key."""
+    """The stored SHA-256 of a key, in hexadecimal."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """One key's holder and limits; the key itself is known to its holder only."""
+    """One key's hash, holder and limits; only the holder has the key itself."""
 
     name: str
-    """Of the holder: letters, digits, `.`, `_` and `-`. It names the tenant in logs and caches."""
+    """The holder: letters, digits, `.`, `_` and `-`. It names the tenant in logs and caches."""
     sha256: str
-    """Of the key, in hexadecimal."""
+    """SHA-256 of the key, in hexadecimal."""
     requests_per_minute: int | None = None
-    """Calls of either face, on average; as many may come at once. None sets no limit. Cancelling and resuming
-    count for nothing."""
+    """Average rate of gRPC and HTTP calls, and their largest burst. None sets no limit. Cancelling and
+    resuming are not counted."""
     max_sequences: int | None = None
-    """Sequences that run or wait at a time, each of a request's `n` and prompts. None sets no limit."""
+    """Sequences running or waiting at a time; each prompt and each of its `n` completions counts. None sets
+    no limit."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming the field."""
@@ -61,7 +61,7 @@ class ApiKey:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Raises InvalidArgumentError naming the field; an unknown one is refused."""
+        """Raises InvalidArgumentError naming the field, also for an unknown one."""
         for name in ("name", "sha256"):
             require(name in values, name, "is required")
         result: Self = from_mapping(cls, values)
@@ -72,7 +72,7 @@ class KeyRing:
     """All keys of a server."""
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        """Raises InvalidArgumentError for too many keys, and for two of the same name or hash."""
+        """Raises InvalidArgumentError for too many keys, or two with the same name or hash."""
         self.keys: Final = tuple(keys)
         require(len(self.keys) <= limits.MAX_API_KEYS, "keys", f"at most {limits.MAX_API_KEYS}")
         for what in ("name", "sha256"):
@@ -80,7 +80,7 @@ class KeyRing:
             require(len(set(values)) == len(values), "keys", f"two have the same {what}")
 
     def find(self, token: str) -> ApiKey | None:
-        """Whose key this is. Takes as long for every token: each hash is compared to its end."""
+        """The entry of this key, in constant time: every hash is compared in full."""
         wanted, found = digest(token), None
         for key in self.keys:
             if hmac.compare_digest(key.sha256, wanted):
@@ -89,7 +89,7 @@ class KeyRing:
 
 
 def parse(text: str) -> KeyRing:
-    """A file's content. Raises InvalidArgumentError; its text holds nothing of the file's."""
+    """Parse a file's content. Raises InvalidArgumentError; its message reveals none of the content."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -107,6 +107,6 @@ def parse(text: str) -> KeyRing:
 
 
 def render(ring: KeyRing) -> str:
-    """The file's content; unset limits are left out."""
+    """The file's content; unset limits are omitted."""
     entries = [{name: value for name, value in asdict(key).items() if value is not None} for key in ring.keys]
     return json.dumps({"keys": entries}, indent=2) + "\n"

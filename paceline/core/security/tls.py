@@ -1,4 +1,4 @@
-"""TLS settings of one end of a connection: names of PEM files, read when the connection is made."""
+"""TLS settings of one end of a connection: PEM files, read when the connection is made."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from paceline.core.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Who this end is, and whose word it takes for who the other end is.
+    """This end's identity and the authority it trusts.
 
-    For a client all fields may be empty: it then trusts the system's certificate authorities and shows no
+    A client may leave all fields empty: it then trusts the system's certificate authorities and presents no
     certificate. A server has at least `certificate` and `key`.
     """
 
     certificate: str = ""
-    """This end's certificate, followed by those between it and the authority's."""
+    """This end's certificate, followed by intermediate certificates."""
     key: str = ""
     """The certificate's private key, unencrypted."""
     ca: str = ""
-    """The authority that the other end's certificate must come from. A server that has one demands a
-    certificate of its clients (mTLS); a client without one takes the system's."""
+    """The authority of the other end's certificate. A server with an authority requires client certificates
+    (mTLS); a client without one trusts the system's authorities."""
     server_name: str = ""
-    """The name that the server's certificate must have (clients only); empty takes the address's host."""
+    """The name in the server's certificate (clients only); empty takes the address's host."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgumentError naming `tls_certificate` or `tls_key`."""
@@ -35,7 +35,7 @@ class Tls:
 
     @classmethod
     def of(cls, prefix: str, certificate: str, key: str, ca: str) -> Self | None:
-        """A server's settings from a configuration's fields `{prefix}_certificate`, …; None if all are empty.
+        """A server's settings from the configuration fields `{prefix}_certificate`, …; None if all are empty.
 
         Raises InvalidArgumentError naming the field.
         """

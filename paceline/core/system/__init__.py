@@ -1,1 +1,1 @@
-"""What the operating system has and allows: cores, GPUs, descriptors, ports, files."""
+"""Queries of the operating system: cores, GPUs, descriptors, ports, files."""

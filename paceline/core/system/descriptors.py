@@ -1,7 +1,7 @@
-"""File descriptors of a process: as many as the system allows, some of them kept free.
+"""File descriptors of a process: raised to the system's limit, with some reserved.
 
-A process that has none left accepts nobody and reaches nobody. So what strangers can open is bounded below
-that, and links to workers always find one.
+A process without free descriptors can neither accept nor open connections. Client connections are therefore
+bounded below the limit, so that links to workers always get a descriptor.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Final
 
 KEPT_FREE: Final = 64
-"""Descriptors that no connection of a client takes: for links to workers, files, and connections that are
-refused, which need one for a moment."""
+"""Descriptors reserved for links to workers, files, and connections that are refused (one for a moment)."""
 UNKNOWN_LIMIT: Final = 1024
-"""What is assumed where the system does not say."""
+"""The limit assumed if the system does not report one."""
 
 
 def raise_limit() -> None:
-    """Let this process, and those that it starts, have as many descriptors as the system allows."""
+    """Raise the descriptor limit of this process and its children to the system's maximum."""
     if sys.platform == "win32":
         return
     import resource
@@ -28,11 +27,11 @@ def raise_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            return  # macOS says "unlimited" and takes less: what there was remains
+            return  # macOS reports "unlimited" but accepts less: keep the old limit
 
 
 def connections(ports: int) -> int:
-    """How many connections each of `ports` may have: an equal share of what is neither used nor kept free."""
+    """Connections that each of `ports` may have: an equal share of the unused, unreserved descriptors."""
     return max(1, (_limit() - _open_now() - KEPT_FREE) // ports)
 
 

@@ -1,4 +1,4 @@
-"""Ending a process at once, with what it has said."""
+"""Immediate process exit with flushed output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without the interpreter's own end, which waits for threads and frees all it holds."""
+    """Exit without the interpreter's shutdown, which waits for threads and frees all memory."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody may read them any more
+        with contextlib.suppress(OSError, ValueError):  # the reader may be gone
             stream.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Whether a process could listen where it is told to, asked of the system before anything is loaded."""
+"""A check, before any model is loaded, that a process can listen on its ports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paceline.core.errors import InvalidArgumentError
 
 
 def check_ports(host_field: str, host: str, ports: Mapping[str, int]) -> None:
-    """That this machine has the host, and that each port of it is free; 0 is.
+    """Checks that the host belongs to this machine and each port is free; port 0 always is.
 
-    `ports` by the names of their fields. Raises InvalidArgumentError naming the field. Another process may
-    still take a port before it is bound in earnest.
+    `ports` is keyed by field name. Raises InvalidArgumentError naming the field. Another process may still
+    take a port before this one binds it.
     """
     for field, port in {host_field: 0, **ports}.items():
         _check_port(host_field, host, field, port)
@@ -23,9 +23,9 @@ def _check_port(host_field: str, host: str, field: str, port: int) -> None:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no name of a host"
+        reason = getattr(error, "strerror", None) or "not a valid host name"
         raise InvalidArgumentError(
-            host_field, f"{host} is not known here ({reason}); 127.0.0.1 serves this machine, 0.0.0.0 all"
+            host_field, f"{host} is unknown ({reason}); use 127.0.0.1 for this machine only, 0.0.0.0 for all"
         ) from None
     tried = [_bind(family, kind, address) for family, kind, _, _, address in found]
     failures = [failure for failure in tried if failure is not None]
@@ -33,23 +33,25 @@ def _check_port(host_field: str, host: str, field: str, port: int) -> None:
     for failure in failures:
         if failure.errno == errno.EADDRINUSE:
             raise InvalidArgumentError(
-                field, f"{where} is in use; take another port, or 0 for a free one, or end what listens there"
+                field, f"{where} is in use; choose another port, or 0 for a free one, or stop its listener"
             )
         if failure.errno == errno.EACCES:
-            raise InvalidArgumentError(field, f"{where} is for the superuser: ports below 1024 mostly are")
+            raise InvalidArgumentError(
+                field, f"{where} requires superuser rights, as most ports below 1024 do"
+            )
     if len(failures) == len(found):
         raise InvalidArgumentError(
             host_field,
-            f"{host} is no address of this machine ({failures[0].strerror}); 127.0.0.1 serves this machine, "
-            "0.0.0.0 all",
+            f"{host} is not an address of this machine ({failures[0].strerror}); use 127.0.0.1 for this "
+            "machine only, 0.0.0.0 for all",
         )
 
 
 def _bind(family: int, kind: int, address: tuple[object, ...]) -> OSError | None:
-    """Why it cannot be bound; None where it can."""
+    """The error of a trial bind; None if it succeeds."""
     try:
         with socket.socket(family, kind) as tried:
-            # As gRPC binds it: what a process that has ended left behind is in nobody's way.
+            # As gRPC does: connections left over from an ended process do not block the port.
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

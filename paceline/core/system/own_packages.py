@@ -1,7 +1,7 @@
-"""That the processes' packages are Paceline's own: their names are common ones.
+"""A check that the processes' packages are Paceline's.
 
 The wheel has four top-level packages: `paceline`, `coordinator`, `draft_worker` and `target_worker`. Another
-package of one of these names, or a folder in the working folder, can come first on Python's path.
+package or a local folder with one of these names can shadow them on Python's path.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from paceline.core.errors import UnavailableError
 
 
 def check_ours(name: str) -> None:
-    """Raises UnavailableError naming the file that would be imported as the package instead of ours."""
+    """Raises UnavailableError naming the file that shadows the package."""
     expected = Path(__file__).parents[3] / name
     found = _place(name)
     if found is None:
-        raise UnavailableError(f"the package {name} of Paceline is not installed: {expected} is not there")
+        raise UnavailableError(f"Paceline's package {name} is not installed: {expected} not found")
     if not _same(found, expected):
         raise UnavailableError(
-            f"{found} is imported as {name}, not {expected} of Paceline: it comes first on Python's path. "
-            f"Work in another folder, or remove or rename it"
+            f"{found} shadows Paceline's package {name} ({expected}) on Python's path. "
+            f"Remove or rename it, or start from another folder"
         )
 
 
 def _place(name: str) -> Path | None:
-    """The folder or file that the package comes from, imported or not."""
+    """The folder or file of the package, imported or not."""
     loaded = sys.modules.get(name)
     spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
     if spec is None:

@@ -1,4 +1,4 @@
-"""Files that an option names, read whole: keys, certificates, templates, schemas."""
+"""Reading files named by options: keys, certificates, templates, schemas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from paceline.core.errors import InvalidArgumentError
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""More than any of them needs. A device such as /dev/zero never ends, and would fill the memory."""
+"""Larger than any such file. Bounds the memory for an endless device such as /dev/zero."""
 
 
 def read_bytes(field: str, file: str | Path) -> bytes:
@@ -19,12 +19,12 @@ def read_bytes(field: str, file: str | Path) -> bytes:
     except OSError as error:
         raise InvalidArgumentError(field, f"{file} cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise InvalidArgumentError(field, f"{file} has more than {MAX_BYTES // 2**20} MiB")
+        raise InvalidArgumentError(field, f"{file} is larger than {MAX_BYTES // 2**20} MiB")
     return content
 
 
 def read_text(field: str, file: str | Path) -> str:
-    """The same of a file of UTF-8, with its line ends as `\\n`."""
+    """As read_bytes, for UTF-8 text; line ends become `\\n`."""
     try:
         text = read_bytes(field, file).decode("utf-8")
     except UnicodeDecodeError:

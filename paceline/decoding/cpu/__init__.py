@@ -1,1 +1,1 @@
-"""Compiled functions for a CPU, and the machine code that is kept of them on disk."""
+"""Compiled functions for a CPU, and their machine code cached on disk."""

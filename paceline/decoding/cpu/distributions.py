@@ -1,7 +1,7 @@
-"""Distributions of single rows cut, drawn from, read and judged by: compiled, for a CPU.
+"""Truncation, drawing, validation and acceptance with distributions of single rows, compiled for a CPU.
 
-**Nothing here may be reordered or contracted**, so that a row gives the same bits whatever compiled function
-it becomes a part of: a chain of draft tokens (engine/compiled/chain.py) and single steps draw alike.
+**No floating-point operation may be reordered or contracted**: a row must give the same bits in every
+compiled caller, so that a chain of draft tokens (engine/compiled/chain.py) and single steps draw alike.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numba import njit
 from paceline.decoding.cpu.kernel_cache import kept_on_disk
 
 STRICT: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-"""What is not said here a function takes over from the one that calls it: no liberties with sums is said."""
+"""Explicit options, because a function inherits unset ones from its caller: fastmath must be off."""
 
 RESIDUAL_FLOOR: Final = 1e-12
-"""A residual that sums to less is rounding: p = q, and the next token is drawn from p."""
+"""A residual with a smaller sum is rounding error: p = q, and the next token is drawn from p."""
 
-# ---- the draft: a token from the fewest likeliest ones ------------------------------------------------
+# ---- draft: draw from a truncated support --------------------------------------------------------------
 
 _DIGITS: Final = ((21, 11), (10, 11), (0, 10))
-"""Position and width of the parts of a weight's 32 bits, the highest first."""
+"""Position and width of the radix digits in a weight's 32 bits, highest first."""
 
 
 @njit(**STRICT)
 def _least_kept(weights, goal, bound):
-    """Where the fewest largest weights that together reach `goal`, at most `bound` of them, end.
+    """The cut-off of the fewest largest weights that together reach `goal`, at most `bound` of them.
 
     Args:
-        weights: float32 [V], none below 0.
+        weights: float32 [V], non-negative.
 
     Returns:
-        The bits of the least weight kept, and how many weights equal to it are.
+        The bits of the smallest kept weight, and the number of kept weights equal to it.
     """
     bits = weights.view(np.uint32)
     mass, count = np.empty(1 << 11, dtype=np.float64), np.empty(1 << 11, dtype=np.int64)
@@ -55,7 +55,7 @@ def _least_kept(weights, goal, bound):
             number += count[digit]
             digit -= 1
         prefix = prefix << width | digit
-    # All that are left have the same bits.
+    # The remaining weights have the same bits.
     equal, each = 0, mass[digit] / max(count[digit], 1)
     while equal < count[digit] and number + equal < bound and held + equal * each < goal:
         equal += 1
@@ -64,19 +64,19 @@ def _least_kept(weights, goal, bound):
 
 @njit(**STRICT)
 def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilities):
-    """Draw a token from the fewest likeliest tokens that hold `mass`, at most `bound`.
+    """Draw a token from the fewest most likely tokens that reach `mass`, at most `bound`.
 
-    The draw is from exactly the probabilities given, in proportion to them.
+    The draw is exactly in proportion to the returned probabilities.
 
     Args:
-        scores: float32 [V]: logits, -inf for tokens that are filtered out.
-        temperature: float32, what the scores are divided by.
+        scores: float32 [V]: logits, -inf for filtered tokens.
+        temperature: float32, divisor of the scores.
         u: uniform in (0, 1).
         weights: float32 [V], scratch.
         ids, probabilities: uint32 and float32 [at least `bound` or V]; filled in the order of ids.
 
     Returns:
-        The token and the length of the support, which is 0 where scores are no distribution.
+        The token and the length of the support, which is 0 if the scores are not a distribution.
     """
     vocabulary = len(scores)
     most = np.float32(-np.inf)
@@ -94,7 +94,7 @@ def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilitie
         if length == bound:
             break
         value = np.int64(bits[v])
-        # Written whether it is kept or not: which of the two it is cannot be foreseen, and a jump would be.
+        # Write unconditionally: a branch here would be mispredicted.
         ids[length] = v
         same = value == least and value > 0 and equal > 0
         equal -= same
@@ -109,7 +109,7 @@ def draw_support(scores, temperature, mass, bound, u, weights, ids, probabilitie
     point, running, at = u * total, 0.0, 0
     for i in range(length):
         if probabilities[i] > 0:
-            at = i  # rounding may lift the point to the total itself
+            at = i  # rounding may raise the point to the total itself
         running += probabilities[i]
         if running > point:
             break
@@ -126,28 +126,29 @@ def draw_rows(scores, mass, bound, u, ids, probabilities, lengths, tokens):
         )
 
 
-# ---- the target: chains judged by sparse distributions -------------------------------------------------
+# ---- target: acceptance with sparse distributions -------------------------------------------------------
 #
-# Arrays of a batch of S chains with N draft tokens in all, whose supports hold M numbers in all:
+# Arrays of a batch of S chains with N draft tokens and M support entries in total:
 #
-#   draft: int64 [N], the chains one after the other; first: int64 [S + 1], where each one begins.
-#   p: float64 [N + S, V], the target's distributions: one more than tokens of chain s, from row first[s] + s.
-#   ids, values: uint32 and float32 [M], the supports; ends: int64 [N + 1], where each token's begins. Values
-#       count in proportion to their float64 sum: that is q.
+#   draft: int64 [N], the concatenated chains; first: int64 [S + 1], offsets of the chains.
+#   p: float64 [N + S, V], the target's distributions; chain s has one more row than tokens, from row
+#       first[s] + s on.
+#   ids, values: uint32 and float32 [M], the supports; ends: int64 [N + 1], their offsets. q is the values
+#       divided by their float64 sum.
 #
-# The formulas are those of acceptance.py, which judges where the logits are not on a CPU.
+# The formulas are those of acceptance.py, which is used for logits on other devices.
 
 
 @kept_on_disk(**STRICT)
 def fault_of(ids, values, ends, vocabulary, drawn):
-    """What is wrong with supports; 0 for nothing.
+    """The first fault of the supports; 0 if valid.
 
     Args:
-        drawn: int64 [R], the token drawn from each one, -1 where that does not matter.
+        drawn: int64 [R], the token drawn from each support, -1 to skip that check.
 
     Returns:
-        1 for an id that is not in the vocabulary, 2 for a value that is negative or NaN, 3 for an infinite
-        one, 4 for an id that comes again, 5 where no value is positive, 6 where that of `drawn` is not.
+        1: an id outside the vocabulary; 2: a negative value or NaN; 3: an infinite value; 4: a repeated id;
+        5: no positive value; 6: no positive value for `drawn`.
     """
     seen = np.zeros(vocabulary, dtype=np.bool_)
     for r in range(len(drawn)):
@@ -176,7 +177,7 @@ def fault_of(ids, values, ends, vocabulary, drawn):
 
 @njit(**STRICT)
 def _ratio(p, token, ids, values):
-    """p / q of a draft token; NaN where both are 0, infinite where q alone is."""
+    """p / q of a draft token; NaN if both are 0, infinite if only q is 0."""
     total, own = 0.0, 0.0
     for j in range(len(ids)):
         total += values[j]
@@ -204,14 +205,14 @@ def _residual(p, scale, ids, values, weights):
 
 @njit(**STRICT)
 def _drawn(weights, u):
-    """Invert the cumulative weights, float64 [V]; never a token of weight 0 while there is another one."""
+    """Invert the cumulative weights, float64 [V]; never returns weight 0 if there is a positive one."""
     total = 0.0
     for v in range(len(weights)):
         total += weights[v]
     point, running, at = u * total, 0.0, 0
     for v in range(len(weights)):
         if weights[v] > 0:
-            at = v  # rounding may lift the point to the total itself
+            at = v  # rounding may raise the point to the total itself
         running += weights[v]
         if running > point:
             break
@@ -220,12 +221,12 @@ def _drawn(weights, u):
 
 @kept_on_disk(**STRICT)
 def judge_one_by_one(draft, first, p, ids, values, ends, accept_u, accepted, scale):
-    """Accept token after token with probability min(1, p/q), up to the first that fails.
+    """Accept tokens with probability min(1, p/q) up to the first rejection.
 
     Args:
         accept_u: float64 [S, K], uniform in (0, 1).
-        accepted: int64 [S], set to how many tokens of each chain are accepted.
-        scale: float64 [S], set to 1: the correction's residual is that of p itself.
+        accepted: int64 [S], set to the number of accepted tokens of each chain.
+        scale: float64 [S], set to 1: the residual uses p itself.
     """
     for s in range(len(accepted)):
         accepted[s], scale[s] = 0, 1.0
@@ -238,12 +239,12 @@ def judge_one_by_one(draft, first, p, ids, values, ends, accept_u, accepted, sca
 
 @kept_on_disk(**STRICT)
 def judge_as_a_whole(draft, first, p, ids, values, ends, accept_u, accepted, scale):
-    """Accept up to the last token whose test is passed, by the ratio of all tokens up to it.
+    """Block verification: accept up to the last token that passes its test, which uses all earlier ratios.
 
     Args:
         accept_u: float64 [S, K], uniform in (0, 1).
-        accepted: int64 [S], set to how many tokens of each chain are accepted.
-        scale: float64 [S], set to the factor of p in the correction's residual.
+        accepted: int64 [S], set to the number of accepted tokens of each chain.
+        scale: float64 [S], set to the factor of p in the residual.
     """
     weights = np.empty(p.shape[1], dtype=np.float64)
     for s in range(len(accepted)):
@@ -261,7 +262,7 @@ def judge_as_a_whole(draft, first, p, ids, values, ends, accept_u, accepted, sca
                 rest = _residual(p[n + s + 1], pi, ids[following], values[following], weights)
                 denominator = rest + 1.0 - pi
                 threshold = rest / denominator if denominator > 0 else 1.0
-                if np.isnan(rest):  # nothing may follow: as at the end of a chain
+                if np.isnan(rest):  # p is NaN if no token may follow: treat as the end of the chain
                     threshold = pi
             if accept_u[s, i - 1] <= threshold:
                 accepted[s], scale[s] = i, pi
@@ -272,7 +273,7 @@ def draw_next(first, p, ids, values, ends, accepted, scale, next_u, tokens):
     """Draw each chain's next token: from norm(max(0, scale p - q)) after a rejection, else from p.
 
     Args:
-        accepted, scale: int64 and float64 [S], as a judge set them.
+        accepted, scale: int64 and float64 [S], as set by one of the functions above.
         next_u: float64 [S], uniform in (0, 1).
         tokens: int64 [S], set to the correction or the bonus.
     """

@@ -1,10 +1,10 @@
-"""Machine code that numba keeps on disk, and when it is out of date.
+"""Invalidation of numba's on-disk cache of machine code.
 
-numba compares the text of a function's own file, and nothing of what the function calls in other files: an
-upgrade that changed only those would run what was compiled of the old ones. Here all of them are compared.
+numba compares only a function's own source file, not the files of the functions it calls. After an upgrade
+that changes only those, it would run stale code. This module compares all of these files.
 
-numba's index of such code is a pickle, and what it names is run: whoever can write the folder can do whatever
-the process may.
+numba's cache index is a pickle, and the code it names is executed: anyone who can write to the folder can run
+code in this process.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ _IMPORTED: Final = re.compile(r"^from (([a-z]\w*)[\w.]*) import", re.MULTILINE)
 _COMPILED: Final = re.compile(rf"^from (?:numba|llvmlite|{re.escape(__name__)})\b", re.MULTILINE)
 _DIGITS: Final = 16
 _not_kept: Final[list[str]] = []
-"""What numba said of each function that it found no folder for."""
+"""numba's errors for functions without a writable cache folder."""
 _told: Final[set[str]] = set()
-"""What could not be done with the files, once per process."""
+"""Events that this process has already logged."""
 
 
 def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Like `numba.njit` with these options; the code is kept on disk, by the text of its sources.
+    """`numba.njit` with these options and an on-disk cache keyed by the text of the sources.
 
-    What was kept of other versions of the sources is removed. `sources_of` says which files count. Where no
-    folder can be written nothing is kept, and so it is of a function whose files cannot be read or written:
-    every process compiles anew what it calls.
+    Cached code of other source versions is removed. The sources are those of `sources_of`. Without a writable
+    folder, or if a function's files cannot be read or written, every process compiles the function again.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
@@ -58,18 +57,18 @@ def kept_on_disk(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warn_of_what_is_not_kept() -> None:
-    """Log that there is no folder, if there is none. Functions may be decorated before there is a log."""
+    """Log if there is no writable cache folder. Separate, because decoration may precede log setup."""
     if _not_kept:
         log.warning(
-            "compiled code is not kept on disk, so every start compiles it anew; NUMBA_CACHE_DIR may name "
-            "a folder for it, which nobody else may be able to write: what is in it is run (%s)",
+            "compiled code is not cached on disk, so every start compiles it again; set NUMBA_CACHE_DIR to a "
+            "folder that only this user can write to, because code in it is executed (%s)",
             _not_kept[0],
         )
 
 
 def _spare_callers(dispatcher: Any) -> None:
-    """Let a call go on where numba would raise out of it: a full disk, a file that was cut short."""
-    # All of it is numba's own; where it has other names, its errors are the callers' again.
+    """Keep cache errors, such as a full disk or a truncated file, from failing a call."""
+    # These are private names of numba. If they change, its errors reach the callers again.
     with contextlib.suppress(AttributeError):
         cache = dispatcher._cache
         flush, save, load = cache.flush, cache.save_overload, cache.load_overload
@@ -85,7 +84,7 @@ def _spare_callers(dispatcher: Any) -> None:
                 save(*args)
             except OSError:
                 raise
-            except Exception:  # an index that cannot be read would be in the way for good
+            except Exception:  # an unreadable index would block saving for good
                 flush()
                 save(*args)
 
@@ -94,18 +93,18 @@ def _spare_callers(dispatcher: Any) -> None:
 
 
 def _tell_of_compiling(folder: str) -> None:
-    """Once per process: whoever waits for it would else see it do nothing for a minute."""
+    """Log, once per process, why the process seems idle for up to a minute."""
     if "compiling" in _told:
         return
     _told.add("compiling")
-    # Here, for what a module with compiled functions imports at its top is a source of them.
+    # Imported here, because top-level imports count as sources of compiled functions.
     from paceline.telemetry.steps import step
 
-    step("compiling for this processor, once: half a minute or more; what is made is kept in %s", folder)
+    step("compiling for this processor, once, which takes half a minute or more; cached in %s", folder)
 
 
 def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
-    """The same, but None where it raises; `done` is what then cannot be done with the files."""
+    """`work`, but None if it raises; `done` names the failed operation in the log."""
 
     def spared(*args: Any) -> Any:
         try:
@@ -113,7 +112,7 @@ def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
         except Exception as error:  # a damaged pickle may raise anything
             if done not in _told:
                 _told.add(done)
-                log.warning("compiled code on disk cannot be %s, so it is compiled anew: %r", done, error)
+                log.warning("compiled code on disk cannot be %s, so it is compiled again: %r", done, error)
             return None
 
     return spared
@@ -121,23 +120,23 @@ def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
 
 @functools.cache
 def _digest_of(module: str) -> str:
-    """Of its sources, and of the processor where numba is told of another one, or of less than it has."""
+    """Digest of the module's sources, and of the processor if environment variables override it for numba."""
     digest = hashlib.sha256()
     for path in sources_of(module):
         digest.update(path.read_bytes())
     named = any(getattr(config, name, None) for name in ("CPU_NAME", "CPU_FEATURES"))
     if named or not getattr(config, "ENABLE_AVX", True):
-        # numba keeps code by the processor that its variables name, and by what they leave of its features;
-        # how numbers lie in memory may depend on the one that is there, and on all that it has.
+        # numba then keys its cache by the overridden processor and features, but memory layout may depend on
+        # the actual ones.
         digest.update(get_host_cpu_features().flatten().encode())
     return digest.hexdigest()[:_DIGITS]
 
 
 def sources_of(module: str) -> list[Path]:
-    """The files whose text a compiled function of this module comes from, by name.
+    """The source files of this module's compiled functions, sorted by module name.
 
-    They are the module's, and those of the package from which it or another one of them with compiled
-    functions imports.
+    They are the module's own file, and transitively the files of the same package that files with compiled
+    functions import.
     """
     found: dict[str, Path] = {}
     waiting, package = {module}, module.partition(".")[0]
@@ -158,6 +157,6 @@ def _remove_others(folder: Path, function: Callable[..., Any], name: str) -> Non
     file = Path(function.__code__.co_filename).stem
     for path in folder.glob(f"{file}.{name}_{'?' * _DIGITS}-*.nb[ci]"):
         if not path.name.startswith(f"{file}.{function.__qualname__}-"):
-            # Another process may have done it, and a folder may be read only.
+            # Another process may have removed it, or the folder may be read-only.
             with contextlib.suppress(OSError):
                 path.unlink()

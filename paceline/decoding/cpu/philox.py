@@ -1,6 +1,6 @@
 """Philox4x64-10 (Salmon et al. 2011) compiled for a CPU: the uniforms of noise.py.
 
-Setting the state of numpy's generator took longer than the few numbers that a round of ratio tests needs.
+A round of ratio tests needs only a few numbers, for which setting up numpy's generator takes too long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOTHING, _ONE, _SPARE = np.uint64(0), np.uint64(1), np.uint64(12)
 
 @intrinsic
 def _multiply(typing: Any, a: Any, b: Any) -> Any:
-    """The high and low 64 bits of a product of two uint64: one instruction, for which numba has no words."""
+    """The high and low 64 bits of a product of two uint64: one instruction that numba does not expose."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, wide = ir.IntType(64), ir.IntType(128)
@@ -39,13 +39,13 @@ def _multiply(typing: Any, a: Any, b: Any) -> Any:
 
 @njit(nogil=True, fastmath=False)
 def mapped(word):
-    """A uint64 to a float64 strictly between 0 and 1, as `noise.uniforms` says."""
+    """Map a uint64 to a float64 strictly between 0 and 1, as `noise.uniforms`."""
     return (np.float64(word >> _SPARE) + 0.5) * 2.0**-52
 
 
 @njit(nogil=True)
 def words_of(block, position, seed, purpose):
-    """The four words of a stream's block; blocks count from 0. All numbers are uint64."""
+    """The four words of a stream's block, counted from 0. All numbers are uint64."""
     # The counter's first word is 1 at the first block.
     c0, c1, c2, c3 = block + _ONE, position, _NOTHING, _NOTHING
     k0, k1 = seed, purpose
@@ -60,7 +60,7 @@ def words_of(block, position, seed, purpose):
 
 @kept_on_disk(nogil=True, fastmath=False)
 def fill_uniforms(seeds, positions, purpose, values):
-    """Row r of `values`, float64 [N, count], is the stream (seeds[r], positions[r], purpose) from its start.
+    """Fill row r of `values`, float64 [N, count], with the stream (seeds[r], positions[r], purpose).
 
     seeds, positions: uint64 [N]; purpose: uint64.
     """

@@ -1,1 +1,1 @@
-"""The sampling parameters of a batch of rows, and what came before each row."""
+"""Sampling parameters of a batch of rows, and the context before each row."""

@@ -1,7 +1,7 @@
-"""Which tokens would complete a bad word: token sequences that may not be generated as a whole.
+"""Tokens that would complete a bad word: a token sequence that must not be generated.
 
-A word of one token is a mask that never changes. A longer one forbids its last token after rows whose
-context ends in the others; the context grows along a proposal as in plain decoding, and includes the prompt.
+A word of one token is a constant mask. A longer word forbids its last token after a context that ends in its
+other tokens. The context includes the prompt and grows along a proposal as in plain decoding.
 Source: NoBadWordsLogitsProcessor of transformers.
 """
 
@@ -19,43 +19,43 @@ Words = tuple[tuple[int, ...], ...]
 Ints = npt.NDArray[np.int64]
 
 _ANY: Final = -1
-"""In front of a short prefix: equal to every token."""
+"""Padding before a short prefix: matches every token."""
 _NOTHING: Final = -2
-"""In front of a short context: equal to no token."""
+"""Padding before a short context: matches no token."""
 _SMALL: Final = 1024
-"""Words times tokens of the longest one: 128 words, each with and without a space before it, of 4 tokens."""
+"""Words times tokens of the longest word: 128 words with and without a leading space, of 4 tokens each."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordTable:
-    """The W words of more than one token, laid out for comparison with the end of a context."""
+    """The W words of several tokens, laid out for comparison with the end of a context."""
 
     prefixes: Ints
-    """int64 [W, T]: all tokens but the last, right-aligned, T being the most of any word."""
+    """int64 [W, T]: all tokens but the last, right-aligned; T is the largest number of any word."""
     last: Ints
     """int64 [W]."""
 
     @classmethod
     def of(cls, words: Words) -> WordTable | None:
-        """None when every word is one token."""
+        """The table of `words`; None if every word is one token."""
         cells = len(words) * max(map(len, words), default=0)
         return _small_table(words) if cells <= _SMALL else _large_table(words)
 
     @property
     def context_length(self) -> int:
-        """T: how much of a context matters."""
+        """T: number of context tokens that matter."""
         return int(self.prefixes.shape[1])
 
     def completed_by(
         self, ledger: Sequence[int], drafts: Sequence[int], depths: Ints, paths: Ints
     ) -> tuple[Ints, Ints]:
-        """The pairs of a row and a token that would complete a word there.
+        """Pairs of a row and a token that would complete a word.
 
         Args:
-            ledger: the sequence's tokens; its last T suffice.
+            ledger: the sequence's tokens; the last T suffice.
             drafts: the proposal's N nodes.
-            depths: [R], how many draft tokens lie on the way to each row.
-            paths: [R, D], which nodes those are, in order; D is at least the largest depth.
+            depths: [R], number of draft tokens on the path to each row.
+            paths: [R, D], nodes on the path to each row, in order; D is at least the largest depth.
 
         Returns:
             rows and tokens, two int64 [pairs].
@@ -84,7 +84,8 @@ def _table(words: Words) -> WordTable | None:
     return WordTable(prefixes, np.array([word[-1] for word in longer], dtype=np.int64))
 
 
-# The words are kept as well, and take five times as much: 60 KB with a small table, 3 MB with the largest.
+# The caches also keep the words, which take five times as much memory as the table: 60 KB together with a
+# small table, 3 MB with the largest.
 _small_table = functools.lru_cache(maxsize=256)(_table)
 _large_table = functools.lru_cache(maxsize=16)(_table)
 

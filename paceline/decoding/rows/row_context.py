@@ -1,7 +1,7 @@
-"""What came before each row of a batch: the context of penalties, min_tokens and bad words.
+"""The tokens before each row of a batch: context of penalties, min_tokens and bad words.
 
-It grows along a proposal as it would in plain decoding: row i of a chain has seen the ledger and the first
-i draft tokens, the row of a tree's node the ledger and the path down to the node.
+The context grows along a proposal as in plain decoding: row i of a chain follows the ledger and the first i
+draft tokens; the row of a tree node follows the ledger and the path to that node.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from paceline.decoding.rows.row_params import RowParams
 def ledger_counts(
     token_ids: Sequence[int], num_prompt_tokens: int, vocab_size: int, device: torch.device | None = None
 ) -> Tensor:
-    """How often each token occurs in a sequence: everywhere, and among the generated tokens.
+    """Occurrences of each token in a sequence: in the whole ledger, and among the generated tokens.
 
-    A caller may keep the result and add 1 to both rows for each token it commits.
+    A caller may keep the result and add 1 in both rows for each committed token.
 
     Args:
         token_ids: the ledger, prompt first.
-        num_prompt_tokens: how many of them are the prompt.
+        num_prompt_tokens: length of the prompt.
         vocab_size: V.
-        device: of the result.
+        device: device of the result.
 
     Returns:
         int32 [2, V].
@@ -42,14 +42,14 @@ def ledger_counts(
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """What came before each row: the ledger, and the draft tokens on the way to the row."""
+    """Context of each row: the ledger and the draft tokens before the row."""
 
     num_generated: Tensor
-    """int64 [R]: generated tokens before the row's, drafts included."""
+    """int64 [R]: generated tokens before the row, drafts included."""
     counts: Tensor | None
-    """int32 [P, 2, V] for the P rows with penalties: everywhere, and among the generated tokens."""
+    """int32 [P, 2, V] for the P rows with penalties: counts over all tokens and over generated tokens."""
     completes_bad_word: tuple[Tensor, Tensor] | None = None
-    """int64 rows and tokens: the pairs that would complete a bad word of more than one token."""
+    """int64 rows and tokens: pairs that would complete a bad word of several tokens."""
 
     @classmethod
     def build(
@@ -61,23 +61,23 @@ class RowContext:
         parents: Sequence[Sequence[int]] = (),
         ledgers: Sequence[Sequence[int]] = (),
     ) -> RowContext:
-        """The context of proposals: row i of a chain has seen the ledger and drafts[:i].
+        """The context of proposals: row i of a chain follows the ledger and drafts[:i].
 
         Args:
-            row_params: of the batch; sequence s has len(drafts[s]) + 1 rows.
+            row_params: parameters of the batch; sequence s has len(drafts[s]) + 1 rows.
             num_generated: generated tokens in each sequence's ledger.
-            drafts: each sequence's draft tokens.
-            counts: `ledger_counts` of each sequence, all on one device, which may be another than the rows';
-                needed for those in `row_params.needs_counts`.
-            parents: for trees, each node's parent or -1; an empty entry (or none at all) is a chain.
-            ledgers: each sequence's tokens; needed for those in `row_params.bad_words`.
+            drafts: draft tokens of each sequence.
+            counts: `ledger_counts` of each sequence, all on one device, not necessarily the rows' device;
+                required for sequences in `row_params.needs_counts`.
+            parents: for trees, each node's parent or -1; a missing or empty entry means a chain.
+            ledgers: tokens of each sequence; required for sequences in `row_params.bad_words`.
         """
         shapes = [
             _tree(tuple(parents[i])) if parents and parents[i] else _chain(len(draft))
             for i, draft in enumerate(drafts)
         ]
         if tuple(len(s.depth) for s in shapes) != row_params.num_rows:
-            raise ValueError("each sequence has one row more than draft tokens")
+            raise ValueError("each sequence must have one more row than draft tokens")
         generated = np.concatenate([n + s.depth for n, s in zip(num_generated, shapes, strict=True)])
         completes = _completes(row_params, drafts, shapes, ledgers)
         penalties = row_params.penalties
@@ -87,7 +87,7 @@ class RowContext:
         bases = [_present(counts[i]) for i in penalties.sequences]
         sizes = [row_params.num_rows[i] for i in penalties.sequences]
         repeats = torch.tensor(sizes, device=device)
-        # Told how many rows that makes, nobody has to wait for the device to find out.
+        # A given output size avoids waiting for the device.
         grown = torch.stack(bases).to(device).repeat_interleave(repeats, dim=0, output_size=sum(sizes))
         starts = np.cumsum([0, *sizes])
         rows = np.concatenate(
@@ -131,7 +131,7 @@ def _present(counts: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A proposal's rows: pairs (row, draft token on the way to it) in order, and each row's depth."""
+    """A proposal's rows: ordered pairs (row, draft token on its path), and the depth of each row."""
 
     row: npt.NDArray[np.int64]
     ancestor: npt.NDArray[np.int64]
@@ -139,7 +139,8 @@ class _Shape:
 
     @property
     def paths(self) -> npt.NDArray[np.int64]:
-        """int64 [rows, largest depth]: the draft tokens on the way to each row, 0 beyond its depth."""
+        """int64 [rows, largest depth]: indices of the draft tokens on the path to each row, 0 beyond its
+        depth."""
         paths = np.zeros((len(self.depth), int(self.depth.max())), dtype=np.int64)
         place = np.arange(len(self.row)) - np.repeat(np.cumsum(self.depth) - self.depth, self.depth)
         paths[self.row, place] = self.ancestor

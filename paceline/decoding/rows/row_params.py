@@ -1,7 +1,7 @@
-"""The sampling parameters of a batch of rows, laid out as tensors.
+"""The sampling parameters of a batch of rows as tensors.
 
-Each sequence owns a run of consecutive rows: one for plain decoding, one more than its draft tokens for a
-proposal. Greedy rows take part in nothing that leaves an argmax as it is.
+Each sequence has consecutive rows: one for plain decoding, one more than its draft tokens for a proposal.
+Greedy rows skip every step that leaves their argmax unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Penalties:
     """The P rows with a repetition, presence or frequency penalty."""
 
     rows: Tensor  # int64 [P]
-    sequences: tuple[int, ...]  # whose rows these are
+    sequences: tuple[int, ...]  # sequences of these rows
     repetition: Tensor  # float32 [P, 1], as the other two
     presence: Tensor
     frequency: Tensor
@@ -46,7 +46,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class MinTokens:
-    """The M pairs of a row and a token it may not take before `at_least` tokens are generated."""
+    """The M pairs of a row and a token it must not take before `at_least` tokens are generated."""
 
     rows: Tensor  # int64 [M], as the other two
     tokens: Tensor
@@ -56,7 +56,7 @@ class MinTokens:
 
 @dataclass(frozen=True, slots=True)
 class Forbidden:
-    """The N pairs of a row and a token it may never take: bad words of one token."""
+    """The N pairs of a row and a token it must never take: bad words of one token."""
 
     rows: Tensor  # int64 [N], as tokens
     tokens: Tensor
@@ -65,7 +65,7 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """The sequences with bad words of more than one token; what they forbid depends on the context."""
+    """The sequences with bad words of several tokens; the forbidden tokens depend on the context."""
 
     sequences: tuple[int, ...]
     tables: tuple[WordTable, ...]
@@ -74,13 +74,12 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The S sequences that may take no other tokens than theirs. A list is long, so it is here once for all
-    rows of its sequence."""
+    """The S sequences with `allowed_token_ids`. A long list is stored once for all rows of its sequence."""
 
-    rows: tuple[slice, ...]  # of each sequence
-    tokens: Tensor  # int32 [N]: the first sequence's, then the next one's
-    counts: Tensor  # int64 [S]: how many of them are whose
-    largest_token: int  # what does not fit into `tokens` is above every vocabulary
+    rows: tuple[slice, ...]  # rows of each sequence
+    tokens: Tensor  # int32 [N]: lists of all sequences, concatenated
+    counts: Tensor  # int64 [S]: length of each list
+    largest_token: int  # ids that do not fit into `tokens` are above every vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +103,15 @@ class TopFilters:
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """The sampling parameters of a batch as tensors, one entry a row; a step no row uses is None.
+    """The sampling parameters of a batch as tensors, one entry per row; an unused step is None.
 
-    Depends only on the requests and their numbers of rows, so a caller may keep it between steps.
+    It depends only on the requests and their numbers of rows, so a caller may keep it between steps.
     """
 
     num_rows: tuple[int, ...]
     """Rows of each sequence."""
     temperature: Tensor | None
-    """float32 [R, 1]; 1 for greedy rows. None when all are 1."""
+    """float32 [R, 1]; 1 for greedy rows. None if all are 1."""
     penalties: Penalties | None
     bias: Bias | None
     min_tokens: MinTokens | None
@@ -135,11 +134,11 @@ class RowParams:
         """Lay out one batch.
 
         Args:
-            params: one a sequence.
-            rows: consecutive rows of each sequence.
-            device: where the logits are.
-            eos_token_ids: the model's; masked, with `stop_token_ids`, until `min_tokens` are generated.
-            bad_words: each sequence's, as tokens; none at all when no sequence has any.
+            params: one per sequence.
+            rows: number of rows of each sequence.
+            device: device of the logits.
+            eos_token_ids: the model's; masked, like `stop_token_ids`, until `min_tokens` are generated.
+            bad_words: tokenised bad words of each sequence; empty if no sequence has any.
         """
         layout = _Layout.of(rows, device)
         sampled = [i for i, p in enumerate(params) if not p.greedy]
@@ -164,12 +163,12 @@ class RowParams:
 
     @property
     def needs_context(self) -> bool:
-        """True when the transforms depend on what came before a row."""
+        """True if the transforms depend on the tokens before a row."""
         return self.penalties is not None or self.min_tokens is not None or self.bad_words is not None
 
     @property
     def changes_logits(self) -> bool:
-        """True when some row's argmax may be another one after the transforms."""
+        """True if the transforms may change some row's argmax."""
         return (
             self.penalties is not None
             or self.bias is not None
@@ -181,17 +180,17 @@ class RowParams:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors and tables."""
+        """Bytes of all tensors and tables."""
         return sum(array.nbytes for array in _arrays(self))
 
     @property
     def only_temperature(self) -> bool:
-        """True when nothing but a temperature, or none, stands between the logits and a token's choice."""
+        """True if no transform but the temperature applies."""
         return not self.changes_logits and self.min_p is None and self.top is None
 
 
 def _arrays(part: object) -> Iterator[Tensor | npt.NDArray[np.int64]]:
-    """All that a layout consists of, but for single numbers."""
+    """All tensors and arrays inside a layout."""
     if isinstance(part, Tensor | np.ndarray):
         yield part
     elif isinstance(part, tuple):
@@ -204,7 +203,7 @@ def _arrays(part: object) -> Iterator[Tensor | npt.NDArray[np.int64]]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which rows belong to which sequence."""
+    """The rows of each sequence."""
 
     rows: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -231,7 +230,7 @@ class _Layout:
         sequences: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """[rows, 1]: each sequence's value, repeated over its rows; all sequences unless some are named."""
+        """[rows, 1]: each sequence's value, repeated over its rows. `sequences` None means all."""
         repeats = self.rows if sequences is None else self.rows[list(sequences)]
         repeated = np.repeat(np.asarray(list(values)), repeats)
         return torch.from_numpy(repeated).to(self.device, dtype)[:, None]
@@ -254,7 +253,7 @@ class _Layout:
     def pair_values(
         self, sequences: Sequence[int], values: Sequence[Sequence[float]], dtype: torch.dtype
     ) -> Tensor:
-        """[N]: values that go with `pairs`."""
+        """[N]: values in the order of `pairs`."""
         repeated = [np.tile(np.asarray(v), self.rows[i]) for i, v in zip(sequences, values, strict=True)]
         return torch.from_numpy(np.concatenate(repeated)).to(self.device, dtype)
 
@@ -283,7 +282,7 @@ def _bias(params: Sequence[SamplingParams], layout: _Layout) -> Bias | None:
 
 
 def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
-    """Ids that end the sequence: its stop ids, and the model's unless they are ignored."""
+    """Ids that end the sequence: its stop ids, and the model's unless `ignore_eos`."""
     return sorted({*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids})
 
 

@@ -1,4 +1,4 @@
-"""Layouts of batches that are likely to come again, in bounded memory."""
+"""A bounded cache of batch layouts."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from paceline.decoding.rows.bad_words import Words
 from paceline.decoding.rows.row_params import RowParams
 
 MOST_BYTES: Final = 1 << 26
-"""Of all that a memo keeps: it lies beside a cache that leaves little of a device's memory."""
+"""Default memory bound, since the key-value cache leaves little device memory."""
 _TOKEN_BYTES: Final = 36
-"""Of one token of a word: an int of Python's, and its place in the word."""
+"""Memory of one token of a bad word: a Python int and its slot in the tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What is remembered of one batch. Of its requests that is no more than whether they are the same: their
-    lists may be long, and nobody tells the memo that they ended."""
+    """A cached batch. It holds only weak references to the parameters, because their lists may be long and
+    the cache does not learn when a request ends."""
 
     params: tuple[weakref.ref[SamplingParams], ...]
     bad_words: tuple[Words, ...]
-    """Held, so that no other object takes their identities."""
+    """Strong references, so that no other object can get the same ids."""
     row_params: RowParams
     nbytes: int
 
 
 class RowParamsCache:
-    """Batches seen lately: a sequence's parameters are the same object from step to step, and building
-    tensors for them takes as long as a small model's layer.
+    """Layouts of recent batches, by identity of the parameters.
+
+    A sequence keeps its parameter object from step to step, and building a layout takes as long as a layer of
+    a small model.
     """
 
     def __init__(self, size: int = 64, most_bytes: int = MOST_BYTES) -> None:
-        """`size`: batches remembered; all of them take `most_bytes` at most."""
+        """Keeps at most `size` batches and `most_bytes` bytes."""
         self._size = size
         self._most_bytes = most_bytes
         self._known: dict[tuple[object, ...], _Batch] = {}
         self.nbytes = 0
-        """Of all that is remembered."""
+        """Bytes of all cached batches."""
 
     def build(
         self,
@@ -52,7 +54,7 @@ class RowParamsCache:
         eos_token_ids: Sequence[int],
         bad_words: Sequence[Words],
     ) -> RowParams:
-        """`RowParams.build`, or what it returned for the same objects."""
+        """`RowParams.build`, cached by the identity of the arguments."""
         eos = tuple(eos_token_ids)
         key = (device, eos, tuple(rows), tuple(map(id, params)), tuple(map(id, bad_words)))
         known = self._known.get(key)

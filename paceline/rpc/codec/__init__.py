@@ -1,7 +1,7 @@
-"""Between protobuf messages and core types: the one place that validates what came over the wire.
+"""Conversion between protobuf messages and core types, with all validation of received messages.
 
-Here is what coordinator and workers say to each other. What clients say is in generation.py, sampling
-parameters and shared checks in sampling.py; their names are also found here.
+This file has the messages between coordinator and workers. Clients' messages are in generation.py, sampling
+parameters and common checks in sampling.py; their names are re-exported here.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ PROTOCOL_VERSION = 1
 
 
 def proposal_to_proto(proposal: Proposal) -> common_pb2.Proposal:
-    """Distributions are passed on as the bytes they are."""
+    """Distributions are forwarded as bytes, without conversion."""
     return common_pb2.Proposal(
         token_ids=proposal.token_ids,
         parents=proposal.parents,
@@ -99,15 +99,14 @@ def proposal_to_proto(proposal: Proposal) -> common_pb2.Proposal:
 
 
 def proposal_from_proto(message: common_pb2.Proposal) -> Proposal:
-    """Check the shape of a proposal. Raises InvalidArgumentError naming the part.
+    """Convert a proposal and check its shape. Raises InvalidArgumentError naming the part.
 
-    Whether ids lie in the vocabulary and probabilities are proper is the target worker's to check,
-    where they become tensors.
+    The target worker checks ids against the vocabulary, and probabilities, when it builds tensors.
     """
     check_count("proposal.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS)
     for name in ("parents", "distributions"):
         if len(getattr(message, name)) not in (0, len(message.token_ids)):
-            raise InvalidArgumentError(f"proposal.{name}", "must be empty or one entry a node")
+            raise InvalidArgumentError(f"proposal.{name}", "must be empty or have one entry per node")
     refuse_unknown_fields(message, "proposal")
     token_ids, parents = tuple(message.token_ids), tuple(message.parents)
     if any(not -1 <= parent < index for index, parent in enumerate(parents)):
@@ -121,7 +120,7 @@ def _sparse_from_proto(message: common_pb2.SparseDistribution) -> SparseDistribu
     if size != len(message.probabilities) or size % 4 or not 0 < size // 4 <= limits.MAX_SUPPORT:
         raise InvalidArgumentError(
             "proposal.distributions",
-            f"needs as many ids as probabilities, between 1 and {limits.MAX_SUPPORT}",
+            f"must have as many ids as probabilities, between 1 and {limits.MAX_SUPPORT}",
         )
     return SparseDistribution(message.token_ids, message.probabilities)
 
@@ -131,7 +130,7 @@ def _microseconds(seconds: float) -> int:
 
 
 def timings_to_proto(timings: Timings) -> common_pb2.Timings:
-    """Seconds to whole microseconds; more than the wire's 71 minutes counts as that."""
+    """Convert seconds to whole microseconds, capped at the wire's 71 minutes."""
     return common_pb2.Timings(
         queue_us=_microseconds(timings.queue),
         compute_us=_microseconds(timings.compute),
@@ -145,7 +144,7 @@ def timings_to_proto(timings: Timings) -> common_pb2.Timings:
 
 
 def timings_from_proto(message: common_pb2.Timings) -> Timings:
-    """Whole microseconds to seconds."""
+    """Convert whole microseconds to seconds."""
     return Timings(
         queue=message.queue_us / 1e6,
         compute=message.compute_us / 1e6,
@@ -159,7 +158,7 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
 
 
 def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: Verdict) -> target_pb2.Verdict:
-    """A verdict with the address of the round it answers."""
+    """A verdict with the ids of its round."""
     return target_pb2.Verdict(
         sequence_id=sequence_id,
         epoch=epoch,
@@ -174,14 +173,14 @@ def verdict_to_proto(sequence_id: str, epoch: int, round_number: int, verdict: V
 
 
 def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
-    """Raises InvalidArgumentError if counts and tokens disagree."""
+    """Raises InvalidArgumentError if counts and tokens are inconsistent."""
     if len(message.token_ids) != message.num_accepted + 1:
         raise InvalidArgumentError("verdict.token_ids", "must be the accepted tokens and the next one")
     check_count("verdict.token_ids", message.token_ids, limits.MAX_SPECULATIVE_TOKENS + 1)
     check_count("verdict.logprobs", message.logprobs, len(message.token_ids))
     logprobs = tuple(_logprobs_from_proto(entry) for entry in message.logprobs)
     if logprobs and [entry.token_id for entry in logprobs] != list(message.token_ids):
-        raise InvalidArgumentError("verdict.logprobs", "must be empty or one entry a token")
+        raise InvalidArgumentError("verdict.logprobs", "must be empty or have one entry per token")
     return Verdict(
         num_accepted=message.num_accepted,
         token_ids=tuple(message.token_ids),
@@ -204,7 +203,7 @@ def _logprobs_to_proto(entry: TokenLogprobs) -> common_pb2.TokenLogprobs:
 
 def _logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
     if len(message.top_token_ids) != len(message.top_logprobs):
-        raise InvalidArgumentError("logprobs", "needs as many ids as log-probabilities")
+        raise InvalidArgumentError("logprobs", "must have as many ids as log-probabilities")
     check_count("logprobs", message.top_token_ids, limits.MAX_LOGPROBS)
     return TokenLogprobs(
         message.token_id,
@@ -216,7 +215,7 @@ def _logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
 
 
 def prompt_logprobs_to_proto(event: PromptLogprobs) -> target_pb2.PromptLogprobs:
-    """A part of a prompt's log-probabilities with the address of its round."""
+    """A part of a prompt's log-probabilities with the ids of its round."""
     return target_pb2.PromptLogprobs(
         sequence_id=event.sequence_id,
         epoch=event.epoch,
@@ -247,7 +246,7 @@ def draft_proposal_to_proto(
     num_computed_tokens: int,
     timings: Timings,
 ) -> draft_pb2.DraftProposal:
-    """A proposal with the address of the round it answers."""
+    """A proposal with the ids of its round."""
     return draft_pb2.DraftProposal(
         sequence_id=sequence_id,
         epoch=epoch,

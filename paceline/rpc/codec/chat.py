@@ -1,4 +1,4 @@
-"""Conversations on the wire, between protobuf and plain values."""
+"""Conversion of conversations between protobuf and plain values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MEMBERS: Final = ("role", "content", "name")
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A conversation, and how its prompt ends."""
+    """A conversation and the options of its template."""
 
     messages: Sequence[Mapping[str, Any]]
-    """`role`, `content`, and perhaps `name`: text each."""
+    """Text values for `role`, `content`, and optionally `name`."""
     add_generation_prompt: bool | None = None
-    """None: the assistant's turn is opened, unless the last message is continued."""
+    """None opens the assistant's turn, unless the last message is continued."""
     continue_final_message: bool = False
     variables: Mapping[str, Any] | None = None
-    """More variables of the template."""
+    """Additional variables of the template."""
 
 
 def chat_to_proto(call: ChatCall) -> generation_pb2.ApplyChatTemplateRequest:
-    """What the SDK sends. Raises InvalidArgumentError naming what the wire cannot carry."""
+    """The SDK's message. Raises InvalidArgumentError naming an argument that the wire cannot carry."""
     messages: Any = call.messages
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidArgumentError("messages", "must be a list of messages")
@@ -73,7 +73,7 @@ def _variables_to_text(variables: Mapping[str, Any] | None) -> str:
     try:
         text = json.dumps(dict(variables), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise InvalidArgumentError("chat_template_kwargs", "must hold what JSON can hold") from None
+        raise InvalidArgumentError("chat_template_kwargs", "must be representable in JSON") from None
     check_text("chat_template_kwargs", text)
     return text
 

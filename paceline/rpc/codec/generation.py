@@ -1,4 +1,4 @@
-"""What clients say, between protobuf and core types. The gRPC and HTTP faces both go through here."""
+"""Conversion of clients' requests between protobuf and core types, for the gRPC and HTTP APIs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REASONS_BACK: dict[int, FinishReason] = {wire: reason for reason, wire in _REAS
 
 
 def speculation_to_proto(params: SpeculationParams) -> generation_pb2.SpeculationParams:
-    """Unset fields stay unset: they mean the server's setting."""
+    """Unset fields stay unset and mean the server's setting."""
     message = generation_pb2.SpeculationParams()
     if params.num_speculative_tokens == AUTO:
         message.auto_num_speculative_tokens = True
@@ -69,24 +69,24 @@ def speculation_from_proto(message: generation_pb2.SpeculationParams) -> Specula
 
 
 def origin_to_proto(origin: TokenOrigin) -> generation_pb2.TokenOrigin.ValueType:
-    """The wire's number of a token's origin."""
+    """The wire value of a token's origin."""
     return _ORIGINS[origin]
 
 
 def origin_from_proto(value: int) -> TokenOrigin:
-    """Raises InvalidArgumentError for a number that names none."""
+    """Raises InvalidArgumentError for an unknown value."""
     if value not in _ORIGINS_BACK:
         raise InvalidArgumentError("origins", f"no token origin has the number {value}")
     return _ORIGINS_BACK[value]
 
 
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
-    """The wire's number of a finish reason."""
+    """The wire value of a finish reason."""
     return _REASONS[reason]
 
 
 def finish_reason_from_proto(value: int) -> FinishReason:
-    """Raises InvalidArgumentError for a number that names none."""
+    """Raises InvalidArgumentError for an unknown value."""
     if value not in _REASONS_BACK:
         raise InvalidArgumentError("finish_reason", f"no finish reason has the number {value}")
     return _REASONS_BACK[value]
@@ -94,22 +94,22 @@ def finish_reason_from_proto(value: int) -> FinishReason:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A client's request after validation of everything that needs no model."""
+    """A client's request after all validation that needs no model."""
 
     request_id: str
     prompt: str | tuple[int, ...]
     sampling: SamplingParams
     speculation: SpeculationParams
     cache_salt: str = ""
-    """Requests with different ones never share cached prefixes."""
+    """Requests with different salts never share cached prefixes."""
     resumable: bool = False
-    """The request is held for a while when its client's connection is lost."""
+    """The request is held for some time after its client's connection is lost."""
     resumption: Resumption | None = None
-    """Where the client goes on; None begins a request."""
+    """The client's position if it resumes a request; None for a new request."""
 
 
 def generate_request_to_proto(call: GenerateCall) -> generation_pb2.GenerateRequest:
-    """What the SDK sends. Raises InvalidArgumentError for text or ids that the wire cannot carry."""
+    """The SDK's message. Raises InvalidArgumentError for text or ids that the wire cannot carry."""
     check_text("request_id", call.request_id)
     check_text("cache_salt", call.cache_salt)
     message = generation_pb2.GenerateRequest(
@@ -165,19 +165,19 @@ def generate_request_from_proto(message: generation_pb2.GenerateRequest) -> Gene
 
 
 class ContextLengthError(InvalidArgumentError):
-    """A request does not fit the model's length. Its client is told of it as an InvalidArgumentError."""
+    """A request exceeds the model's length. Clients receive it as an InvalidArgumentError."""
 
     def __init__(self, field: str, max_model_len: int, excess: str) -> None:
-        """`excess`: what is too long. Programs look for the words before it."""
+        """`excess` says what is too long. Client programs match the text before it, so that must not change."""
         super().__init__(field, f"this model's maximum context length is {max_model_len} tokens; {excess}")
 
 
 def check_against_model(
     call: GenerateCall, prompt_length: int, vocabulary_size: int, max_model_len: int
 ) -> None:
-    """What can only be judged with the model at hand.
+    """Validation that requires the model's properties.
 
-    Raises InvalidArgumentError naming the field, ContextLengthError where prompt and answer are too long.
+    Raises InvalidArgumentError naming the field, or ContextLengthError if prompt and answer are too long.
     """
     if not isinstance(call.prompt, str):
         check_token_ids("prompt", call.prompt, vocabulary_size)
@@ -185,13 +185,15 @@ def check_against_model(
     for token_ids in call.resumption.received if call.resumption is not None else ():
         check_token_ids("received", token_ids, vocabulary_size)
     if prompt_length >= max_model_len:
-        raise ContextLengthError("prompt", max_model_len, f"a prompt of {prompt_length} leaves room for none")
+        raise ContextLengthError(
+            "prompt", max_model_len, f"a prompt of {prompt_length} leaves no room for an answer"
+        )
     reported = call.sampling.prompt_logprobs
     if reported is not None and prompt_length * (reported + 1) > limits.MAX_PROMPT_LOGPROBS:
         raise InvalidArgumentError(
             "prompt_logprobs", f"at most {limits.MAX_PROMPT_LOGPROBS} in all, for {prompt_length} tokens"
         )
-    # Without max_tokens the answer may be as long as there is room; min_tokens must fit all the same.
+    # Without max_tokens, the answer may fill the remaining length, but min_tokens must still fit.
     for field, wanted in (("max_tokens", call.sampling.max_tokens), ("min_tokens", call.sampling.min_tokens)):
         if wanted is not None and prompt_length + wanted > max_model_len:
             raise ContextLengthError(

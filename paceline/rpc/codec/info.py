@@ -1,4 +1,4 @@
-"""What a worker says of itself: whether it may serve here, and a draft worker beside a target worker."""
+"""Checks of a worker's self-description: role, protocol version, and compatibility of draft and target."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from paceline.v1 import common_pb2
 
 
 def check_role(info: common_pb2.WorkerInfo, role: str, address: str) -> None:
-    """Raise unless the worker at `address` is of this role and speaks our version of the protocol.
+    """Raise unless the worker at `address` has this role and this protocol version.
 
-    InvalidArgumentError names the setting that the address is of; FailedPreconditionError has both versions.
+    InvalidArgumentError names the setting of the address; FailedPreconditionError has both versions.
     """
     if info.role != role:
         raise InvalidArgumentError(f"{role}s", f"{address} is a {info.role} worker")
     if info.protocol_version != PROTOCOL_VERSION:
         raise FailedPreconditionError(
-            f"it speaks protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
+            f"the worker has protocol version {info.protocol_version}, this coordinator {PROTOCOL_VERSION}"
         )
 
 
 def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo) -> None:
-    """Raise TokenizerMismatchError, with both values, unless the two share a tokenizer.
+    """Raise TokenizerMismatchError, with both values, unless both share a tokenizer.
 
-    Padded embeddings do not matter: both sides report the ids their tokenizer knows.
+    Padded embeddings do not matter, because both report their tokenizer's ids.
     """
     pairs = (
         ("vocabulary_size", target.vocabulary_size, draft.vocabulary_size),
@@ -34,5 +34,5 @@ def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo
         if of_target != of_draft:
             raise TokenizerMismatchError(
                 "draft_model",
-                f"{name} of the draft {draft.model} is {of_draft}, of the target {target.model} {of_target}",
+                f"{name} is {of_draft} for the draft {draft.model} but {of_target} for the target {target.model}",
             )

@@ -1,7 +1,6 @@
-"""Sampling parameters between protobuf and core types, and the checks that every message shares.
+"""Conversion of sampling parameters between protobuf and core types, and checks common to all messages.
 
-A field this version does not know is refused with its number, since a parameter that is silently ignored
-would change what the caller asked for.
+Unknown fields are refused, because ignoring a parameter silently would change the request.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ _MOST = {
 }
 _TOKEN_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 UNLIMITED_MAX_TOKENS = -1
-"""`max_tokens` on the wire for "up to the model's length"."""
+"""`max_tokens` on the wire, meaning "up to the model's length"."""
 
 
 def refuse_unknown_fields(message: Message, name: str) -> None:
-    """Raise InvalidArgumentError if `message` carries a field this version does not define.
+    """Raise InvalidArgumentError if `message` has a field unknown to this version.
 
-    A large message is refused for those of the messages in it as well, and loses all of them. Both look at
-    all that it holds: count its lists before.
+    In a large message, unknown fields of nested messages are refused too, and all unknown fields are
+    discarded. The cost grows with the message, so check the sizes of its lists first.
     """
     size = message.ByteSize()
     if size > limits.MAX_UNKNOWN_FIELD_BYTES:
@@ -74,13 +73,13 @@ def refuse_unknown_fields(message: Message, name: str) -> None:
 
 
 def check_count(name: str, values: Sized, most: int) -> None:
-    """Raises InvalidArgumentError for more than `most`. A list of a message is counted before it is read."""
+    """Raises InvalidArgumentError for more than `most` values. Check a message's lists before reading them."""
     if len(values) > most:
         raise InvalidArgumentError(name, f"at most {most}, got {len(values)}")
 
 
 def check_text(name: str, text: str) -> None:
-    """Raises InvalidArgumentError for a lone surrogate, which no UTF-8 can carry."""
+    """Raises InvalidArgumentError for a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -88,7 +87,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def _check_below(name: str, token_ids: Collection[int], bound: int, what: str) -> None:
-    # A fraction of the time of a loop that can say which one is not.
+    # Much faster than the loop below, which finds the offending id.
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < bound):
         return
     for position, token_id in enumerate(token_ids):
@@ -103,11 +102,11 @@ def check_wire_ids(name: str, token_ids: Collection[int]) -> None:
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Every field is set, so the receiver needs no defaults of its own.
+    """Convert with every field set, so that the receiver needs no defaults.
 
-    `skip_special_tokens` is set where it is false only: receivers that do not know it refuse it.
+    Only `skip_special_tokens` is omitted if true, because older receivers refuse it.
 
-    Raises InvalidArgumentError for a value that the wire's type cannot hold.
+    Raises InvalidArgumentError for a value that the wire's type cannot represent.
     """
     for name in _TOKEN_FIELDS:
         check_wire_ids(name, getattr(params, name) or ())
@@ -139,7 +138,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def structure_to_proto(structure: StructuredOutputs) -> common_pb2.StructuredOutputs:
-    """Raises InvalidArgumentError for text that no UTF-8 can carry."""
+    """Raises InvalidArgumentError for text that UTF-8 cannot encode."""
     message = common_pb2.StructuredOutputs(disable_any_whitespace=structure.disable_any_whitespace)
     value: Any = getattr(structure, structure.kind)
     if structure.kind == "choice":
@@ -194,19 +193,19 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
 
 
 def mode_to_proto(mode: AcceptanceMode) -> common_pb2.AcceptanceMode.ValueType:
-    """The wire's number of an acceptance mode."""
+    """The wire value of an acceptance mode."""
     return _MODES[mode]
 
 
 def mode_from_proto(value: int, name: str = "acceptance") -> AcceptanceMode:
-    """Raises InvalidArgumentError for a number that names no mode."""
+    """Raises InvalidArgumentError for an unknown value."""
     if value not in _MODES_BACK:
         raise InvalidArgumentError(name, f"no acceptance mode has the number {value}")
     return _MODES_BACK[value]
 
 
 def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParams:
-    """What OpenSequence carries. Workers make no text, and are not told of what concerns it alone."""
+    """Parameters for OpenSequence. Fields that only affect text are omitted, since workers produce no text."""
     sampling = sampling_to_proto(params.sampling)
     sampling.ClearField("skip_special_tokens")
     return common_pb2.SequenceParams(
@@ -222,13 +221,13 @@ def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParam
 
 
 def sequence_params_from_proto(message: common_pb2.SequenceParams) -> SequenceParams:
-    """Raises InvalidArgumentError; a sequence without a seed cannot be sampled repeatably."""
-    # A word has a form with a leading space and one without.
+    """Raises InvalidArgumentError, also for a missing seed, without which sampling is not reproducible."""
+    # Twice, because each word is sent with and without a leading space.
     check_count("bad_words", message.bad_words_token_ids, 2 * limits.MAX_BAD_WORDS)
     sampling = sampling_from_proto(message.sampling)
     refuse_unknown_fields(message, "params")
     if sampling.seed is None:
-        raise InvalidArgumentError("seed", "a worker's sequence needs one")
+        raise InvalidArgumentError("seed", "is required for a worker's sequence")
     for sequence in message.bad_words_token_ids:
         refuse_unknown_fields(sequence, "bad_words")
         if not 1 <= len(sequence.token_ids) <= limits.MAX_BAD_WORD_TOKENS:
@@ -265,7 +264,7 @@ def check_named_tokens(sampling: SamplingParams, vocabulary_size: int) -> None:
 
 
 def check_choices_remain(params: SequenceParams, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
-    """Refuse masks that might together leave no token, whatever comes before.
+    """Refuse combinations of masks that might leave no token in some context.
 
     Raises InvalidArgumentError naming the field.
     """
@@ -276,7 +275,7 @@ def check_choices_remain(params: SequenceParams, vocabulary_size: int, eos_token
     if sampling.allowed_token_ids is not None:
         if blocked.issuperset(sampling.allowed_token_ids):
             raise InvalidArgumentError(
-                "allowed_token_ids", "bad_words and min_tokens may together forbid every one of them"
+                "allowed_token_ids", "bad_words and min_tokens together may forbid all of them"
             )
     elif len(blocked) >= vocabulary_size:
         name = "bad_words" if params.bad_words_token_ids else "min_tokens"
@@ -289,9 +288,9 @@ def check_opening(
     vocabulary_size: int,
     eos_token_ids: Iterable[int] = (),
 ) -> None:
-    """Refuse a sequence no worker could run. Raises InvalidArgumentError naming the field."""
+    """Refuse a sequence that no worker could run. Raises InvalidArgumentError naming the field."""
     if not token_ids:
-        raise InvalidArgumentError("token_ids", "a sequence needs at least one token")
+        raise InvalidArgumentError("token_ids", "must have at least one token")
     check_token_ids("token_ids", token_ids, vocabulary_size)
     check_named_tokens(params.sampling, vocabulary_size)
     for sequence in params.bad_words_token_ids:

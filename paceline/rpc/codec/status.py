@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses and back: canonical codes with details that name the field.
+"""Conversion between errors and gRPC statuses: canonical codes, with details that name the field.
 
 | error | code |
 |---|---|
@@ -7,7 +7,7 @@
 | NotFoundError | NOT_FOUND |
 | FailedPreconditionError | FAILED_PRECONDITION |
 | StaleEpochError | ABORTED |
-| ResourceExhaustedError | RESOURCE_EXHAUSTED, with RetryInfo where the time is known |
+| ResourceExhaustedError | RESOURCE_EXHAUSTED, with RetryInfo if the time is known |
 | UnauthenticatedError | UNAUTHENTICATED |
 | PermissionDeniedError | PERMISSION_DENIED |
 | UnavailableError | UNAVAILABLE with the last index |
@@ -15,7 +15,7 @@
 | CancelledError | CANCELLED |
 | anything else | INTERNAL, without its text |
 
-`FailedPreconditionError.known_length` has a field of its own beside the status in `SequenceError`.
+`FailedPreconditionError.known_length` is a separate field of `SequenceError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.core import errors
 
 DOMAIN = "paceline"
 DETAILS_KEY = "grpc-status-details-bin"
-"""Where gRPC's rich error model puts the status."""
+"""Metadata key of the status in gRPC's rich error model."""
 
 _CODES: dict[type[errors.PacelineError], int] = {
     errors.InvalidArgumentError: code_pb2.INVALID_ARGUMENT,
@@ -53,14 +53,14 @@ _CODES: dict[type[errors.PacelineError], int] = {
 
 
 def code_name(error: BaseException) -> str:
-    """The canonical code that a peer is told, such as `INVALID_ARGUMENT`."""
+    """The canonical code of an error, such as `INVALID_ARGUMENT`."""
     known = next((cls for cls in type(error).__mro__ if cls in _CODES), errors.InternalError)
     name: str = code_pb2.Code.Name(_CODES[known])
     return name
 
 
 def to_status(error: BaseException) -> status_pb2.Status:
-    """The status a peer may see. An unexpected exception's text stays in the log."""
+    """The status for a peer. The text of an unexpected exception is not included."""
     status = status_pb2.Status(code=code_pb2.INTERNAL, message="internal error")
     info = error_details_pb2.ErrorInfo(reason="Internal", domain=DOMAIN)
     if isinstance(error, errors.PacelineError):
@@ -84,7 +84,7 @@ def to_status(error: BaseException) -> status_pb2.Status:
 
 
 def _read_details(details: Iterable[AnyMessage]) -> tuple[error_details_pb2.ErrorInfo, Any]:
-    """Our ErrorInfo and the first field violation. Whatever else a peer packed counts as absent."""
+    """Paceline's ErrorInfo and the first field violation; other details are ignored."""
     info, violation = error_details_pb2.ErrorInfo(), None
     for detail in details:
         try:
@@ -103,7 +103,7 @@ def _read_details(details: Iterable[AnyMessage]) -> tuple[error_details_pb2.Erro
 
 
 def from_status(status: status_pb2.Status, known_length: int = 0) -> errors.PacelineError:
-    """The error a peer meant. Never raises: a peer's broken details are an error without details."""
+    """The error for a peer's status. Never raises; invalid details are ignored."""
     info, violation = _read_details(status.details)
     match status.code:
         case code_pb2.INVALID_ARGUMENT | code_pb2.ALREADY_EXISTS as code:
@@ -151,7 +151,7 @@ def _index(text: str) -> int | None:
 
 
 def from_rpc_error(error: grpc.RpcError) -> errors.PacelineError:
-    """The error behind a failed call of either API, with its details where the peer gave them."""
+    """The error for a failed call of the synchronous or asyncio API, with the peer's details if present."""
     code, text = error.code(), error.details()
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:

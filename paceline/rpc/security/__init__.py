@@ -1,1 +1,1 @@
-"""Who may call, and the certificates and credentials that show it."""
+"""Authorisation, certificates and credentials."""

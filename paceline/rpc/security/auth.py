@@ -1,9 +1,9 @@
-"""Who may call what, by the certificate that a peer shows.
+"""Authorisation of calls by the peer's certificate.
 
-A certificate tells its holder's role by a DNS name among its subject alternative names:
-`coordinator.paceline.internal` and so on. A DNS name, because it is the one thing that both ends can check:
-a gRPC server is told the names in its client's certificate, but a gRPC client in Python is not told those
-of its server, and can only demand one name in advance.
+A certificate contains its holder's role as a DNS name among its subject alternative names, such as
+`coordinator.paceline.internal`. DNS names are the only thing that both ends can check: a gRPC server can read
+the names in its client's certificate, but a gRPC client in Python cannot read those of its server and can only
+require one name in advance.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paceline.core.security.secret import WorkerSecret
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
-"""Raises PacelineError to refuse a call; takes its context and its method's full name."""
+"""Takes a call's context and its method's full name; raises PacelineError to refuse the call."""
 DOMAIN: Final = "paceline.internal"
-"""`.internal` is reserved for private use: no public authority certifies such a name."""
+"""`.internal` is reserved for private use, so no public authority certifies such a name."""
 
 
 class PeerRole(enum.Enum):
-    """What a certificate says its holder is."""
+    """The role of a certificate's holder."""
 
     COORDINATOR = "coordinator"
     TARGET = "target"
@@ -34,7 +34,7 @@ class PeerRole(enum.Enum):
 
     @property
     def dns_name(self) -> str:
-        """The name that certificates of this role have."""
+        """The DNS name in certificates of this role."""
         return f"{self.value}.{DOMAIN}"
 
 
@@ -43,19 +43,19 @@ CALLERS: Final[Mapping[str, frozenset[PeerRole]]] = {
     "draft": frozenset({PeerRole.COORDINATOR}),
     "coordinator": frozenset({PeerRole.CLIENT, PeerRole.COORDINATOR}),
 }
-"""Role of a server, to the roles that may call it."""
+"""The roles that may call a server, by the server's role."""
 
 _HEALTH: Final = "/grpc.health.v1.Health/"
 _HEALTH_PATHS: Final = frozenset({"/health", "/ping"})
 
 
 def is_open(method: str) -> bool:
-    """True for what needs neither role nor key: health, by gRPC's method or HTTP's path."""
+    """True for methods and paths without authentication: health checks by gRPC method or HTTP path."""
     return method.startswith(_HEALTH) or method in _HEALTH_PATHS
 
 
 def roles_of(names: Iterable[str]) -> frozenset[PeerRole]:
-    """The roles that a certificate with these DNS names gives. No wildcards: a role is named in full."""
+    """The roles of a certificate with these DNS names. Wildcards are not supported."""
     given = {name.lower() for name in names}
     return frozenset(role for role in PeerRole if role.dns_name in given)
 
@@ -63,25 +63,25 @@ def roles_of(names: Iterable[str]) -> frozenset[PeerRole]:
 def check_call(server: str, names: Iterable[str], method: str) -> None:
     """Raises PermissionDeniedError unless a peer with these names may call `method` of a server of this role.
 
-    Pure, and closed by default: a method that nobody thought of is one that needs the role.
+    Closed by default: an unknown method requires the role.
     """
     if not is_open(method) and not roles_of(names) & CALLERS[server]:
-        raise PermissionDeniedError("the certificate shown does not allow this call")
+        raise PermissionDeniedError("the caller's certificate does not allow this call")
 
 
 def names_of(context: grpc.aio.ServicerContext[Any, Any]) -> list[str]:
-    """The DNS names in a caller's certificate, which the handshake has verified."""
+    """The DNS names in the caller's certificate, which the handshake has verified."""
     found: Iterable[bytes] = context.auth_context().get("peer_dns", ())
     return [name.decode("utf-8", "replace") for name in found]
 
 
 def role_check(server: str) -> Check:
-    """`check_call` as what a ShieldInterceptor asks, for a server that demands certificates."""
+    """`check_call` as a Check, for a server that requires client certificates."""
     return lambda context, method: check_call(server, names_of(context), method)
 
 
 def secret_check(secret: WorkerSecret) -> Check:
-    """Demands the secret on every method but health, unknown methods included."""
+    """Requires the secret on every method except health, including unknown methods."""
 
     def check(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
         if not is_open(method):
@@ -91,7 +91,7 @@ def secret_check(secret: WorkerSecret) -> Check:
 
 
 def all_of(*checks: Check) -> Check:
-    """Makes each check in turn."""
+    """Runs all checks in order."""
 
     def check(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
         for each in checks:

@@ -1,4 +1,4 @@
-"""When certificates end: warned of at the start, 30, 7 and 1 days before, and once they have; and in days."""
+"""Monitors the expiry of certificates: warnings at start, 30, 7 and 1 days before, and after expiry."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ log = logging.getLogger(__name__)
 
 WARNING_DAYS: Final = (30, 7, 1)
 CHECK_SECONDS: Final = 60.0
-"""How often the files are looked at."""
+"""Interval of reading the files."""
 _DAY: Final = 86400.0
 
 
 def stage(days: float) -> int:
-    """How many of the warnings are due at so many days before the end; one more once it has come."""
+    """Number of warnings due at this many days before expiry, including the one after expiry."""
     return sum(days < bound for bound in (*WARNING_DAYS, 0))
 
 
 class CertificateExpiry:
-    """The certificate files of a process, by the setting that names each."""
+    """The certificate files of a process, by setting."""
 
     def __init__(
         self, settings: Mapping[str, Tls | None], now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """By prefix, such as `tls`, the settings of a port or of connections; None is plain text."""
+        """`settings`: TLS settings by prefix, such as `tls`; None means plain text."""
         self._files = {
             f"{prefix}_{name}": file
             for prefix, tls in settings.items()
@@ -43,18 +43,18 @@ class CertificateExpiry:
         self._told: dict[str, int] = {}
 
     def days_left(self) -> Mapping[str, float]:
-        """Days until each file's certificate ends, by its setting; negative once it has."""
+        """Days until each file's certificate expires, by setting; negative after expiry."""
         now = self._now()
         return {name: (end - now).total_seconds() / _DAY for name, end in self._ends.items()}
 
     def check(self) -> None:
-        """Read the files and warn of what ends. Each warning is written once, until the file is renewed."""
+        """Read the files and log warnings, each once until the file is renewed."""
         for name, file in self._files.items():
             try:
                 found = ends(Path(file).read_bytes())
             except OSError:
-                continue  # what stays in use is what was read before
-            # Of a chain all must be valid, of authorities one that is suffices.
+                continue  # the process keeps using the previous content
+            # All certificates of a chain must be valid, but only one of several authorities.
             if found:
                 self._ends[name] = max(found) if name.endswith("_ca") else min(found)
         for name, days in self.days_left().items():
@@ -66,12 +66,12 @@ class CertificateExpiry:
     def _warn(self, name: str, days: float) -> None:
         file, end = self._files[name], self._ends[name].strftime("%Y-%m-%d %H:%M UTC")
         if days < 0:
-            log.error("%s has expired: %s ended %s; handshakes fail", name, file, end)
+            log.error("%s has expired: %s was valid until %s; handshakes fail", name, file, end)
         else:
-            log.warning("%s expires in %.1f days: %s ends %s", name, days, file, end)
+            log.warning("%s expires in %.1f days: %s is valid until %s", name, days, file, end)
 
     async def watch(self) -> None:
-        """Check now and then, until cancelled."""
+        """Check periodically until cancelled."""
         while self._files:
             self.check()
             await asyncio.sleep(CHECK_SECONDS)

@@ -1,6 +1,6 @@
-"""Which certificates gRPC can use: its TLS takes fewer kinds of keys than OpenSSL, which reads the files.
+"""Checks for certificate keys that gRPC's TLS does not support although OpenSSL can read them.
 
-gRPC itself says nothing, or only that it cannot listen, and every handshake fails.
+gRPC reports nothing, or only that it cannot listen, and every handshake fails.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _UTC_TIME: Final = 0x17
 
 
 def unusable_kind(pem: bytes) -> str | None:
-    """What kind of key the first certificate of a file has, if gRPC cannot use it. None where it can, and
-    where the file cannot be read so far: what it is then is for OpenSSL to say."""
+    """The kind of the first certificate's key if gRPC cannot use it, else None. Also None for unreadable files,
+    which OpenSSL reports."""
     found = _FIRST.search(pem)
     if found is None:
         return None
@@ -31,11 +31,11 @@ def unusable_kind(pem: bytes) -> str | None:
         kind = _kind(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
     except (ValueError, IndexError):
         return None
-    return None if kind in USABLE else _NAMES.get(kind, "of another kind")
+    return None if kind in USABLE else _NAMES.get(kind, "unknown kind")
 
 
 def ends(pem: bytes) -> list[datetime]:
-    """When each certificate of a file ends; none where none can be read."""
+    """Expiry of each readable certificate in a file."""
     found = []
     for block in _FIRST.findall(pem):
         try:
@@ -48,14 +48,14 @@ def ends(pem: bytes) -> list[datetime]:
 
 
 def _moment(tag: int, text: str) -> datetime:
-    """Of two digits for the year those from 50 on are of the last century. Raises ValueError."""
+    """Parse a time. Two-digit years from 50 on are in the 20th century. Raises ValueError."""
     if tag == _UTC_TIME:
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _fields(certificate: bytes) -> list[bytes]:
-    """Serial number, signature, issuer, validity, subject, and then the key (RFC 5280, 4.1).
+    """Serial number, signature, issuer, validity, subject and key (RFC 5280, 4.1).
 
     Raises ValueError, IndexError.
     """
@@ -65,17 +65,17 @@ def _fields(certificate: bytes) -> list[bytes]:
 
 
 def _kind(certificate: bytes) -> str:
-    """Algorithm and, of an elliptic curve, which one. Raises ValueError, IndexError."""
+    """The key's algorithm and, for an elliptic curve, the curve. Raises ValueError, IndexError."""
     (_, algorithm), *_ = _values(_fields(certificate)[5])
     return "/".join(value.hex() for tag, value in _values(algorithm) if tag == _OBJECT_IDENTIFIER)
 
 
 def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each value in the content of another one."""
+    """Tag and content of each DER value in the content of another."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2
-        if length >= 0x80:  # then it is how many bytes the length itself has
+        if length >= 0x80:  # long form: the low bits give the number of length bytes
             at, length = at + length - 0x80, int.from_bytes(der[at : at + length - 0x80], "big")
         yield tag, der[at : at + length]
         at += length

@@ -1,4 +1,4 @@
-"""TLS settings as what gRPC wants: the files read, checked, and made into credentials and channels."""
+"""gRPC credentials and channels from TLS settings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Options = Sequence[tuple[str, Any]]
 
 
 def check_files(tls: Tls, prefix: str = "tls") -> None:
-    """Raises InvalidArgumentError naming `{prefix}_certificate`, `_key` or `_ca` for what cannot be used.
+    """Raises InvalidArgumentError naming `{prefix}_certificate`, `_key` or `_ca` for unusable files.
 
-    gRPC itself would say nothing, and let every handshake fail.
+    gRPC would report nothing, and every handshake would fail.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     contents = {
@@ -31,22 +31,22 @@ def check_files(tls: Tls, prefix: str = "tls") -> None:
     }
     if tls.certificate:
         try:
-            # A password is never asked for: an encrypted key is one that cannot be used.
+            # An empty password, so that an encrypted key fails instead of prompting.
             context.load_cert_chain(tls.certificate, tls.key, password=lambda: b"")
         except (ssl.SSLError, ValueError):
-            message = f"is no unencrypted PEM key of {prefix}_certificate, or that is no PEM certificate"
+            message = f"is not the unencrypted PEM key of {prefix}_certificate, or the latter is not PEM"
             raise InvalidArgumentError(f"{prefix}_key", message) from None
-        except OSError as error:  # one of them is gone since it was read
+        except OSError as error:  # a file was removed after it was read
             files = f"{tls.certificate} or {tls.key}"
             raise _unreadable(files, f"{prefix}_certificate", error) from None
         if (kind := unusable_kind(contents["certificate"])) is not None:
-            message = f"has a key ({kind}) that gRPC cannot use; it takes RSA, P-256 and P-384"
+            message = f"has a key ({kind}) that gRPC does not support; use RSA, P-256 or P-384"
             raise InvalidArgumentError(f"{prefix}_certificate", message)
     if tls.ca:
         try:
             context.load_verify_locations(tls.ca)
         except ssl.SSLError:
-            raise InvalidArgumentError(f"{prefix}_ca", "holds no PEM certificate") from None
+            raise InvalidArgumentError(f"{prefix}_ca", "contains no PEM certificate") from None
         except OSError as error:
             raise _unreadable(tls.ca, f"{prefix}_ca", error) from None
 
@@ -56,12 +56,12 @@ def _unreadable(file: str, name: str, error: OSError) -> InvalidArgumentError:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """With an authority every client must show a certificate of it. Raises InvalidArgumentError.
+    """Server credentials; with an authority, client certificates are required. Raises InvalidArgumentError.
 
-    Each new connection gets what the files hold then.
+    Each new connection uses the current files.
     """
     renewed = Renewed(tls, _server_configuration, "the gRPC port")
-    fetch: Any = renewed.changed  # None is allowed, whatever its type says
+    fetch: Any = renewed.changed  # may return None, contrary to gRPC's annotation
     return grpc.dynamic_ssl_server_credentials(
         renewed.present, fetch, require_client_authentication=bool(tls.ca)
     )
@@ -75,7 +75,7 @@ def _server_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
 
 
 def channel_credentials(tls: Tls, prefix: str = "tls") -> grpc.ChannelCredentials:
-    """Raises InvalidArgumentError naming a file as `check_files` does."""
+    """Client credentials. Raises InvalidArgumentError as `check_files`."""
     check_files(tls, prefix)
     key, certificate, ca = (
         read_bytes(f"{prefix}_{name}", file) if file else None
@@ -85,8 +85,8 @@ def channel_credentials(tls: Tls, prefix: str = "tls") -> grpc.ChannelCredential
 
 
 def _options(address: str, options: Options, tls: Tls | None) -> Options:
-    """With what every channel of ours has. This machine is never reached through an HTTP proxy, which gRPC
-    would ask wherever the environment names one."""
+    """Add common options. For loopback addresses, the environment's HTTP proxy is disabled, which gRPC would
+    otherwise use."""
     more: list[tuple[str, Any]] = []
     if is_loopback(address.rpartition(":")[0]):
         more.append(("grpc.enable_http_proxy", 0))
@@ -96,7 +96,7 @@ def _options(address: str, options: Options, tls: Tls | None) -> Options:
 
 
 def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channel:
-    """A channel for threads; None is plain text. Raises InvalidArgumentError naming a file."""
+    """A synchronous channel; `tls` None is plain text. Raises InvalidArgumentError naming a file."""
     options = _options(address, options, tls)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
@@ -106,8 +106,8 @@ def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channe
 def open_aio_channel(
     address: str, options: Options, tls: Tls | None, prefix: str = "tls"
 ) -> grpc.aio.Channel:
-    """A channel for asyncio; None is plain text. Raises InvalidArgumentError naming a file by its setting,
-    which begins with `prefix`."""
+    """An asyncio channel; `tls` None is plain text. Raises InvalidArgumentError naming a file's setting, which
+    begins with `prefix`."""
     options = _options(address, options, tls)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -115,7 +115,7 @@ def open_aio_channel(
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address that only this machine reaches."""
+    """True for an address that only this machine can reach."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,8 +1,8 @@
-"""Certificates that are renewed while a process serves: files are read again once they have changed.
+"""Renewal of certificates in a running process: changed files are read again.
 
-Whoever shakes hands asks for the present files. They are looked at then, not at times: a handshake takes a
-thousand times as long. Files that cannot be used leave those before in use, and are told of once. A renewal
-replaces several files one after another, so that between two of them they may not fit together.
+Files are checked at every handshake, which takes a thousand times as long as the check. Unusable files are
+logged once, and the previous ones stay in use: a renewal replaces several files one after another, so they may
+not match in between.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Renewed(Generic[Made]):
-    """Something made of certificate files, and made again when they have changed. For any thread."""
+    """An object built from certificate files, and rebuilt when they change. Thread-safe."""
 
     def __init__(self, tls: Tls, make: Callable[[Tls], Made], port: str) -> None:
-        """`make` raises InvalidArgumentError for files that cannot be used, also here; `port` is named in log
-        lines."""
+        """`make` raises InvalidArgumentError for unusable files, also in this constructor. `port` is the name
+        in log lines."""
         self._tls = tls
         self._make = make
         self._port = port
         self._lock = threading.Lock()
-        # Before they are read: a change while they are is seen later.
+        # Taken before reading, so that a change during reading is noticed later.
         self._stamp = _stamp(tls)
         self._made = make(tls)
 
     def changed(self) -> Made | None:
-        """What the files make where they have changed since they were last asked for, and can be used."""
+        """The rebuilt object if the files have changed since the last call and are usable, else None."""
         with self._lock:
             stamp = _stamp(self._tls)
             if stamp == self._stamp:
@@ -46,14 +46,14 @@ class Renewed(Generic[Made]):
             try:
                 self._made = self._make(self._tls)
             except InvalidArgumentError as error:
-                log.error("the certificate of %s stays as it was: %s", self._port, error)  # noqa: TRY400
+                log.error("%s keeps its previous certificate: %s", self._port, error)  # noqa: TRY400
                 return None
         log.info("%s has a renewed certificate, from %s", self._port, self._tls.certificate)
         return self._made
 
     @property
     def present(self) -> Made:
-        """What the newest usable files make."""
+        """The object from the newest usable files."""
         self.changed()
         return self._made
 
@@ -63,9 +63,9 @@ def _stamp(tls: Tls) -> Stamp:
 
 
 def _stamp_of(file: str) -> tuple[int, int, int] | None:
-    """Changes when the file is written or replaced; None where it is not there."""
+    """A value that changes when the file is written or replaced; None if missing."""
     try:
-        found = os.stat(file) if file else None  # noqa: PTH116 - the same without an object
+        found = os.stat(file) if file else None  # noqa: PTH116 - without creating a Path
     except OSError:
         return None
     return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,8 +1,6 @@
-"""What stands between gRPC and every handler: who may not call is refused, and no call ends with a text that
-gRPC made up.
+"""An interceptor around every handler: authorisation, and error messages under Paceline's control.
 
-Left to itself grpc.aio answers bytes that are no message, and whatever a handler raises, with UNKNOWN and
-the exception's text.
+Without it, grpc.aio answers undecodable bytes and exceptions of handlers with UNKNOWN and the exception's text.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ log = logging.getLogger(__name__)
 Counted = Callable[[], AbstractContextManager[None]]
 
 _UNREADABLE: Final = object()
-"""Stands for bytes that are no message, between the deserialiser and the handler."""
+"""Marks undecodable bytes between the deserialiser and the handler."""
 
 
 class ShieldInterceptor(grpc.aio.ServerInterceptor):
-    """Puts `check` in front of every method, also an unknown one, and tells of failures in our own words.
+    """Runs `check` before every method, including unknown ones, and converts exceptions to statuses.
 
-    A method that takes one message is served as one that takes a stream, which callers cannot tell apart: so
-    its message is read after the check and within the bounds of `readings`.
+    A method with a single request is served as a request stream, which is the same on the wire, so that its
+    message is read after the check and within the bounds of `readings`.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class ShieldInterceptor(grpc.aio.ServerInterceptor):
         counted: Counted = contextlib.nullcontext,
         readings: Readings | None = None,
     ) -> None:
-        """`counted` is around every handler while it runs: from when its message is there."""
+        """`counted` wraps every handler from the arrival of its message to its end."""
         self._check = check or (lambda _context, _method: None)
         self._counted = counted
         self._readings = readings or Readings(limits.MAX_MESSAGE_BYTES)
@@ -62,9 +60,9 @@ class ShieldInterceptor(grpc.aio.ServerInterceptor):
 
 
 def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
-    """A handler that ends any call with `error`, and reads nothing of what the caller sends.
+    """A handler that ends any call with `error` without reading its messages.
 
-    An `unknown` method has a code of its own.
+    An `unknown` method ends with UNIMPLEMENTED.
     """
 
     async def refuse(_requests: Any, context: Context) -> None:
@@ -76,7 +74,7 @@ def refusal(error: PacelineError, *, unknown: bool = False) -> Any:
 
 
 def _around(handler: Any, check: Check, method: str, counted: Counted, reading: UnfinishedMessages) -> Any:
-    """A handler that takes a stream, and answers as this one does."""
+    """Wrap a handler as one with a request stream and the same responses."""
     receives, sends = handler.request_streaming, handler.response_streaming
     end = "stream" if sends else "unary"
     behavior = getattr(handler, f"{'stream' if receives else 'unary'}_{end}")
@@ -87,7 +85,7 @@ def _around(handler: Any, check: Check, method: str, counted: Counted, reading: 
         if receives:
             return _each_readable(requests)
         data = await reading.one(context)
-        check(context, method)  # again: the server may be stopping by now
+        check(context, method)  # again, because the server may be stopping by now
         return _readable(data if read is None else read(data))
 
     async def single(requests: Any, context: Context) -> Any:
@@ -104,14 +102,14 @@ def _around(handler: Any, check: Check, method: str, counted: Counted, reading: 
             try:
                 request = await given(requests, context)
                 running.enter_context(counted())
-                # A call that is cancelled ends its handler at once, not when the handler is collected.
+                # A cancelled call must end its handler at once, not at garbage collection.
                 async with contextlib.aclosing(behavior(request, context)) as responses:
                     async for response in responses:
                         yield response
             except Exception as error:
                 await _end(context, error)
 
-    # A handler that streams may also be a coroutine, which writes to the context.
+    # A streaming handler may also be a coroutine that writes to the context.
     whole: Any = several if inspect.isasyncgenfunction(behavior) else single
     make = getattr(grpc, f"stream_{end}_rpc_method_handler")
     return make(whole, read if receives else None, handler.response_serializer)
@@ -132,7 +130,7 @@ def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], A
 
 def _readable(request: Any) -> Any:
     if request is _UNREADABLE:
-        raise InvalidArgumentError("request", "is no message of this method")
+        raise InvalidArgumentError("request", "is not a message of this method")
     return request
 
 
@@ -143,9 +141,9 @@ async def _each_readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 async def _end(context: Context, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
-        raise error  # the caller has been told already
+        raise error  # the call is already aborted
     if isinstance(error, grpc.aio.InternalError):
-        return  # gRPC could not send: the caller has gone, and nobody is left to tell
+        return  # gRPC could not send because the caller is gone
     if not isinstance(error, PacelineError):
         log.error("a call failed", exc_info=error)
     await abort(context, error)

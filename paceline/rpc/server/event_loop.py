@@ -1,4 +1,4 @@
-"""The event loop that server processes run on."""
+"""The event loop of server processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Result = TypeVar("Result")
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` on uvloop, which takes a message out of gRPC and puts one in with less work; where there
-    is none (Windows), on asyncio's own loop. The process may have as many file descriptors as the system
-    allows. Until the loop has a handler of its own for it, SIGINT ends the process at once, as SIGTERM does.
+    """`asyncio.run` on uvloop, which exchanges messages with gRPC faster; on asyncio's loop without uvloop
+    (Windows). Raises the descriptor limit. Until the loop handles SIGINT, it ends the process at once, like
+    SIGTERM.
     """
     descriptors.raise_limit()
     _end_by_interrupt()
@@ -28,10 +28,11 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _end_by_interrupt() -> None:
-    """asyncio would cancel the main task, which does not notice while it loads a model for minutes.
+    """Let SIGINT end the process. asyncio would cancel the main task, which does not notice while it loads a
+    model for minutes.
 
-    Who ignores SIGINT, as a shell's background job does, goes on ignoring it. Windows' loops have no handlers
-    of signals, so that asyncio's way stays the only one there.
+    An ignored SIGINT, as in a shell's background job, stays ignored. On Windows, loops have no signal handlers,
+    so asyncio's behaviour is kept.
     """
     if sys.platform != "win32" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

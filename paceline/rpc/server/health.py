@@ -1,7 +1,7 @@
-"""Health, as `grpc.health.v1` says it, told to each watcher at its own pace.
+"""The health service `grpc.health.v1`, with independent watchers.
 
-The servicer that comes with gRPC holds a lock while it writes: one watcher that reads nothing would keep
-everybody from being told, and whoever has something to tell waiting.
+gRPC's own servicer holds a lock while it writes: one watcher that does not read would block all other watchers
+and every status change.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 _MESSAGES: Any = health_pb2
-"""With those that the type stubs do not know yet."""
+"""Untyped, for messages that are missing in the type stubs."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """What is served, by name; the name of the whole process is empty."""
+    """Serving states by service name; the empty name is the whole process."""
 
     def __init__(self) -> None:
         self._states: dict[str, int] = {"": NOT_SERVING}
         self._stopping = False
         self._num_watchers = 0
         self._changed = asyncio.Event()
-        """Set at the next change, and then replaced."""
+        """Set at the next change and then replaced."""
 
     def set(self, service: str, state: int) -> None:
-        """Keep one of `ServingStatus`, and tell who watches; nothing after `stop`."""
+        """Set a `ServingStatus` and notify watchers; ignored after `stop`."""
         if not self._stopping:
             self._states[service] = state
             self._tell()
 
     def stop(self) -> None:
-        """For good all that was ever set is NOT_SERVING."""
+        """Set all services to NOT_SERVING for good."""
         self._stopping = True
         self._states = dict.fromkeys(self._states, NOT_SERVING)
         self._tell()
@@ -51,32 +51,32 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def Check(  # noqa: N802 - the service's name for it
+    async def Check(  # noqa: N802 - the name in the service definition
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
-        """Raises NotFoundError for a name that nobody has set."""
+        """Raises NotFoundError for an unknown name."""
         state = self._states.get(_name(request))
         if state is None:
             raise NotFoundError("no such service")
         return health_pb2.HealthCheckResponse(status=state)
 
-    async def List(  # noqa: N802 - the service's name for it
+    async def List(  # noqa: N802 - the name in the service definition
         self, request: Any, context: Context
     ) -> Any:
-        """The state of each name that was set."""
+        """The state of each known name."""
         response = _MESSAGES.HealthListResponse()
         for service, state in self._states.items():
             response.statuses[service].status = state
         return response
 
-    async def Watch(  # noqa: N802 - the service's name for it
+    async def Watch(  # noqa: N802 - the name in the service definition
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The state, and then each other one, up to `stop`; what changes while a watcher does not read it is
-        left out. Raises ResourceExhaustedError where too many watch."""
+        """Stream the state and its changes until `stop`. Changes during a slow watcher's pause are skipped.
+        Raises ResourceExhaustedError for too many watchers."""
         name = _name(request)
         if self._num_watchers >= limits.MAX_HEALTH_WATCHERS:
-            raise ResourceExhaustedError("too many watch the health of this process")
+            raise ResourceExhaustedError("too many health watchers of this process")
         self._num_watchers += 1
         try:
             async with contextlib.aclosing(self._told(name)) as answers:
@@ -88,7 +88,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def _told(self, name: str) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         told = None
         while True:
-            # Taken before the state is looked at, which may change while the watcher is told.
+            # Taken before reading the state, which may change while the answer is sent.
             changed = self._changed
             state = self._states.get(name, SERVICE_UNKNOWN)
             if state != told:

@@ -1,6 +1,6 @@
-"""The end of a process whose supervisor is gone: it holds the other end of standard input, a pipe.
+"""Ends a process when its supervisor is gone.
 
-However the supervisor ends, that end is closed then.
+The supervisor holds the other end of standard input, a pipe that closes however the supervisor ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def stop_with_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have the loop call `stop` at the end of standard input."""
+    """Call `stop` in the event loop at the end of standard input."""
 
     def watch() -> None:
         _await_end()
@@ -27,17 +27,16 @@ def stop_with_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) 
 
 
 def leave_with_parent(unless: threading.Event) -> None:
-    """End the process at the end of standard input, unless it has a better way by then.
+    """Exit at the end of standard input, unless `unless` is set by then.
 
-    Loading a model, or fetching a tokenizer, may take minutes, in which the event loop does not run. There is
-    nothing to put in order yet.
+    For the time of loading, which may take minutes and block the event loop. No clean-up is needed yet.
     """
 
     def watch() -> None:
         _await_end()
         if not unless.is_set():
             with contextlib.suppress(Exception):
-                log.warning("standard input has ended, and not all is loaded yet: stopping")
+                log.warning("standard input was closed while loading: stopping")
             os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch-while-loading", daemon=True).start()

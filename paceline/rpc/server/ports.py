@@ -1,4 +1,4 @@
-"""What a port takes from its peers: sizes, numbers, times."""
+"""Bounds of a gRPC port: message sizes, calls, connections, ages."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from paceline.core import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortBounds:
-    """Of one gRPC port. A message of a call counts against `message_bytes` compressed and as it is."""
+    """Bounds of one gRPC port. `message_bytes` applies to a message both compressed and uncompressed."""
 
     message_bytes: int = limits.MAX_MESSAGE_BYTES
     calls: int = limits.MAX_CALLS_PER_CONNECTION
-    """Of one connection at a time; one more waits at its sender."""
+    """Concurrent calls per connection; further calls wait at the sender."""
     connections: int = limits.MAX_WORKER_CONNECTIONS
-    """One more is closed at once."""
+    """Further connections are closed at once."""
     age_seconds: float | None = None
-    """A connection that is older takes no new calls, and is closed when its last one has ended; its client
-    opens another for the next. None is any age. It bounds idle connections too: gRPC's own bound on these
-    (`max_connection_idle`) closes them with an error, which every client in Python prints."""
+    """Age after which a connection takes no new calls and is closed after its last call; its client then opens
+    another. None is no limit. This also bounds idle connections: gRPC's `max_connection_idle` would close them
+    with an error that every Python client prints."""
     grace_seconds: float = 0.0
-    """How long calls of a connection that is too old may go on."""
+    """Time that running calls have after that age."""
     grows_windows: bool = True
-    """Let clients send more than 64 KiB of a message before it is read, as their connection allows."""
+    """Allow flow-control windows above 64 KiB per unread message."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """As gRPC calls them."""
+        """The bounds as gRPC options."""
         options: dict[str, Any] = {
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_concurrent_streams": self.calls,
@@ -44,7 +44,7 @@ class PortBounds:
 
 
 def client_port(connections: int, longest_request_seconds: float) -> PortBounds:
-    """A port that clients reach. No connection is cut under a request, however long that takes."""
+    """Bounds of a client port. The grace period covers the longest request, so ageing never cuts a request."""
     return PortBounds(
         message_bytes=limits.MAX_CLIENT_MESSAGE_BYTES,
         calls=limits.MAX_CALLS_PER_CLIENT_CONNECTION,

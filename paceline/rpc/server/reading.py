@@ -1,9 +1,9 @@
-"""Requests of calls that send one message, read within bounds.
+"""Bounded reading of requests that are single messages.
 
-gRPC itself waits for ever for a message of which a part has come, and keeps that part: as much as a message
-may have, for every call that it takes. Here only so many messages are unfinished at a time that their parts
-stay within `UNFINISHED_BYTES`, and each has a time. Where one more comes, the one that began first is given
-up: nearly every message comes with its call, and is whole before anybody looks.
+gRPC waits indefinitely for the rest of a partial message and keeps the received part, up to the message bound
+for every call. Here, the number of unfinished messages is bounded so that their parts stay within
+`UNFINISHED_BYTES`, and each has a time limit. A further message cancels the oldest unfinished one. Nearly every
+message arrives together with its call, so honest callers are not affected.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class UnfinishedMessages:
-    """The unfinished messages of some methods."""
+    """The unfinished messages of a group of methods."""
 
     def __init__(self, most: int, seconds: float, max_bytes: Callable[[], int]) -> None:
-        """At most `most` at a time, each for `seconds` and of so many bytes."""
+        """At most `most` unfinished messages, each for at most `seconds` and `max_bytes()` bytes."""
         self._most = most
         self._seconds = seconds
         self._max_bytes = max_bytes
         self._unfinished: dict[asyncio.Future[None], None] = {}
-        """In the order in which they began. The future is set when the message is given up."""
+        """Oldest first. The future is set when the message is cancelled."""
         self._reads: set[asyncio.Future[Any]] = set()
 
     async def one(self, context: Context) -> bytes:
-        """The one message of a call. The call must be served as one that takes a stream.
+        """Read the single message of a call, which must be served as a request stream.
 
-        Raises DeadlineExceededError for one that does not come in time, ResourceExhaustedError for one that
-        is given up, InvalidArgumentError for one that is too large and where the call ends without any.
+        Raises DeadlineExceededError after the time limit, ResourceExhaustedError if the message is cancelled,
+        InvalidArgumentError if it is too large or missing.
         """
         if len(self._unfinished) >= self._most:
             oldest = next(iter(self._unfinished))
@@ -73,7 +73,7 @@ class UnfinishedMessages:
         return bytes(data)
 
     async def _read(self, context: Context, given_up: asyncio.Future[None]) -> Any:
-        # Never cancelled: gRPC keeps the memory of an operation that is. It ends with the call.
+        # Never cancelled, because gRPC leaks the memory of a cancelled operation. It ends with the call.
         read = asyncio.ensure_future(context.read())
         self._reads.add(read)
         read.add_done_callback(self._forget)
@@ -92,18 +92,18 @@ class UnfinishedMessages:
     def _forget(self, read: asyncio.Future[Any]) -> None:
         self._reads.discard(read)
         if not read.cancelled():
-            read.exception()  # of a call that is over: nobody asks for it
+            read.exception()  # marks it as retrieved after the end of the call
 
 
 class Readings:
-    """Those of one port: calls without a key are counted apart."""
+    """The unfinished messages of one port; calls without authentication are counted separately."""
 
     def __init__(self, message_bytes: int, max_bytes: Callable[[], int] | None = None) -> None:
-        """`message_bytes` is gRPC's bound of the port; `max_bytes` that of requests, where it is less."""
+        """`message_bytes` is gRPC's bound of the port, `max_bytes` a lower bound of requests, if any."""
         most = max(LEAST_UNFINISHED, UNFINISHED_BYTES // message_bytes)
         self._open = UnfinishedMessages(most, OPEN_SECONDS, lambda: MAX_OPEN_REQUEST_BYTES)
         self._others = UnfinishedMessages(most, SECONDS, max_bytes or (lambda: message_bytes))
 
     def of(self, method: str) -> UnfinishedMessages:
-        """That of a method, by its full name."""
+        """The group of a method, by its full name."""
         return self._open if is_open(method) else self._others

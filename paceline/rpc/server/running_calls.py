@@ -1,4 +1,4 @@
-"""The calls that run on a server, and whether it takes more of them."""
+"""Tracks a server's running calls and refuses new ones during shutdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.rpc.security.auth import Context, is_open
 
 
 class RunningCalls:
-    """Counts calls while their handlers run; once it is closed it refuses others."""
+    """Counts running handlers; refuses new calls after `close`."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -20,18 +20,18 @@ class RunningCalls:
         self._none_runs.set()
 
     def close(self, why: str) -> None:
-        """From here on every call but those of health is refused with UNAVAILABLE: clients may ask another
-        server, or this one when it is back."""
+        """Refuse all further calls except health checks with UNAVAILABLE, so that clients try another server
+        or try again later."""
         self._refusal = why
 
     def check(self, _context: Context, method: str) -> None:
-        """Raises UnavailableError where no call is welcome any more."""
+        """Raises UnavailableError after `close`."""
         if self._refusal and not is_open(method):
             raise UnavailableError(self._refusal)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """A handler runs for as long as the block lasts."""
+        """Count a running handler during the block."""
         self._running += 1
         self._none_runs.clear()
         try:
@@ -42,7 +42,7 @@ class RunningCalls:
                 self._none_runs.set()
 
     async def all_ended(self, seconds: float) -> None:
-        """Wait until no handler runs, at most for so long."""
+        """Wait until no handler runs, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._none_runs.wait()

@@ -1,7 +1,7 @@
-"""A grpc.aio server that no method's name can end.
+"""A grpc.aio server that survives invalid method names.
 
-grpc.aio decodes the name of each method in the loop that takes calls, before any interceptor: at one that is
-not UTF-8 the loop ends, and a process lives on that nobody reaches.
+grpc.aio decodes method names in its accept loop, before any interceptor. A name that is not UTF-8 ends that
+loop, after which the process still runs but accepts no calls.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 log = logging.getLogger(__name__)
 
 KNOWN_VERSIONS: Final = ("1.85.",)
-"""Of grpcio, in which what is used here is not public: as other versions may have it, it could do harm."""
+"""Versions of grpcio for which this use of private parts is known to be safe."""
 
 UNKNOWN_METHOD = "/paceline.unknown/unknown"
-"""What interceptors are told of a method that nobody registered, whatever the caller called it."""
+"""Method name that interceptors receive for unregistered methods."""
 
 
 class _Accepting(cygrpc.AioServer):  # type: ignore[misc]
-    """gRPC finds methods that are registered by their bytes. Calls of all others are taken here, and nobody
-    looks at their names."""
+    """gRPC matches registered methods by bytes. This class accepts calls of all other methods without decoding
+    their names."""
 
     def __init__(self, *args: Any) -> None:
         self.interceptors: tuple[grpc.aio.ServerInterceptor, ...] = ()
@@ -34,18 +34,18 @@ class _Accepting(cygrpc.AioServer):  # type: ignore[misc]
         super().__init__(*args)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """One that serves methods by their names never sees an unregistered one's."""
+        """Add handlers; a handler that matches by name never sees an unregistered method's name."""
         super().add_generic_rpc_handlers(handlers)
         self._generic.extend(handlers)
 
     def _make_request_call_future(self, method: bytes | None) -> Any:
-        """The next call of a registered method; where gRPC asks for one of another, only an error comes."""
+        """The next call of a registered method. For other methods, the future only ever raises."""
         if method is None:
             return asyncio.get_running_loop().create_task(self._take_others())
         return super()._make_request_call_future(method)
 
     async def _take_others(self) -> None:
-        """Raises gRPC's own error for a call that it could not take, as when the server stops."""
+        """Handle calls of unregistered methods. Raises gRPC's error when the server stops."""
         loop = asyncio.get_running_loop()
         resolver = cygrpc._MethodResolver(self._generic, {})
         while True:
@@ -59,14 +59,16 @@ class _Accepting(cygrpc.AioServer):  # type: ignore[misc]
 def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor], options: Sequence[tuple[str, Any]]
 ) -> grpc.aio.Server:
-    """A server whose methods are all registered: by services, or by `add_registered_method_handlers`.
+    """A server whose methods are all registered, by services or by `add_registered_method_handlers`.
 
-    With a version of grpcio that is not known here it is gRPC's own.
+    With an unknown version of grpcio, it is a plain grpc.aio server.
     """
     if not grpc.__version__.startswith(KNOWN_VERSIONS):
-        log.warning("grpcio %s may stop taking calls at a method's name that is no UTF-8", grpc.__version__)
+        log.warning(
+            "grpcio %s may stop accepting calls after a method name that is not UTF-8", grpc.__version__
+        )
         return grpc.aio.server(interceptors=interceptors, options=options)
-    # grpc.aio names the class that it makes, and its arguments change from version to version.
+    # grpc.aio looks up the class by name, so it is replaced during construction.
     plain = cygrpc.AioServer
     cygrpc.AioServer = _Accepting
     try:
@@ -79,6 +81,6 @@ def make_server(
 
 
 def takes_calls(server: grpc.aio.Server) -> bool:
-    """False once a server that was started has stopped taking calls, by itself or because it was told to."""
+    """False after a started server has stopped accepting calls for any reason."""
     is_running = getattr(getattr(server, "_server", None), "is_running", None)
     return is_running is None or bool(is_running())

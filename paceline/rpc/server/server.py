@@ -1,4 +1,4 @@
-"""What every Paceline server process does the same way: options, health, announcement, shutdown."""
+"""The common gRPC server of all processes: options, health, announcement, shutdown."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from paceline.rpc.server.safe_server import make_server, takes_calls
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 1.0
-"""How long calls that the end of the draining ended may take to tell their clients."""
+"""Time for calls ended by the drain to send their last messages."""
 
 HEARING_SECONDS = 1.0
-"""How often it is looked at whether gRPC still takes calls."""
+"""Interval of checks that gRPC still accepts calls."""
 
 KEEPALIVE_MS = 20_000
 
 SWITCH_SECONDS = 0.0002
-"""How long one Python thread may keep another waiting."""
+"""Switch interval between Python threads."""
 
 SERVER_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
-    # Between the two gRPC refuses at random: the bound is one bound.
+    # Both equal, because between the two gRPC refuses at random.
     ("grpc.max_metadata_size", limits.MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", limits.MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -61,20 +61,19 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A restarted worker is back on the same address: find it soon.
+    # Reconnect quickly to a restarted worker, which has the same address.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Also the time one attempt to connect may take.
+    # Also the time limit of one connection attempt.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 
 def tune_interpreter() -> None:
-    """Keep the interpreter out of the way of a round; call once, when everything is loaded.
+    """Reduce the interpreter's overhead during rounds; call once after loading.
 
-    What was loaded is not looked at by the garbage collector again: with torch imported that is hundreds
-    of thousands of objects. And a thread that has an answer to send gets its turn soon, also while the
-    engine thread goes on with other work.
+    Excludes all loaded objects (hundreds of thousands with torch) from garbage collection, and lets a thread
+    with an answer to send interrupt the engine thread soon.
     """
     gc.collect()
     gc.freeze()
@@ -82,7 +81,7 @@ def tune_interpreter() -> None:
 
 
 def host_in_address(host: str) -> str:
-    """As it stands before a port: an IPv6 address in brackets, whether it was given with them or not."""
+    """The host as written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and "[" not in host else host
 
 
@@ -101,9 +100,9 @@ class Server:
         bounds: PortBounds | None = None,
         max_request_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`tls` None is plain text; `interceptors` stand before the one that every server has. With `secret`
-        every method but health demands it. `bounds` None are those of a worker; `max_request_bytes` is for
-        what they cannot know from the beginning."""
+        """`tls` None is plain text. `interceptors` run before the server's own. With `secret`, every method
+        except health requires it. `bounds` None means a worker's. `max_request_bytes` is a lower bound of
+        requests that is only known later."""
         self.role = role
         self._tls = tls
         self._host = host_in_address(host)
@@ -124,12 +123,12 @@ class Server:
 
     @property
     def address(self) -> str:
-        """host:port clients can reach; known after `start`."""
+        """host:port with the actual port; known after `start`."""
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Bind and serve. Raises UnavailableError when the port is taken, InvalidArgumentError naming a TLS
-        file that cannot be used."""
+        """Bind and serve. Raises UnavailableError if the port is in use, InvalidArgumentError naming an
+        unusable TLS file."""
         credentials = None if self._tls is None else server_credentials(self._tls)
         try:
             if credentials is None:
@@ -141,7 +140,7 @@ class Server:
         await self.grpc.start()
 
     async def set_serving(self, serving: bool, services: Sequence[str] = ()) -> None:
-        """Tell health checks whether work is welcome, for the process and each named service."""
+        """Set the health status of the process and each named service."""
         status = (
             health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         )
@@ -149,32 +148,32 @@ class Server:
             self._health.set(service, status)
 
     def reflect(self, service: str) -> None:
-        """Describe a service, health and reflection itself to whoever asks; before `start`."""
-        from grpc_reflection.v1alpha import reflection  # a process without it does not load it
+        """Enable server reflection for a service, health and reflection; call before `start`."""
+        from grpc_reflection.v1alpha import reflection  # imported only if enabled
 
         reflection.enable_server_reflection(
             (service, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
         )
 
     def announce(self, **more: str) -> None:
-        """One JSON line on standard output: whoever started this process may use it now."""
+        """Announce readiness to the parent process with one JSON line on standard output."""
         line = {"event": "ready", "role": self.role, "address": self.address, "pid": os.getpid(), **more}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 
     def request_stop(self) -> None:
-        """Begin the shutdown; safe to call more than once, on the event loop's thread."""
+        """Begin the shutdown. Idempotent; call on the event loop's thread."""
         self._stop.set()
 
     def abandon(self) -> None:
-        """Stop without draining: calls that run can no longer be served, and should go elsewhere at once."""
+        """Stop without draining, because running calls can no longer be served and should fail over at once."""
         self.abandoned = True
         self._stop.set()
 
     def heed_signals(self, *, exit_with_parent: bool) -> None:
-        """From now on SIGTERM, SIGINT or, if asked for, the end of standard input ask for the shutdown.
+        """Begin the shutdown on SIGTERM, SIGINT and, if enabled, the end of standard input.
 
-        Called before the announcement: whoever reads it may send a signal at once.
+        Call before the announcement, because its reader may send a signal at once.
         """
         if self._heeds_signals:
             return
@@ -189,11 +188,11 @@ class Server:
     async def run_until_stopped(
         self, *, exit_with_parent: bool, drain: Callable[[], Awaitable[None]]
     ) -> None:
-        """Serve until SIGTERM, SIGINT or, if asked for, the end of standard input; then refuse new calls.
+        """Serve until SIGTERM, SIGINT or, if enabled, the end of standard input; then refuse new calls.
 
-        `drain()` returns when those that run have been told to end, or have ended.
+        `drain()` returns when all running calls have ended or been told to end.
 
-        Raises InternalError, with `abandoned` true, when gRPC itself has stopped taking calls.
+        Raises InternalError, with `abandoned` true, if gRPC has stopped accepting calls.
         """
         self.heed_signals(exit_with_parent=exit_with_parent)
         hears = await self._hears_until_stopped()
@@ -203,18 +202,17 @@ class Server:
         if not hears:
             self.abandon()
             await self._end_calls()
-            raise InternalError("gRPC takes no calls any more")
+            raise InternalError("gRPC no longer accepts calls")
         if self.abandoned:
             await self.grpc.stop(None)
             return
         await drain()
-        # While gRPC stops, it cancels new calls without a word. Until the old ones have ended, ours refuses
-        # them.
+        # A stopping gRPC server cancels new calls without a message, so refuse them with a clear error first.
         await self._calls.all_ended(FAREWELL_SECONDS)
         await self.grpc.stop(FAREWELL_SECONDS)
 
     async def _hears_until_stopped(self) -> bool:
-        """Whether gRPC took calls until the shutdown was asked for. When it stops it tells nobody."""
+        """Wait for the shutdown. False if gRPC stopped accepting calls before, which it does not report."""
         while not self._stop.is_set():
             if not takes_calls(self.grpc):
                 return False

@@ -1,1 +1,1 @@
-"""The streams of frames between coordinator and workers."""
+"""Streams of frames between coordinator and workers."""

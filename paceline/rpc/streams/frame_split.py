@@ -1,4 +1,4 @@
-"""How many messages a list of commands or events takes."""
+"""Splits commands or events into frames within the message bounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paceline.core import limits
 
 
 def framed(items: Sequence[Any], make: Callable[[Sequence[Any]], Message]) -> Iterator[Message]:
-    """All items in order, in one message where it holds them, else in several.
+    """Put all items in order into as few messages as the bounds allow.
 
-    One that is alone has a message of its own, however large: who makes it bounds it.
+    A single item always gets one message; its producer must bound its size.
     """
     if len(items) == 1:
         yield make(items)

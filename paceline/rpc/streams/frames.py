@@ -1,7 +1,7 @@
-"""Frames of the worker streams: many commands or events in one message.
+"""Conversion of the worker streams' frames: many commands or events in one message.
 
-A command that does not parse becomes a `SequenceFailed` for its sequence; the rest of the frame is
-handled. That keeps one sequence's bad input from ending the stream that all of them share.
+An invalid command becomes a `SequenceFailed` for its sequence, and the rest of the frame is handled. So one
+sequence's invalid input does not end the stream that all sequences share.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def verify_request(commands: Iterable[TargetCommand]) -> target_pb2.VerifyReques
 
 
 def _fill_verify_round(message: target_pb2.VerifyRound, command: VerifyRound) -> None:
-    """Field by field: this one is sent in every round, and a copy would double its cost."""
+    """Filled field by field, because this message is sent in every round and a copy would double its cost."""
     message.sequence_id = command.sequence_id
     message.epoch = command.epoch
     message.round = command.round
@@ -138,7 +138,7 @@ def draft_request(commands: Iterable[DraftCommand]) -> draft_pb2.DraftRequest:
 
 
 def _check_names(commands: Sequence[Any]) -> None:
-    """Raises InvalidArgumentError for the frame: every answer about a sequence repeats its name."""
+    """Raises InvalidArgumentError for a name that is too long; answers repeat the name."""
     if any(len(command.sequence_id) > limits.MAX_SEQUENCE_ID_CHARACTERS for command in commands):
         most = limits.MAX_SEQUENCE_ID_CHARACTERS
         raise InvalidArgumentError("sequence_id", f"must have at most {most} characters")
@@ -152,7 +152,7 @@ def _check_frame(size: int) -> None:
 
 
 def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | SequenceFailed]:
-    """The commands of a frame in order. Raises InvalidArgumentError only for the frame as a whole."""
+    """The commands of a frame in order. Raises InvalidArgumentError only for an invalid frame."""
     _check_frame(len(frame.commands))
     commands: list[TargetCommand | SequenceFailed] = []
     for slot in frame.commands:
@@ -166,13 +166,13 @@ def target_commands(frame: target_pb2.VerifyRequest) -> list[TargetCommand | Seq
             case "close_sequence":
                 commands.append(_closing(slot.close_sequence))
             case _:
-                raise InvalidArgumentError("commands", "holds a command this version does not know")
+                raise InvalidArgumentError("commands", "contains a command unknown to this version")
     _check_names(commands)
     return commands
 
 
 def draft_commands(frame: draft_pb2.DraftRequest) -> list[DraftCommand | SequenceFailed]:
-    """The commands of a frame in order. Raises InvalidArgumentError only for the frame as a whole."""
+    """The commands of a frame in order. Raises InvalidArgumentError only for an invalid frame."""
     _check_frame(len(frame.commands))
     commands: list[DraftCommand | SequenceFailed] = []
     for slot in frame.commands:
@@ -184,7 +184,7 @@ def draft_commands(frame: draft_pb2.DraftRequest) -> list[DraftCommand | Sequenc
             case "close_sequence":
                 commands.append(_closing(slot.close_sequence))
             case _:
-                raise InvalidArgumentError("commands", "holds a command this version does not know")
+                raise InvalidArgumentError("commands", "contains a command unknown to this version")
     _check_names(commands)
     return commands
 
@@ -202,7 +202,7 @@ def _open(
 
 
 def _closing(message: target_pb2.CloseSequence) -> CloseSequence:
-    """Whatever else it says: a sequence that is not closed keeps its blocks."""
+    """Unknown fields are accepted here, because a sequence that is not closed would keep its blocks."""
     return CloseSequence(message.sequence_id, message.epoch)
 
 
@@ -333,7 +333,7 @@ def _proposals_by_outcome(
 
 
 def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
-    """The events of a frame; an answer that does not parse is that sequence's failure."""
+    """The events of a frame; an invalid event becomes a failure of its sequence."""
     events: list[TargetEvent] = []
     for slot in frame.events:
         if slot.HasField("error"):
@@ -352,7 +352,7 @@ def target_events(frame: target_pb2.VerifyResponse) -> list[TargetEvent]:
 
 
 def draft_events(frame: draft_pb2.DraftResponse) -> list[DraftEvent]:
-    """The events of a frame; an answer that does not parse is that sequence's failure."""
+    """The events of a frame; an invalid event becomes a failure of its sequence."""
     return [_draft_event(slot) for slot in frame.events]
 
 
@@ -361,7 +361,7 @@ def _draft_event(slot: draft_pb2.DraftEvent) -> DraftEvent:
         return _failure_from_proto(slot.error)
     foresees = slot.HasField("continuations")
     if not foresees and not slot.HasField("proposal"):
-        return SequenceFailed("", 0, 0, InvalidArgumentError("events", "holds an unknown event"))
+        return SequenceFailed("", 0, 0, InvalidArgumentError("events", "contains an unknown event"))
     message = slot.continuations if foresees else slot.proposal
     try:
         return _continuations_event(slot.continuations) if foresees else _proposal_event(slot.proposal)

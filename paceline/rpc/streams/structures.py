@@ -1,9 +1,9 @@
-"""What stands before a worker's engine thread: no structure gets there before it is known to be cheap.
+"""Checks structures before they reach a worker's engine thread.
 
-A sequence with a structure that was not examined lately is held back, with all commands that follow for it,
-while the structure is compiled in a process of its own with limits (paceline/grammar/checks.py). Then it is
-compiled once more on a side thread, which takes no more than that did, and handed to the engine with the
-sequence. All other commands go straight through, so that other sequences' rounds go on meanwhile.
+A sequence with a structure that was not checked recently is held back, together with its following commands,
+while the structure is compiled in a separate process with limits (paceline/grammar/checks.py). Then it is
+compiled again on a side thread, which takes no longer, and passed to the engine with the sequence. All other
+commands pass through, so that rounds of other sequences continue.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from paceline.rpc.streams.worker_stream import StreamEngine, ask
 log = logging.getLogger(__name__)
 
 _MAX_COMMANDS = 64
-"""Held back for one sequence. A coordinator sends a few before it has an answer."""
+"""Commands held back for one sequence. A coordinator sends only a few before an answer."""
 Route = Callable[[Sequence[Any]], None]
 
 
 @dataclass(slots=True)
 class _Held:
-    """A sequence that is held back."""
+    """A held-back sequence."""
 
     opening: OpenSequence
     task: asyncio.Task[None] | None = None
     commands: list[Any] = field(default_factory=list)
-    """What came after the opening."""
+    """Commands after the opening."""
 
 
 class StructureGuard:
-    """An engine to those that send commands. Used on the event loop."""
+    """Wraps the engine for streams, on the event loop."""
 
     def __init__(self, engine: StreamEngine, checks: StructureChecks, grammars: Grammars | None) -> None:
-        """`grammars` are the engine's; where it has none, it refuses structures by itself."""
+        """`grammars` are the engine's; an engine without grammars refuses structures itself."""
         self._engine = engine
         self._checks = checks
         self._grammars = grammars
@@ -53,11 +53,11 @@ class StructureGuard:
 
     @property
     def seconds_since_progress(self) -> float:
-        """The engine's."""
+        """As the engine's."""
         return self._engine.seconds_since_progress
 
     def submit(self, route: Route, commands: Sequence[Any]) -> None:
-        """Queue commands of one stream, or hold them back."""
+        """Queue commands of one stream or hold them back."""
         ready: list[Any] = []
         for command in commands:
             held = self._held.get((route, command.sequence_id)) if self._held else None
@@ -71,17 +71,17 @@ class StructureGuard:
             self._engine.submit(route, ready)
 
     def leave(self, route: Route) -> None:
-        """The stream ended."""
+        """Report the end of a stream."""
         for key in [key for key in self._held if key[0] is route]:
             self._drop(key)
         self._engine.leave(route)
 
     def ask(self, question: Callable[[], None]) -> None:
-        """Run something on the engine thread between steps."""
+        """Run `question` on the engine thread between steps."""
         self._engine.ask(question)
 
     def close(self) -> None:
-        """Hold nothing any more, and end the process that examines."""
+        """Drop all held sequences and close the checks."""
         for key in list(self._held):
             self._drop(key)
         self._checks.close()
@@ -101,14 +101,14 @@ class StructureGuard:
         return []
 
     def _add(self, route: Route, held: _Held, command: Any) -> list[Any]:
-        """Hold a command back behind its sequence's opening; what may go on at once."""
+        """Hold a command back after its sequence's opening; returns commands that may pass at once."""
         if isinstance(command, SequenceFailed):
             return [command]
         if isinstance(command, CloseSequence) and command.epoch >= held.opening.epoch:
             self._drop((route, command.sequence_id))
             return [command]
         if len(held.commands) >= _MAX_COMMANDS:
-            return [_failed(command, ResourceExhaustedError("too many commands before an answer"))]
+            return [_failed(command, ResourceExhaustedError("too many commands while compiling a structure"))]
         held.commands.append(command)
         return []
 
@@ -124,15 +124,15 @@ class StructureGuard:
         except PacelineError as error:
             first = _failed(held.opening, error)
         except Exception:
-            log.exception("a structure could not be examined")
-            first = _failed(held.opening, InternalError("structured_outputs could not be examined"))
+            log.exception("a structure could not be checked")
+            first = _failed(held.opening, InternalError("structured_outputs could not be checked"))
         del self._held[route, held.opening.sequence_id]
         self._engine.submit(route, [first])
         if held.commands:
             self.submit(route, held.commands)
 
     async def _prepare(self, opening: OpenSequence) -> None:
-        """Have the engine hold the compiled structure. Raises PacelineError where that cannot be."""
+        """Check and compile the structure and cache it in the engine. Raises PacelineError."""
         wanted, salt, grammars = opening.params.sampling.structure, opening.params.cache_salt, self._grammars
         assert wanted is not None
         assert grammars is not None

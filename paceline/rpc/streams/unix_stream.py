@@ -1,14 +1,14 @@
 """A worker's stream over a Unix socket: the frames of its gRPC stream, for coordinators on the same machine.
 
-gRPC carries a message from thread to thread before anybody reads it, and takes as much processor time as
-all else that a small round costs outside the models. Here a frame is written by the thread that made it
-and read by the event loop that takes it up; nothing is between them but the kernel.
+gRPC passes messages between threads and takes as much processor time as everything else in a small round
+outside the models. Here, the producing thread writes a frame and the receiving event loop reads it, with only
+the kernel in between.
 
     frame:   4 bytes, little endian: the length of the message; then the message
-    first:   the worker's instance id, so that nobody talks to another one than it was told of
+    first:   the worker's instance id, so that a coordinator does not talk to a different worker
 
-Who may open the socket's file may talk to the worker, as whoever reaches its port may where there is no
-TLS; the file is its user's alone.
+There is no other authentication: every process that can open the socket's file may use the worker. Only its
+user can open the file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from paceline.rpc.streams.worker_stream import FrameCodec, StreamEngine
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
-"""Until the next try, where a connection could not be let in: out of files, for example."""
+"""Pause after a failed accept, for example without free descriptors."""
 MAX_UNSENT_BYTES = 8 * limits.MAX_MESSAGE_BYTES
-"""Kept for a side that takes nothing for STUCK_SECONDS; beyond it the stream is over."""
+"""Unsent bytes above which a peer that has read nothing for STUCK_SECONDS is disconnected."""
 STUCK_SECONDS = 5.0
 _LENGTH = 4
 _CHUNK = 1 << 16
@@ -45,38 +45,38 @@ _BACKLOG = 16
 
 
 class LocalStream:
-    """Frames both ways over one connected socket, which it owns. Made and closed on the event loop.
+    """Bidirectional frames over a connected socket, which it owns. Created and closed on the event loop.
 
-    Has what its users need of a gRPC call besides: `write`, `cancel` and `cancelled`.
+    Also offers the methods of a gRPC call that its users need: `write`, `cancel` and `cancelled`.
     """
 
     def __init__(
         self, connection: socket.socket, received: Callable[[bytes], None], clock: Clock = monotonic
     ) -> None:
-        """`received` takes every frame, on the event loop; what it raises ends the stream.
+        """`received` is called with every frame, on the event loop; its exceptions end the stream.
 
-        Raises OSError, and owns nothing, where the event loop cannot watch one more socket.
+        Raises OSError, without taking ownership, if the event loop cannot watch another socket.
         """
         connection.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when either side has closed, with what `received` raised if it did."""
+        """Done when either side has closed; holds the exception of `received`, if any."""
         self._connection = connection
         self._received = received
         self._begun = bytearray()
-        """Of a frame whose rest has not come."""
+        """The received part of an incomplete frame."""
         self._lock = threading.Lock()
         self._unsent = bytearray()
         self._clock = clock
         self._took_at = 0.0
-        """When the other side last took some of it; there is a writer for when it has room."""
+        """Time at which the peer last read some of `_unsent`."""
         self._closed = self._cancelled = False
         self._loop.add_reader(connection, self._read)
 
     def send(self, frame: bytes) -> None:
-        """Write a frame, or keep what the other side has no room for; nothing once the stream has ended.
+        """Write a frame and buffer what the peer has no room for. Ignored after the end of the stream.
 
-        On any thread; frames of one thread arrive in order.
+        Thread-safe; frames of one thread arrive in order.
         """
         data = len(frame).to_bytes(_LENGTH, "little") + frame
         with self._lock:
@@ -91,7 +91,7 @@ class LocalStream:
             self._took_at = self._took_at if waits else now
             stuck = len(self._unsent) > MAX_UNSENT_BYTES and now - self._took_at > STUCK_SECONDS
         if stuck:
-            error = UnavailableError("the other side takes nothing")
+            error = UnavailableError("the peer does not read")
             self._loop.call_soon_threadsafe(self.close, error)
         elif not waits:
             self._loop.call_soon_threadsafe(self._await_room)
@@ -101,7 +101,7 @@ class LocalStream:
         self.send(message.SerializeToString())
 
     def cancel(self) -> None:
-        """Give the stream up. May be repeated."""
+        """End the stream. Idempotent."""
         self._cancelled = self._cancelled or not self.ended.done()
         self.close()
 
@@ -110,7 +110,7 @@ class LocalStream:
         return self._cancelled
 
     def close(self, error: Exception | None = None) -> None:
-        """End the stream, if it has not ended. What was sent and not taken is lost."""
+        """End the stream. Idempotent; unsent data is lost."""
         with self._lock:
             if self._closed:
                 return
@@ -119,15 +119,15 @@ class LocalStream:
             self._loop.remove_writer(self._connection)
             self._connection.close()
         if self.ended.done():
-            return  # whoever waited for the end was cancelled, and with it the future
+            return  # the future was cancelled together with a task that awaited it
         if error is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # seen, also where nobody waits for the end
+            self.ended.exception()  # marks it as retrieved even if no task awaits it
 
     def _sent(self, data: bytes | bytearray) -> int:
-        """Bytes that were taken. A broken connection takes all: its reader sees the end."""
+        """Number of bytes written. All on a broken connection, whose end the reader reports."""
         try:
             return self._connection.send(data)
         except BlockingIOError:
@@ -181,10 +181,10 @@ class LocalStream:
 async def connect(
     path: str, instance_id: str, received: Callable[[bytes], None], seconds: float
 ) -> LocalStream | None:
-    """A stream to the worker of that instance, whose further frames are for `received`.
+    """Connect to the worker with this instance id; `received` gets its frames.
 
-    None if there is no such file here, as from another machine or container, or it is not that worker's; and
-    at this process's limit of descriptors, or of what its event loop can watch.
+    None if the file does not exist (another machine or container) or belongs to another worker, or if this
+    process has reached its limit of descriptors or watched sockets.
     """
     try:
         connection = socket.socket(socket.AF_UNIX)
@@ -205,7 +205,7 @@ async def connect(
         try:
             await loop.sock_connect(connection, path)
             stream = LocalStream(connection, take)
-        except (OSError, ValueError):  # no path at all, for example
+        except (OSError, ValueError):  # for example an invalid path
             return None
         undo.callback(stream.close)
         await asyncio.wait((hello, stream.ended), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +229,7 @@ class LocalServer:
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Listen. Raises UnavailableError naming the path where that is not possible."""
+        """Start listening. Raises UnavailableError naming the path."""
         self._listener = _listen(self.path)
         self._accepting = self._do(self._accept(self._listener))
 
@@ -258,11 +258,11 @@ class LocalServer:
                 connection, _ = await loop.sock_accept(listener)
                 self._serve(connection)
             except OSError as error:
-                log.warning("a coordinator cannot be let in: %s", error.strerror)
+                log.warning("cannot accept a coordinator's connection: %s", error.strerror)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Carry one coordinator's stream until either side ends it. Raises OSError where it cannot begin."""
+        """Serve one coordinator's stream until either side ends it. Raises OSError if it cannot start."""
         loop = asyncio.get_running_loop()
         frame_codec, engine = self._dialect, self._engine
 
@@ -274,7 +274,7 @@ class LocalServer:
                 for frame in framed(events, frame_codec.render):
                     stream.send(frame.SerializeToString())
             except Exception as error:
-                # The engine's thread serves other streams too.
+                # Not raised, because the engine thread serves other streams too.
                 loop.call_soon_threadsafe(stream.close, error)
 
         try:
@@ -290,7 +290,7 @@ class LocalServer:
         try:
             await stream.ended
         except (PacelineError, DecodeError) as error:
-            log.warning("a coordinator's stream is ended: %s", error)
+            log.warning("a coordinator's stream was ended: %s", error)
         except Exception:
             log.exception("a stream broke")
         finally:
@@ -302,7 +302,7 @@ class LocalServer:
 def _listen(path: str) -> socket.socket:
     most = limits.MAX_SOCKET_PATH_BYTES
     if len(os.fsencode(path)) > most:
-        raise UnavailableError(f"cannot listen on {path}: its name is longer than {most} bytes")
+        raise UnavailableError(f"cannot listen on {path}: the path is longer than {most} bytes")
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_abandoned(path)
@@ -320,7 +320,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _remove_abandoned(path: str) -> None:
-    """The socket of a process that was killed is in the way of the next one."""
+    """Remove the socket file of a killed process."""
     file = Path(path)
     if not file.exists() or not stat.S_ISSOCK(file.stat().st_mode):
         return

@@ -1,7 +1,7 @@
-"""The shell around a worker's engine thread: one bidirectional stream a coordinator, many sequences.
+"""The gRPC stream of a worker: one bidirectional stream per coordinator, for many sequences.
 
-Commands go to the engine thread frame by frame; events come back in frames as large as whatever was
-ready, so the message count follows the worker's steps, not the requests.
+Commands go to the engine thread frame by frame. A frame of events has all that are ready, so the number of
+messages depends on the worker's steps, not on the number of requests.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from paceline.rpc.streams.frame_split import framed
 log = logging.getLogger(__name__)
 
 MAX_IDLE_SECONDS = 30.0
-"""A worker whose engine thread has not come round for this long is not ready."""
+"""Time without progress of the engine thread after which a worker is not ready."""
 WATCH_SECONDS = 1.0
 
 
 class StreamEngine(Protocol):
-    """What the shell needs of the engine thread."""
+    """The engine thread as used by streams."""
 
     @property
     def seconds_since_progress(self) -> float:
-        """How long ago the loop last went round."""
+        """Seconds since the last iteration of the engine's loop."""
 
     def submit(self, route: Callable[[Sequence[Any]], None], commands: Sequence[Any]) -> None:
         """Queue commands of one stream."""
 
     def leave(self, route: Callable[[Sequence[Any]], None]) -> None:
-        """The stream ended."""
+        """Report the end of a stream."""
 
     def ask(self, question: Callable[[], None]) -> None:
-        """Run something on the engine thread between steps."""
+        """Run `question` on the engine thread between steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec:
-    """What a worker's stream carries, whatever it goes through."""
+    """Encoding of a worker's stream, independent of the transport."""
 
     request: type[Message]
     parse: Callable[[Any], Sequence[Any]]
-    """A request's commands. Raises InvalidArgumentError for the frame as a whole."""
+    """The commands of a request. Raises InvalidArgumentError for an invalid frame."""
     render: Callable[[Sequence[Any]], Any]
-    """Events as a response, which is a message."""
+    """The response message of a list of events."""
 
 
 async def serve_stream(
@@ -61,9 +61,9 @@ async def serve_stream(
     frame_codec: FrameCodec,
     stopping: asyncio.Event,
 ) -> AsyncIterator[Any]:
-    """Carry one coordinator's stream until either side ends it.
+    """Serve one coordinator's stream until either side ends it.
 
-    A worker that stops ends it at once: its sequences move, or wait, and are opened again from the ledger.
+    A stopping worker ends it at once; the coordinator then reopens its sequences elsewhere, or later.
     """
     loop = asyncio.get_running_loop()
     outbox: list[Any] = []
@@ -88,7 +88,7 @@ async def serve_stream(
         except PacelineError as error:
             end(error)
         except Exception:
-            if not ended:  # else it is our own end that the reader sees
+            if not ended:  # else the reader sees this side's end
                 log.exception("a stream broke")
                 end(InternalError("the stream broke"))
         else:
@@ -117,7 +117,7 @@ async def serve_stream(
 
 
 async def ask(engine: StreamEngine, question: Callable[[], Any]) -> Any:
-    """The answer to `question`, put on the engine thread between two steps."""
+    """The result of `question`, called on the engine thread between two steps."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -133,12 +133,12 @@ async def ask(engine: StreamEngine, question: Callable[[], Any]) -> Any:
 
 
 async def watch_progress(engine: StreamEngine, set_serving: Callable[[bool], Any]) -> None:
-    """Readiness means forward progress: a stuck engine thread turns it off, and back on when it moves."""
+    """Set readiness by the engine thread's progress: off if it is stuck, on if it moves again."""
     serving = True
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         moving = engine.seconds_since_progress < MAX_IDLE_SECONDS
         if moving != serving:
-            log.warning("the engine thread %s", "moves again" if moving else "is stuck")
+            log.warning("the engine thread %s", "is running again" if moving else "is stuck")
             await set_serving(moving)
             serving = moving

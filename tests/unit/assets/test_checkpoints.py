@@ -45,12 +45,12 @@ def test_unknown_embedded_models_list_the_known() -> None:
 
 @pytest.mark.parametrize("name", ["./chatmodel", "../x", "/no/such/model", "models/mine/v1", "a\\b"])
 def test_paths_where_nothing_is_are_told_as_paths(name: str) -> None:
-    assert "there is no such folder" in refusal(name)
-    assert "there is no such file or folder" in refusal(name, check_tokenizer)
+    assert "no such folder" in refusal(name)
+    assert "no such file or folder" in refusal(name, check_tokenizer)
 
 
 def test_the_part_of_a_path_that_exists_is_told(tmp_path: Path) -> None:
-    assert refusal(f"{tmp_path}/lama/x").endswith(f"what exists of the path is {tmp_path}")
+    assert refusal(f"{tmp_path}/lama/x").endswith(f"the path exists up to {tmp_path}")
 
 
 def test_a_home_that_no_shell_expanded_is_told() -> None:
@@ -58,7 +58,7 @@ def test_a_home_that_no_shell_expanded_is_told() -> None:
 
 
 def test_what_is_no_path_and_no_hub_id_is_told() -> None:
-    assert "no hub id, which looks like owner/name" in refusal("my model")
+    assert "nor a hub id (owner/name)" in refusal("my model")
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:

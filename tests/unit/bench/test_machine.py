@@ -15,7 +15,7 @@ from paceline.client.results import to_plain
     ("quota", "told", "says"),
     [
         (math.inf, None, "4 cores"),
-        (1.5, 1.5, "4 cores (time for 1.5)"),
+        (1.5, 1.5, "4 cores (CPU quota 1.5)"),
         (4.0, 4.0, "4 cores"),
         (16.0, 16.0, "4 cores"),
     ],

@@ -73,8 +73,8 @@ def test_tables_show_rates_ratios_and_figures(record: BenchRecord) -> None:
     assert row(text, "verification_over_step") == ["1.500"] * 2
     assert row(text, "coordinator_and_wire_share") == ["20%"] * 2
     assert row(text, "target_step_seconds") == ["10.00", "ms"] * 2
-    assert row(text, "client's share of a core, at most") == ["90%"] * 3
-    service = text.partition("The service as it comes")[2]
+    assert row(text, "highest client CPU share") == ["90%"] * 3
+    service = text.partition("The service with default settings")[2]
     assert row(service, "1") == ["2.40", "[2.40-2.40]", "0.95", "[0.95-0.95]"]
     assert row(service, "4")[:2] == ["1.28", "[1.28-1.28]"]
 
@@ -103,7 +103,7 @@ def test_what_was_measured_at_several_requests_is_shown(
         "lookahead, K=2",
         "lookahead, K=auto",
         "as served",
-        "client's share of a core, at most",
+        "highest client CPU share",
     }
 
 
@@ -112,17 +112,17 @@ def test_only_what_was_measured_is_shown(record: BenchRecord, concurrency: tuple
     text = shown(at(record, *concurrency))
     assert ("SpeculationFigures by K" in text) is (concurrency == (1,))
     assert ("Tokens/s of all" in text) is (concurrency != (1,))
-    assert text.count("The service as it comes") == 2
+    assert text.count("The service with default settings") == 2
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "says"),
     [
-        ("cuda:0", "cuda:0", "draft and target share one device (A GPU) and its time"),
-        ("cuda:0", "cuda:1", "target and draft have a device each (A GPU, A GPU); peers have the target's"),
-        ("cpu", "cpu", "draft, target, coordinator and client share 2 cores; 1 thread(s) a model"),
-        ("cpu", "cuda:0", "target, coordinator and client share 2 cores; 1 thread(s) a model"),
-        ("cuda:0", "cpu", "draft, coordinator and client share 2 cores; 1 thread(s) a model"),
+        ("cuda:0", "cuda:0", "draft and target share one device (A GPU)"),
+        ("cuda:0", "cuda:1", "target and draft have separate devices (A GPU, A GPU); peers use the target's"),
+        ("cpu", "cpu", "draft, target, coordinator and client share 2 cores; 1 thread(s) per model"),
+        ("cpu", "cuda:0", "target, coordinator and client share 2 cores; 1 thread(s) per model"),
+        ("cuda:0", "cpu", "draft, coordinator and client share 2 cores; 1 thread(s) per model"),
     ],
 )
 def test_who_shares_a_device_is_told(record: BenchRecord, target: str, draft: str, says: str) -> None:

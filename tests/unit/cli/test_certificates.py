@@ -42,7 +42,7 @@ def test_without_cryptography_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert run(str(tmp_path / "files")) == 1
     assert capsys.readouterr().err == (
-        "error: this command needs the module cryptography: install paceline with its extra `certificates`\n"
+        "error: this command requires the module cryptography: install paceline[certificates]\n"
     )
     assert not (tmp_path / "files").exists()
 

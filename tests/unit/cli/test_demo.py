@@ -206,7 +206,7 @@ def test_the_reason_for_different_tokens_is_that_of_the_mode(
     told = conclusions(one, other, temperature)[0]
     by_design = mode is not AcceptanceMode.COUPLED and temperature > 0
     assert ("last bits of logits" in told) is not by_design
-    assert (f"in {mode.value} mode a seed's tokens depend on the rounds" in told) is by_design
+    assert (f"in {mode.value} mode the tokens of a seed depend on the rounds" in told) is by_design
 
 
 def test_without_drafts_there_is_no_theory() -> None:

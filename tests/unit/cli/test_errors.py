@@ -49,7 +49,7 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str,
         (["serve", "--num-speculative-tokens", "99"], "--num-speculative-tokens: must be between 0 and 32"),
         (
             ["serve", "--draft-model", "none", "--lookahead-branches", "4"],
-            "--lookahead-branches: is of a draft worker, and --draft-model says there is none",
+            "--lookahead-branches: requires a draft worker, but --draft-model is none",
         ),
         (["target-worker", "--model", "x", "--support-mass", "0.9"], "No such option: --support-mass"),
         (["draft-worker", "--model", "x", "--no-pre-verify"], "No such option: --no-pre-verify"),
@@ -114,7 +114,7 @@ def test_a_level_of_logs_that_is_none_is_told_like_a_bad_argument(
         (
             ModuleNotFoundError("No module", name="torch"),
             1,
-            "error: this command needs the module torch: install paceline with its extra `all`\n",
+            "error: this command requires the module torch: install paceline[all]\n",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_full_disk_is_named_and_the_file_stays_whole(
             main(["keys", *words, "--api-keys", str(file)])
         assert end.value.code == 2
         out, err = capsys.readouterr()
-        said = f"error: --api-keys: {file} cannot be written: No space left on device; nothing has changed\n"
+        said = f"error: --api-keys: {file} cannot be written: No space left on device; nothing was changed\n"
         assert (out, err) == ("", said)
         assert file.read_bytes() == before
         assert list(tmp_path.iterdir()) == [file], "nothing is left beside it"

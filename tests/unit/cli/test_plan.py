@@ -91,9 +91,9 @@ def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
     printed = output([], capsys)
-    assert "K = 4: 3.36 tokens a round, 2.80× plain decoding" in printed
-    assert "best K = 8: 3.09×; no draft can bring more than 5.00×" in printed
-    assert "← asked" in printed
+    assert "K = 4: 3.36 tokens per round, 2.80× plain speed" in printed
+    assert "best K = 8: 3.09×; upper bound for any draft: 5.00×" in printed
+    assert "← given" in printed
     assert "← best" in printed
     assert "speed-up over K, α = 0.8" in printed
     assert "\x1b" not in printed

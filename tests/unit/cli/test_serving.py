@@ -152,7 +152,7 @@ def test_the_first_line_of_serve_comes_before_all_else() -> None:
         check=False,
     )
     first, second = done.stderr.splitlines()[:2]
-    said = r" starts with the target embedded:target and the draft embedded:draft"
+    said = r" starting with the target embedded:target and the draft embedded:draft"
     assert re.fullmatch(rf"\d{{4}}-\S+ \S+ supervisor INFO paceline\.steps: Paceline \S+{said}", first), first
     assert second.endswith("of no interest"), "what the stack itself writes first"
 

@@ -65,4 +65,4 @@ def test_folder_on_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ended = subprocess.run(
         [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    assert f"{tmp_path / 'coordinator'} is imported as coordinator" in ended.stderr
+    assert f"{tmp_path / 'coordinator'} shadows Paceline's package coordinator" in ended.stderr

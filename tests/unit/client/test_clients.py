@@ -212,7 +212,7 @@ def test_an_empty_stream_is_unavailable(server: Any, client: Any) -> None:
 
 def test_an_answer_that_skips_an_index_ends_the_call(server: Any, client: Any, messages: Any) -> None:
     server.play_and_block(messages.good[0], messages.good[1], messages.good[3])
-    with pytest.raises(InternalError, match="index 3 came where 1 was due"):
+    with pytest.raises(InternalError, match="index 3 instead of 1"):
         client.generate("x")
     assert server.ended.wait(WAIT)
 

@@ -46,7 +46,7 @@ def test_what_is_no_address_is_refused(written: str) -> None:
 
 
 def test_a_url_is_told_as_one() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"http://127.0.0.1:8000 is a URL; gRPC's address is"):
+    with pytest.raises(InvalidArgumentError, match=r"http://127.0.0.1:8000 is a URL; use host:port"):
         Client("http://127.0.0.1:8000")
 
 
@@ -97,40 +97,40 @@ def free_port() -> int:
 
 async def test_nobody_there_is_said_by_every_call() -> None:
     address = f"127.0.0.1:{free_port()}"
-    assert said(address).startswith(f"nobody listens at {address}")
-    with Client(address) as client, pytest.raises(UnavailableError, match=r"^nobody listens at"):
+    assert said(address).startswith(f"no server is listening at {address}")
+    with Client(address) as client, pytest.raises(UnavailableError, match=r"^no server is listening at"):
         client.generate("x", timeout=30)
     async with AsyncClient(address) as asynchronous:
         for call in (asynchronous.status(timeout=30), asynchronous.generate("x", timeout=30)):
-            with pytest.raises(UnavailableError, match=r"^nobody listens at"):
+            with pytest.raises(UnavailableError, match=r"^no server is listening at"):
                 await call
 
 
 def test_an_unknown_host_is_said() -> None:
-    assert said("nosuchhost.invalid:5") == "the host of nosuchhost.invalid:5 is not known here"
+    assert said("nosuchhost.invalid:5") == "the host name of nosuchhost.invalid:5 cannot be resolved"
 
 
 def test_tls_on_a_plain_port_is_said(plain: str) -> None:
-    assert said(plain, tls=Tls()).startswith(f"{plain} does not speak TLS")
+    assert said(plain, tls=Tls()).startswith(f"{plain} does not use TLS")
 
 
 def test_the_port_of_http_is_said(http: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseHTTPRequestHandler, "log_message", lambda *_: None)
-    assert said(http).startswith(f"{http} answers HTTP/1 and not gRPC")
+    assert said(http).startswith(f"{http} answers HTTP/1, not gRPC")
 
 
 @pytest.mark.parametrize(
     ("text", "secure", "meaning"),
     [
-        ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", False, "does not take plain text"),
-        ("ipv4:127.0.0.1:1: recvmsg:Connection reset by peer", False, "does not take plain text"),
-        ("Secure read failed (Socket closed)", True, "may demand a certificate of its clients"),
+        ("UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed", False, "refuses plain text"),
+        ("ipv4:127.0.0.1:1: recvmsg:Connection reset by peer", False, "refuses plain text"),
+        ("Secure read failed (Socket closed)", True, "may require a client certificate"),
         (
             "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: self signed",
             True,
-            "tls_ca names its file",
+            "set tls_ca to the authority's file",
         ),
-        ("UNAUTHENTICATED: Hostname Verification Check failed.", True, "tls_server_name says whom"),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", True, "set tls_server_name"),
         ("connect: No route to host (113)", False, "cannot be reached over the network"),
     ],
 )
@@ -144,4 +144,4 @@ def test_the_command_line_names_its_options(plain: str, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit) as end:
             cli.main(words)
         assert end.value.code == 1
-        assert f"error: {plain} does not speak TLS: leave --tls-ca and" in capsys.readouterr().err
+        assert f"error: {plain} does not use TLS: omit --tls-ca and" in capsys.readouterr().err

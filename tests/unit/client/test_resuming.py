@@ -691,7 +691,7 @@ def test_a_choice_that_has_ended_may_end_again(messages: Any) -> None:
     assert assembler.resume()[1] == codec.Resumption((1, 0), ((11,), ()))
     assembler.feed(started)
     assert assembler.feed(messages.finished(1)) is None
-    with pytest.raises(InternalError, match="goes on after its end"):
+    with pytest.raises(InternalError, match="continues after its end"):
         assembler.feed(messages.finished(1))
     other = messages.chunk(0, [12], "b", [messages.target])
     other.chunk.choice = 1

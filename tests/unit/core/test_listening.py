@@ -34,7 +34,7 @@ def test_a_free_port_passes_and_stays_free() -> None:
 
 @pytest.mark.parametrize("host", ["no such host", "nosuchhost.invalid", "a" * 70, "192.0.2.1"])
 def test_a_host_that_is_not_here_is_named(host: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"127\.0\.0\.1 serves this machine") as refused:
+    with pytest.raises(InvalidArgumentError, match=r"127\.0\.0\.1 for this machine") as refused:
         check_ports("host", host, {"port": 0})
     assert refused.value.field == "host"
     assert host in refused.value.description

@@ -40,7 +40,7 @@ def test_unreadable_text_is_refused(content: bytes | None, message: str, tmp_pat
 
 
 def test_endless_device_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="name: /dev/zero has more than 16 MiB"):
+    with pytest.raises(InvalidArgumentError, match="name: /dev/zero is larger than 16 MiB"):
         read_bytes("name", "/dev/zero")
 
 
@@ -61,6 +61,6 @@ def test_long_file_is_refused_by_its_option(
     monkeypatch.setattr(small_files, "MAX_BYTES", 100)
     file = tmp_path / "file"
     file.write_text("0" * 101)
-    with pytest.raises(InvalidArgumentError, match="has more than") as refusal:
+    with pytest.raises(InvalidArgumentError, match="is larger than") as refusal:
         read(file)
     assert refusal.value.field == field

@@ -241,7 +241,7 @@ def test_a_model_without_a_tokenizer_is_told_before_its_weights(
     for file in tmp_path.glob("*token*"):
         file.unlink()
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
-    with pytest.raises(InvalidArgumentError, match="has no tokenizer that can be read; copy the files"):
+    with pytest.raises(InvalidArgumentError, match="has no readable tokenizer; copy its tokenizer files"):
         load_model(tmp_path)
 
 

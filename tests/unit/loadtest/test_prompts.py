@@ -35,8 +35,8 @@ def test_text_and_token_ids_with_or_without_a_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "line 2: is no JSON"),
-        ("[" * 100_000, "line 2: is no JSON"),
+        ("{", "line 2: is not JSON"),
+        ("[" * 100_000, "line 2: is not JSON"),
         ("[1]", "line 2: must be an object"),
         ({"text": "a"}, "line 2: unknown field 'text'"),
         ({"max_tokens": 3}, "line 2: has no prompt"),

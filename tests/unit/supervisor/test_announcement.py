@@ -12,9 +12,9 @@ from paceline.supervisor.announcement import last_words
 @pytest.mark.parametrize(
     ("exit_code", "how"),
     [
-        (3, "ended with code 3"),
-        (-signal.SIGKILL, "was ended by SIGKILL"),
-        (-40, "was ended by signal 40"),  # a real-time signal, which has no name
+        (3, "exited with code 3"),
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-40, "was killed by signal 40"),  # a real-time signal, which has no name
     ],
 )
 def test_every_end_can_be_told(exit_code: int, how: str) -> None:

@@ -47,7 +47,7 @@ def test_a_port_of_a_face_that_is_off_is_not_looked_at() -> None:
 
 def test_one_port_for_two_is_refused() -> None:
     error = refused(StackConfig(port=40_001, draft_port=40_001))
-    assert error.message == "draft_port: 40001 is that of --port as well"
+    assert error.message == "draft_port: 40001 is also the value of --port"
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_worker_is_checked_alone(values: dict[str, Any], field: str) -> None:
     [
         (["coordinator", "--target", "a:1", "--tokenizer", "/no/such"], "--tokenizer: /no/such: there is no"),
         (["target-worker", "--model", "m", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),
-        (["draft-worker", "--model", "/no/such"], "--model: /no/such: there is no such folder"),
+        (["draft-worker", "--model", "/no/such"], "--model: /no/such: no such folder"),
         (["serve", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),
         (["serve", "--threads", "100000"], "--threads: 100000 threads are more than"),
         (["demo", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),
-        (["demo", "--target-model", "/no/such"], "--target-model: /no/such: there is no such folder"),
+        (["demo", "--target-model", "/no/such"], "--target-model: /no/such: no such folder"),
         (["bench", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),
-        (["bench", "--target-model", "/no/such"], "--target-model: /no/such: there is no such folder"),
+        (["bench", "--target-model", "/no/such"], "--target-model: /no/such: no such folder"),
         (["bench", "--threads", "100000"], "--threads: 100000 threads are more than"),
         (["bench", "--json", "/no/such/x"], "--json: /no/such/x cannot be written"),
         (["loadtest", "--json", "/no/such/x"], "--json: /no/such/x cannot be written"),

@@ -272,8 +272,8 @@ def test_an_exception_that_nobody_caught_is_a_line_like_others(written: io.Strin
         sys.excepthook(ValueError, error, error.__traceback__)
     text = written.getvalue()
     assert SECRET not in text
-    assert "the thread engine ends by an exception" in text
-    assert "the process ends by an exception" in text
+    assert "an exception ended the thread engine" in text
+    assert "an exception ended the process" in text
 
 
 def test_warnings_are_lines_like_others(written: io.StringIO) -> None:

@@ -173,7 +173,7 @@ def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
 def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "paceline.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(InvalidArgumentError, match=r"otlp_traces_endpoint: .*its extra `otel`"):
+    with pytest.raises(InvalidArgumentError, match=r"otlp_traces_endpoint: .*paceline\[otel\]"):
         make_spans("target", "http://127.0.0.1:4317")
 
 
