@@ -19,20 +19,20 @@ from paceline.core.errors import DeadlineExceededError, InvalidArgumentError, Re
 from paceline.rpc.security.auth import is_open
 
 UNFINISHED_BYTES: Final = 256 * 1024 * 1024
-"""What unfinished messages may take together."""
+"""Bound of all unfinished messages together."""
 LEAST_UNFINISHED: Final = 8
-"""Unfinished messages at a time, however large they may be."""
+"""Smallest bound of unfinished messages, for large messages."""
 OPEN_SECONDS: Final = 5.0
-"""How long the message of a call without a key may take."""
+"""Time limit for the message of a call without authentication."""
 SECONDS: Final = 60.0
-"""How long any other message may take."""
+"""Time limit for any other message."""
 LAST_SECONDS: Final = 0.1
-"""How long one that is given up may still take: it may be here, and its task not have had its turn."""
+"""Extra time for a cancelled message, which may have arrived but not been handled yet."""
 LAST_TURNS: Final = 5
 """Turns of the event loop that it has after a longer pause of that."""
 RETRY_AFTER_SECONDS: Final = 1.0
 MAX_OPEN_REQUEST_BYTES: Final = 8 * limits.MAX_HEALTH_SERVICE_CHARACTERS
-"""Of a call without a key. gRPC's own bound is for all methods of a port."""
+"""Message bound of a call without authentication; gRPC's bound applies to all methods of a port."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -70,7 +70,7 @@ async def test_with_another_version_the_server_is_grpc_s_own(
     monkeypatch.setattr(grpc, "__version__", "1.86.0")
     server = Server("target", "127.0.0.1", 0)
     assert type(server.grpc._server) is cygrpc.AioServer  # type: ignore[attr-defined]
-    assert "grpcio 1.86.0 may stop taking calls" in caplog.text
+    assert "grpcio 1.86.0 may stop accepting calls" in caplog.text
     await server.start()
     assert await is_answered(server.address)
     await server.grpc.stop(None)
@@ -107,7 +107,7 @@ async def test_a_process_whose_server_takes_no_calls_ends(monkeypatch: pytest.Mo
     serving = asyncio.create_task(server.run_until_stopped(exit_with_parent=False, drain=drained))
     async with asyncio.timeout(HANG):
         async with calling(server.address, NO_TEXT):
-            with pytest.raises(InternalError, match="gRPC takes no calls any more"):
+            with pytest.raises(InternalError, match="gRPC no longer accepts calls"):
                 await serving
     assert server.abandoned
 

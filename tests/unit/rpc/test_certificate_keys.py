@@ -31,7 +31,7 @@ BAD = {
     "P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
     "Ed25519": ed25519.Ed25519PrivateKey.generate,
     "Ed448": ed448.Ed448PrivateKey.generate,
-    "of another kind": lambda: ec.generate_private_key(ec.SECP256K1()),
+    "unknown kind": lambda: ec.generate_private_key(ec.SECP256K1()),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_key_that_grpc_cannot_use_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         check_files(files(tmp_path, BAD[kind]()), "worker_tls")
     assert caught.value.field == "worker_tls_certificate"
-    assert f"has a key ({kind}) that gRPC cannot use" in str(caught.value)
+    assert f"has a key ({kind}) that gRPC does not support" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", GOOD)

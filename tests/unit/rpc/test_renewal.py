@@ -131,7 +131,7 @@ async def test_unusable_new_files_leave_the_old_ones(
         renew(used, new, "coordinator.pem")  # its key is the old one
         for _ in range(2):
             assert await shown(address, anybody()) == before
-        assert caplog.text.count("stays as it was: tls_key") == 1
+        assert caplog.text.count("keeps its previous certificate: tls_key") == 1
         (used / "coordinator.key").unlink()
         assert await shown(address, anybody()) == before
         renew(used, new, "coordinator.key")
