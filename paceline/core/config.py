@@ -106,7 +106,7 @@ class WorkerConfig:
     otlp_traces_endpoint: str = ""
     """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
     metrics_port: int | None = None
-    """Port of `/metrics` on the same host; 0 takes a free port, None serves no metrics."""
+    """Port of `/metrics` on the same host; 0 takes a free port. Not served by default."""
     reflection: bool = False
     """Enable gRPC server reflection."""
     exit_with_parent: bool = False

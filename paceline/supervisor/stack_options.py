@@ -141,9 +141,9 @@ class StackOptions:
     tenant_metrics: bool = False
     """Count requests and tokens per API key in `/metrics`, labelled with the key's name."""
     target_metrics_port: int | None = None
-    """Port of the target worker's `/metrics`; 0 takes a free port, None serves no metrics."""
+    """Port of the target worker's `/metrics`; 0 takes a free port. Not served by default."""
     draft_metrics_port: int | None = None
-    """Port of the draft worker's `/metrics`; 0 takes a free port, None serves no metrics."""
+    """Port of the draft worker's `/metrics`; 0 takes a free port. Not served by default."""
     reflection: bool = False
     """Enable gRPC server reflection in all processes."""
     start_timeout: float = 900.0

@@ -54,7 +54,7 @@ def test_the_part_of_a_path_that_exists_is_told(tmp_path: Path) -> None:
 
 
 def test_a_home_that_no_shell_expanded_is_told() -> None:
-    assert f"write {Path('~/m').expanduser()}" in refusal("~/m")
+    assert f"use {Path('~/m').expanduser()}" in refusal("~/m")
 
 
 def test_what_is_no_path_and_no_hub_id_is_told() -> None:
@@ -74,7 +74,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         (("adapter_config.json",), "is an adapter"),
         (("model.gguf",), "GGUF"),
         (("config.json", "tokenizer.json"), "has no weights"),
-        (("config.json", "pytorch_model.bin"), "pickles, which are never loaded"),
+        (("config.json", "pytorch_model.bin"), "pickled weights, which are never loaded"),
         (("config.json", "model.safetensors"), "has no tokenizer"),
     ],
 )

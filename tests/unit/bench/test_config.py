@@ -80,7 +80,7 @@ def test_the_command_refuses_a_gpu_that_is_not_there(
     with pytest.raises(SystemExit) as end:
         main(["bench", "--quick", "--draft-device", "cuda:1"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("error: --draft-device: cuda:1 needs a torch with CUDA")
+    assert capsys.readouterr().err.startswith("error: --draft-device: cuda:1 needs torch with CUDA")
 
 
 def test_every_k_is_compared_at_one_request_with_lookahead_and_without() -> None:

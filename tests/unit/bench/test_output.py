@@ -132,4 +132,4 @@ def test_who_shares_a_device_is_told(record: BenchRecord, target: str, draft: st
     placed = replace(record, target=on(record.target, target), draft=on(record.draft, draft))
     assert says in placed.notes
     assert sum("share" in note for note in placed.notes) == ("share" in says)
-    assert any("a device each" in note for note in placed.notes) is (target != draft)
+    assert any("separate devices" in note for note in placed.notes) is (target != draft)

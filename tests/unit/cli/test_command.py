@@ -76,7 +76,7 @@ def test_a_child_s_option_is_that_of_the_stack(
         ("PACELINE_TARGT_MODEL", "x", "did you mean PACELINE_TARGET_MODEL?"),
         ("PACELINE_NO_PREFIX_CACHE", "true", "write PACELINE_PREFIX_CACHE=false"),
         ("PACELINE_NO_PREFIX_CACHE", "0", "write PACELINE_PREFIX_CACHE=true"),
-        ("PACELINE_QQQQQQQQ", "x", "no option has this variable"),
+        ("PACELINE_QQQQQQQQ", "x", "no option uses this variable"),
     ],
 )
 def test_a_variable_that_sets_nothing_is_told_of(
@@ -84,7 +84,7 @@ def test_a_variable_that_sets_nothing_is_told_of(
 ) -> None:
     monkeypatch.setenv(name, value)
     warning, error = run(["plan", "--k", "99"], capsys).splitlines()
-    assert warning.startswith(f"warning: {name} is set, and no option")
+    assert warning.startswith(f"warning: {name} is set, but no option")
     assert said in warning
     assert error.startswith("error: ")
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 LINK = "tcp://10.96.1.2:50151"
 PORTS = ["PORT", "HTTP_PORT", "TARGET_PORT", "DRAFT_PORT", "METRICS_PORT"]
 # Refused once all options have been read, before anything is started.
-REFUSED = "--start-timeout: must be positive"
+REFUSED = "--start-timeout: must be in (0"
 
 
 def _serve(**environment: str) -> subprocess.CompletedProcess[str]:

@@ -36,7 +36,7 @@ def test_package_in_the_working_folder_is_named(tmp_path: Path, package: str) ->
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
     assert str(tmp_path / package) in line
-    assert "comes first" in line
+    assert "shadows" in line
 
 
 def test_module_of_one_file_is_named(tmp_path: Path) -> None:

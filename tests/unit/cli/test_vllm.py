@@ -53,10 +53,10 @@ def test_what_is_so_anyway_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("words", "field", "said"),
     [
-        (("--tensor-parallel-size", "2"), "--tensor-parallel-size", "one device"),
-        (("-tp", "2"), "-tp", "one device"),
-        (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype", "number format of its model"),
-        (("--quantization", "awq"), "--quantization", "served as they are"),
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size", "single device"),
+        (("-tp", "2"), "-tp", "single device"),
+        (("--kv-cache-dtype", "fp8"), "--kv-cache-dtype", "the model's number format"),
+        (("--quantization", "awq"), "--quantization", "served unchanged"),
         (("--api-key", "abc"), "--api-key", "paceline keys add"),
         (("--revision", "v1"), "--revision", "hf download"),
         (("--tensor-parallel-size",), "--tensor-parallel-size", "requires an argument"),

@@ -38,9 +38,7 @@ def pieces(vocabulary: Vocabulary, *words: str) -> list[list[str]]:
 
 def test_why_a_tokenizer_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(
-        InvalidArgumentError, match=r"has no loadable .*: EOF while parsing"
-    ) as caught:
+    with pytest.raises(InvalidArgumentError, match=r"has no loadable .*: EOF while parsing") as caught:
         Vocabulary.load(str(tmp_path))
     assert caught.value.field == "tokenizer"
 

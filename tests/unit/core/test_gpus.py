@@ -32,7 +32,7 @@ def test_devices_that_may_be_there_pass(device: str, two: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "environment", "said"),
     [
-        ("cuda:2", {}, "shows 2 GPUs"),
+        ("cuda:2", {}, "has 2 GPUs"),
         ("cuda:1", {"CUDA_VISIBLE_DEVICES": "3"}, "CUDA_VISIBLE_DEVICES='3' leaves 1 GPUs"),
         ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "leaves 0 GPUs"),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "-1,0"}, "leaves 0 GPUs"),
@@ -44,12 +44,12 @@ def test_devices_that_cannot_be_there_are_refused(
     with pytest.raises(InvalidArgumentError, match=said) as refused:
         gpus.check_gpu("draft_device", device, environment, two)
     assert refused.value.field == "draft_device"
-    assert "`auto` takes a GPU where there is one" in refused.value.description
+    assert "`auto` takes a GPU if there is one" in refused.value.description
 
 
 def test_a_torch_without_cuda_is_told(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_torch_build", lambda: "2.13.0+cpu")
-    with pytest.raises(InvalidArgumentError, match="needs a torch with CUDA"):
+    with pytest.raises(InvalidArgumentError, match="needs torch with CUDA"):
         gpus.check_gpu("device", "cuda", {}, two)
 
 

@@ -193,9 +193,9 @@ def _wordpiece() -> str:
         (None, (0,), "no tokenizer.json"),
         (tokenizer_json(), (), "no end-of-sequence token"),
         (tokenizer_json(), (VOCAB,), "no end-of-sequence token"),
-        (_wordpiece(), (0,), "cannot be used"),
-        ("{}", (0,), "cannot be used"),
-        ("no json", (0,), "cannot be used"),
+        (_wordpiece(), (0,), "not supported"),
+        ("{}", (0,), "not supported"),
+        ("no json", (0,), "not supported"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_said_when_a_structure_is_asked_for(

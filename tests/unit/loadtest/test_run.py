@@ -133,7 +133,7 @@ async def test_random_prompts_are_cold_also_when_they_warmed_up_or_were_sent_bef
 
 
 async def test_a_rate_at_which_nothing_is_due_is_told_and_was_not_stopped(stats: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="duration: no request was due"):
+    with pytest.raises(InvalidArgumentError, match="duration: is too short: no request was due"):
         await a_test(FakeClient(stats), rate=1e-6, duration=0.01).run()
 
 

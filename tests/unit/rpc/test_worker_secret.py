@@ -117,6 +117,6 @@ async def test_link_without_it_is_told_why(
         await link.settled.wait()
     assert link.state is LinkState.REFUSED
     assert "secret" in link.reason
-    assert "is refused: the secret" in caplog.text
+    assert "is refused: the worker secret" in caplog.text
     running.cancel()
     await server.grpc.stop(None)

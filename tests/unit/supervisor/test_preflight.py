@@ -93,7 +93,7 @@ def test_a_worker_is_checked_alone(values: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["coordinator", "--target", "a:1", "--tokenizer", "/no/such"], "--tokenizer: /no/such: there is no"),
+        (["coordinator", "--target", "a:1", "--tokenizer", "/no/such"], "--tokenizer: /no/such: no such"),
         (["target-worker", "--model", "m", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),
         (["draft-worker", "--model", "/no/such"], "--model: /no/such: no such folder"),
         (["serve", "--device", "gpu"], "--device: must be auto, cpu, cuda or cuda:N"),

@@ -85,5 +85,5 @@ def test_what_contradicts_itself_is_refused(values: dict[str, Any], field: str) 
 
 
 def test_a_share_that_is_named_twice_over_is_told_in_all() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"is 0\.4 of the GPU .* 0\.7 of: 1\.1 in all"):
+    with pytest.raises(InvalidArgumentError, match=r"is 0\.4, and .* 0\.7 of that GPU: 1\.1 in total"):
         StackConfig(**ONE, target_gpu_memory_utilization=0.7, draft_gpu_memory_utilization=0.4)
