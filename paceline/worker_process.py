@@ -196,7 +196,7 @@ def check_cache(pool: BlockPool, sequences: HeldSequences[Any]) -> None:
 
 
 def cache_info(pool: BlockPool | None, sequences: HeldSequences[Any]) -> common_pb2.CacheInfo:
-    """A worker's cache in numbers, all of which it has at hand; no blocks where it has no cache."""
+    """The counters of a worker's cache, O(1); zero blocks without a cache."""
     if pool is None:
         return common_pb2.CacheInfo(sequences=len(sequences))
     index = sequences.prefix_index

@@ -22,7 +22,8 @@ ASSISTED = "transformers assisted generation"
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFigures:
-    """Effect of K draft tokens per round on one request. None: nothing was drafted, or no peer was measured."""
+    """Effect of K draft tokens per round on one request. None: nothing was drafted, or no peer was
+    measured."""
 
     temperature: float
     k: int

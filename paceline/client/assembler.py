@@ -75,7 +75,7 @@ class StreamAssembler:
 
     @property
     def request_id(self) -> str | None:
-        """As the server confirmed or chose it; None before its first message."""
+        """The id confirmed or chosen by the server; None before its first message."""
         return None if self._started is None else self._started.request_id
 
     @property

@@ -41,7 +41,7 @@ LEAST_TIMEOUT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ResumeBackoff:
-    """For how long a stream is asked for again, and after which pauses. All in seconds."""
+    """Budget and pauses of resuming, in seconds."""
 
     seconds: float = DEFAULT_RESUME_SECONDS
     """Budget of time without a server since the last chunk; 0 disables resuming."""

@@ -104,7 +104,7 @@ class WorkerConfig:
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""
-    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    """Endpoint for spans (OTLP over gRPC), such as http://localhost:4317; empty disables tracing."""
     metrics_port: int | None = None
     """Port of `/metrics` on the same host; 0 takes a free port. Not served by default."""
     reflection: bool = False
@@ -165,7 +165,7 @@ class DraftConfig(WorkerConfig):
     """A draft worker."""
 
     drafter: str = "model"
-    """What proposes the tokens: `model` is the model itself. Other drafters use its tokenizer alone."""
+    """How tokens are proposed: `model` uses the model itself, other drafters only its tokenizer."""
     support_mass: float = 0.995
     """Share of the draft's probability that a proposal's sparse distribution holds."""
     support_bound: int = limits.MAX_SUPPORT
@@ -270,7 +270,7 @@ class CoordinatorConfig:
     log_format: str = "text"
     """Log lines as text or as json."""
     otlp_traces_endpoint: str = ""
-    """Where spans are sent with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    """Endpoint for spans (OTLP over gRPC), such as http://localhost:4317; empty disables tracing."""
     otlp_traces_sampling_ratio: float = 1.0
     """Share of requests to trace, among those without a trace decision of their own."""
     log_stats_seconds: float = 10.0

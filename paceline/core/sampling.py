@@ -49,7 +49,7 @@ class SamplingParams:
     logprobs: int | None = None
     """Report the log-probability of each generated token and of this many most likely tokens."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """Report the log-probability of each prompt token and of this many most likely tokens."""
     echo: bool = False
     """Put the prompt in front of the text."""
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None

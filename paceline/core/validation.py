@@ -50,7 +50,7 @@ _WITH_SCHEME: Final = re.compile(r"[a-z][a-z0-9+-]*:.*[:/].*")
 
 
 def worker_address(name: str, value: str) -> None:
-    """`host:port`, or `scheme:place` for whoever knows the scheme to check and look up."""
+    """`host:port`, or `scheme:place`, which the handler of the scheme checks."""
     if not _WITH_SCHEME.fullmatch(value):
         host_and_port(name, value)
 

@@ -34,8 +34,8 @@ _WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
 _OWN_OPTIONS = '"x-guidance"'
 """Key of a schema with its own compilation options."""
 _KEPT_SECONDS = 4.0
-"""Bound of the processor time spent on all cached structures, for compilation and use. It is a proxy for their
-memory, which the library does not report: at most about 250 MB per second."""
+"""Bound of the processor time spent on all cached structures, for compilation and use. It is a proxy for
+their memory, which the library does not report: at most about 250 MB per second."""
 _MUCH_SECONDS = _KEPT_SECONDS / 4
 """Structures that took longer are evicted first."""
 _UNKNOWN_NAME = "unknown special token"
@@ -70,7 +70,8 @@ class Grammars:
         self.ends = tuple(sorted(token_id for token_id in set(eos_token_ids) if token_id < vocabulary_size))
         self._clock = clock
         self._compiled: dict[tuple[str, StructuredOutputs], Prototype] = {}
-        """Keyed by salt, so that response times reveal nothing about other tenants. Most recently used last."""
+        """Keyed by salt, so that response times reveal nothing about other tenants. Most recently used
+        last."""
         self._unusable = ""
         self._naming = ""
         """The tokenizer.json with original names of special tokens, for grammars that use them."""

@@ -14,8 +14,8 @@ class Prototype:
 
     Copies share the library's lexer, whose limits count the texts of all copies for its whole life. Once they
     are exceeded, the lexer refuses every text. Then it is dropped (`renewals` increases), and later copies
-    share a new lexer. A state that sees a renewal restarts once with the new shared lexer, and after that with
-    a separate prototype. The state that exceeded the limits gets a separate prototype at once. Otherwise
+    share a new lexer. A state that sees a renewal restarts once with the new shared lexer, and after that
+    with a separate prototype. The state that exceeded the limits gets a separate prototype at once. Otherwise
     states would exhaust every shared lexer in turn.
     """
 

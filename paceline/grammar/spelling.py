@@ -1,8 +1,8 @@
 """Prepares tokenizer.json for the library: renames special tokens to names that no text contains.
 
 The library tokenises forced text with the tokenizer, which turns a special token's name into that token. A
-choice of "<|endoftext|>" would thus lead to a token that is not text, and to a dead end. With other names, such
-a text is tokenised like any other.
+choice of "<|endoftext|>" would thus lead to a token that is not text, and to a dead end. With other names,
+such a text is tokenised like any other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The position of one sequence in its grammar, and the masks of the next tokens.
 
 Every call passes the tokens, and the state moves forward or back to them. So it cannot disagree with a ledger
-and needs no rollback after a rejected proposal or a dead end. Branches of a sequence share it in the same way.
+and needs no rollback after a rejected proposal or a dead end. Branches of a sequence share it in the same
+way.
 
-Matchers of the library only move forward here: after the library's own rollback, a cached mask of another text
-with the same number of tokens may be returned.
+Matchers of the library only move forward here: after the library's own rollback, a cached mask of another
+text with the same number of tokens may be returned.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class GrammarState:
     """Whether the prototype's lexer has seen only the current text."""
     _bits: npt.NDArray[np.int32] = field(init=False)
     _dead_end: list[int] | None = None
-    """Tokens after which the library last gave up. Cached, because reaching them again takes the whole text."""
+    """Tokens after which the library last gave up. Cached, because reaching them again takes the whole
+    text."""
     _reason: str = ""
     _budget: float = limits.MAX_STRUCTURE_SECONDS
     """Processor time left for masks; each computed mask adds its allowance."""
@@ -123,14 +125,15 @@ class GrammarState:
 
         Returns:
             bool [M, V], M at most N + 1. If the continuation is unique, a row may allow only the tokenizer's
-            token for it, not each of its prefixes. A row that no text can reach (after a forbidden draft token
-            or after the end) allows everything: no token drawn there is committed. With M < N + 1 rows, the
-            grammar gave up or took too long after the M-th draft token. M depends only on the draft tokens up
-            to that one, and the last row says whether that one is allowed, so the chain can be verified up to
-            it.
+            token for it, not each of its prefixes. A row that no text can reach (after a forbidden draft
+            token or after the end) allows everything: no token drawn there is committed. With M < N + 1 rows,
+            the grammar gave up or took too long after the M-th draft token. M depends only on the draft
+            tokens up to that one, and the last row says whether that one is allowed, so the chain can be
+            verified up to it.
 
         Raises:
-            InvalidArgumentError: the grammar exceeds its limits, leaves no token, or takes too long, for newly
+            InvalidArgumentError: the grammar exceeds its limits, leaves no token, or takes too long, for
+            newly
                 consumed generated tokens or for the first row.
             InternalError: the generated tokens violate the grammar.
         """

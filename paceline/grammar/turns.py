@@ -1,7 +1,7 @@
 """Fair queueing of structure checks by tenant, and a cache of their results. No I/O.
 
-Tenants take turns, so that a tenant with many structures delays others by one at a time. Results are cached per
-tenant, so that response times reveal nothing about other tenants' structures.
+Tenants take turns, so that a tenant with many structures delays others by one at a time. Results are cached
+per tenant, so that response times reveal nothing about other tenants' structures.
 """
 
 from __future__ import annotations

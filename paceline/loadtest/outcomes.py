@@ -54,9 +54,9 @@ class RequestOutcome:
     counts: Sequence[int]
     """Number of tokens in each chunk; the tokens of a round arrive together."""
     num_resumes: int = 0
-    """How often its stream broke and was asked for again."""
+    """Number of times its stream was resumed."""
     answer: CompleteAnswer | None = None
-    """None if it failed."""
+    """None if the request failed."""
     error: PacelineError | None = None
     """The error if the request failed."""
 

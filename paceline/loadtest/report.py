@@ -43,7 +43,7 @@ class Report:
     seconds: float
     """From the start to the end of the last request; at least the duration if that ended an open loop."""
     client_cpu: float
-    """Share of the time to the end of the last request in which this process kept a core busy."""
+    """This process's CPU time over the time to the end of the last request."""
     verification: VerifyReport | None
 
     @cached_property

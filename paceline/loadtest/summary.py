@@ -37,7 +37,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSummary:
-    """What drafts did, over all requests that finished without being resumed.
+    """Speculation statistics of finished requests that were not resumed.
 
     Resumed requests are excluded because the coordinator may have counted only the part after the resumption.
     """

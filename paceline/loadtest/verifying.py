@@ -49,7 +49,7 @@ def without_draft(speculation: SpeculationParams) -> SpeculationParams:
 
 
 def compared(first: Sequence[RequestOutcome], again: Sequence[RequestOutcome]) -> VerifyReport:
-    """Answers of a load with those to the same requests, which `again` has in the same order.
+    """Compare outcomes under load with the repeated requests `again`, in the same order.
 
     `again` is shorter if the test was stopped.
     """

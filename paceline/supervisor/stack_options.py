@@ -70,7 +70,7 @@ class StackOptions:
     """CPU threads; 0 divides the cores by the number of workers; a single worker leaves one core free."""
     draft_threads: int = 0
     drafter: str = "model"
-    """What the draft worker proposes tokens with: `model` is the draft model."""
+    """How the draft worker proposes tokens; `model` uses the draft model."""
     lookahead_branches: int | None = None
     """Outcomes to draft for while a verification runs; 0 waits for the verdict. The default is the draft
     worker's if each model has a core, else 0."""
@@ -133,7 +133,8 @@ class StackOptions:
     log_format: str = "text"
     """Log lines of all processes as text or as json."""
     otlp_traces_endpoint: str = ""
-    """Where all processes send spans with OTLP over gRPC, such as http://localhost:4317; empty makes none."""
+    """Endpoint for spans of all processes (OTLP over gRPC), such as http://localhost:4317; empty disables
+    tracing."""
     otlp_traces_sampling_ratio: float = 1.0
     """Share of requests to trace, among those without a trace decision of their own."""
     log_stats_seconds: float = 10.0

@@ -20,7 +20,7 @@ LossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How long and how wide to train.
+    """Length of the training and shape of its steps.
 
     Every optimiser step has `tokens_per_step` tokens at every window length, in passes of at most
     `tokens_per_pass` tokens (or one window), because small passes keep activations in a CPU's cache.

@@ -52,7 +52,7 @@ def add(
         requests_per_minute=requests_per_minute,
         max_sequences=max_sequences,
     )
-    with _changed_by_nobody_else(api_keys):
+    with _exclusive_access(api_keys):
         keys = read_keys(api_keys).keys if api_keys.exists() else ()
         if any(key.name == name for key in keys):
             raise InvalidArgumentError("name", "already has a key; remove it first")
@@ -80,7 +80,7 @@ def list_keys(api_keys: File) -> None:
 
 def remove(name: Name, api_keys: File) -> None:
     """Remove a key. SIGHUP makes a running coordinator reload the file; running requests are not ended."""
-    with _changed_by_nobody_else(api_keys):
+    with _exclusive_access(api_keys):
         keys = read_keys(api_keys).keys
         rest = [key for key in keys if key.name != name]
         if len(rest) == len(keys):
@@ -89,7 +89,7 @@ def remove(name: Name, api_keys: File) -> None:
 
 
 @contextlib.contextmanager
-def _changed_by_nobody_else(file: Path) -> Iterator[None]:
+def _exclusive_access(file: Path) -> Iterator[None]:
     """Exclusive access, so that concurrent changes do not overwrite each other.
 
     Locks a separate file, because the key file itself is replaced. The lock file is removed afterwards: one

@@ -168,7 +168,8 @@ class ContextLengthError(InvalidArgumentError):
     """A request exceeds the model's length. Clients receive it as an InvalidArgumentError."""
 
     def __init__(self, field: str, max_model_len: int, excess: str) -> None:
-        """`excess` says what is too long. Client programs match the text before it, so that must not change."""
+        """`excess` says what is too long. Client programs match the text before it, so that must not
+        change."""
         super().__init__(field, f"this model's maximum context length is {max_model_len} tokens; {excess}")
 
 

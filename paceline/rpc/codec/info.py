@@ -34,5 +34,5 @@ def check_compatible(target: common_pb2.WorkerInfo, draft: common_pb2.WorkerInfo
         if of_target != of_draft:
             raise TokenizerMismatchError(
                 "draft_model",
-                f"{name} is {of_draft} for the draft {draft.model} but {of_target} for the target {target.model}",
+                f"{name} is {of_draft} for draft {draft.model}, {of_target} for target {target.model}",
             )

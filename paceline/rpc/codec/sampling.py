@@ -73,7 +73,8 @@ def refuse_unknown_fields(message: Message, name: str) -> None:
 
 
 def check_count(name: str, values: Sized, most: int) -> None:
-    """Raises InvalidArgumentError for more than `most` values. Check a message's lists before reading them."""
+    """Raises InvalidArgumentError for more than `most` values. Check a message's lists before reading
+    them."""
     if len(values) > most:
         raise InvalidArgumentError(name, f"at most {most}, got {len(values)}")
 
@@ -205,7 +206,8 @@ def mode_from_proto(value: int, name: str = "acceptance") -> AcceptanceMode:
 
 
 def sequence_params_to_proto(params: SequenceParams) -> common_pb2.SequenceParams:
-    """Parameters for OpenSequence. Fields that only affect text are omitted, since workers produce no text."""
+    """Parameters for OpenSequence. Fields that only affect text are omitted, since workers produce no
+    text."""
     sampling = sampling_to_proto(params.sampling)
     sampling.ClearField("skip_special_tokens")
     return common_pb2.SequenceParams(

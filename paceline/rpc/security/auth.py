@@ -2,8 +2,8 @@
 
 A certificate contains its holder's role as a DNS name among its subject alternative names, such as
 `coordinator.paceline.internal`. DNS names are the only thing that both ends can check: a gRPC server can read
-the names in its client's certificate, but a gRPC client in Python cannot read those of its server and can only
-require one name in advance.
+the names in its client's certificate, but a gRPC client in Python cannot read those of its server and can
+only require one name in advance.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _UTC_TIME: Final = 0x17
 
 
 def unusable_kind(pem: bytes) -> str | None:
-    """The kind of the first certificate's key if gRPC cannot use it, else None. Also None for unreadable files,
-    which OpenSSL reports."""
+    """The kind of the first certificate's key if gRPC cannot use it, else None. Also None for unreadable
+    files, which OpenSSL reports."""
     found = _FIRST.search(pem)
     if found is None:
         return None

@@ -106,8 +106,8 @@ def open_channel(address: str, options: Options, tls: Tls | None) -> grpc.Channe
 def open_aio_channel(
     address: str, options: Options, tls: Tls | None, prefix: str = "tls"
 ) -> grpc.aio.Channel:
-    """An asyncio channel; `tls` None is plain text. Raises InvalidArgumentError naming a file's setting, which
-    begins with `prefix`."""
+    """An asyncio channel; `tls` None is plain text. Raises InvalidArgumentError naming a file's setting,
+    which begins with `prefix`."""
     options = _options(address, options, tls)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)

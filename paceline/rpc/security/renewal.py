@@ -1,8 +1,8 @@
 """Renewal of certificates in a running process: changed files are read again.
 
 Files are checked at every handshake, which takes a thousand times as long as the check. Unusable files are
-logged once, and the previous ones stay in use: a renewal replaces several files one after another, so they may
-not match in between.
+logged once, and the previous ones stay in use: a renewal replaces several files one after another, so they
+may not match in between.
 """
 
 from __future__ import annotations

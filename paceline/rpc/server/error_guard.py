@@ -1,6 +1,7 @@
 """An interceptor around every handler: authorisation, and error messages under Paceline's control.
 
-Without it, grpc.aio answers undecodable bytes and exceptions of handlers with UNKNOWN and the exception's text.
+Without it, grpc.aio answers undecodable bytes and exceptions of handlers with UNKNOWN and the exception's
+text.
 """
 
 from __future__ import annotations

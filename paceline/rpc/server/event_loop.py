@@ -31,8 +31,8 @@ def _end_by_interrupt() -> None:
     """Let SIGINT end the process. asyncio would cancel the main task, which does not notice while it loads a
     model for minutes.
 
-    An ignored SIGINT, as in a shell's background job, stays ignored. On Windows, loops have no signal handlers,
-    so asyncio's behaviour is kept.
+    An ignored SIGINT, as in a shell's background job, stays ignored. On Windows, loops have no signal
+    handlers, so asyncio's behaviour is kept.
     """
     if sys.platform != "win32" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """The health service `grpc.health.v1`, with independent watchers.
 
-gRPC's own servicer holds a lock while it writes: one watcher that does not read would block all other watchers
-and every status change.
+gRPC's own servicer holds a lock while it writes: one watcher that does not read would block all other
+watchers and every status change.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ class PortBounds:
     connections: int = limits.MAX_WORKER_CONNECTIONS
     """Further connections are closed at once."""
     age_seconds: float | None = None
-    """Age after which a connection takes no new calls and is closed after its last call; its client then opens
-    another. None is no limit. This also bounds idle connections: gRPC's `max_connection_idle` would close them
-    with an error that every Python client prints."""
+    """Age after which a connection takes no new calls and is closed after its last call; its client then
+    opens another. None is no limit. This also bounds idle connections: gRPC's `max_connection_idle` would
+    close them with an error that every Python client prints."""
     grace_seconds: float = 0.0
     """Time that running calls have after that age."""
     grows_windows: bool = True
@@ -44,7 +44,8 @@ class PortBounds:
 
 
 def client_port(connections: int, longest_request_seconds: float) -> PortBounds:
-    """Bounds of a client port. The grace period covers the longest request, so ageing never cuts a request."""
+    """Bounds of a client port. The grace period covers the longest request, so ageing never cuts a
+    request."""
     return PortBounds(
         message_bytes=limits.MAX_CLIENT_MESSAGE_BYTES,
         calls=limits.MAX_CALLS_PER_CLIENT_CONNECTION,

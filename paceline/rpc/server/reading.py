@@ -2,8 +2,8 @@
 
 gRPC waits indefinitely for the rest of a partial message and keeps the received part, up to the message bound
 for every call. Here, the number of unfinished messages is bounded so that their parts stay within
-`UNFINISHED_BYTES`, and each has a time limit. A further message cancels the oldest unfinished one. Nearly every
-message arrives together with its call, so honest callers are not affected.
+`UNFINISHED_BYTES`, and each has a time limit. A further message cancels the oldest unfinished one. Nearly
+every message arrives together with its call, so honest callers are not affected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS: Final = 60.0
 LAST_SECONDS: Final = 0.1
 """Extra time for a cancelled message, which may have arrived but not been handled yet."""
 LAST_TURNS: Final = 5
-"""Turns of the event loop that it has after a longer pause of that."""
+"""Extra event loop iterations after that time, in case the loop was blocked."""
 RETRY_AFTER_SECONDS: Final = 1.0
 MAX_OPEN_REQUEST_BYTES: Final = 8 * limits.MAX_HEALTH_SERVICE_CHARACTERS
 """Message bound of a call without authentication; gRPC's bound applies to all methods of a port."""

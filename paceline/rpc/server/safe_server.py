@@ -24,8 +24,8 @@ UNKNOWN_METHOD = "/paceline.unknown/unknown"
 
 
 class _Accepting(cygrpc.AioServer):  # type: ignore[misc]
-    """gRPC matches registered methods by bytes. This class accepts calls of all other methods without decoding
-    their names."""
+    """gRPC matches registered methods by bytes. This class accepts calls of all other methods without
+    decoding their names."""
 
     def __init__(self, *args: Any) -> None:
         self.interceptors: tuple[grpc.aio.ServerInterceptor, ...] = ()

@@ -166,7 +166,8 @@ class Server:
         self._stop.set()
 
     def abandon(self) -> None:
-        """Stop without draining, because running calls can no longer be served and should fail over at once."""
+        """Stop without draining, because running calls can no longer be served and should fail over at
+        once."""
         self.abandoned = True
         self._stop.set()
 
