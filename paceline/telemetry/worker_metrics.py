@@ -50,8 +50,8 @@ class WorkerCollector(Collector):
         sequences: Callable[[], int],
         certificate_days: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`pool` is None where there is no cache. `certificate_days` gives the days that are left of each
-        certificate file, by its setting."""
+        """`pool` is None without a cache. `certificate_days` returns the remaining days of each certificate
+        file, by setting."""
         self._families = Families({"model_name": model, "role": role})
         self._observer = observer
         self._pool = pool

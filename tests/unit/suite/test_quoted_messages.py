@@ -51,5 +51,5 @@ def test_quoted_messages_are_said_by_the_code(texts: list[str]) -> None:
 
 
 def test_a_message_that_no_code_says_is_noticed(texts: list[str]) -> None:
-    row = "| `… is in use; take another port`, `… is in no use` | `some other code` |"
+    row = "| `… is in use; choose another port`, `… is in no use` | `some other code` |"
     assert [is_said(message, texts) for message in quoted(row)] == [True, False]
