@@ -123,7 +123,7 @@ def test_a_function_that_cannot_be_kept_is_compiled_anew(
         warn_of_what_is_not_kept()
     (record,) = caplog.records
     assert "NUMBA_CACHE_DIR" in record.getMessage()
-    assert "nobody else may be able to write" in record.getMessage(), "what is in it is run"
+    assert "only this user can write to" in record.getMessage(), "what is in it is run"
 
 
 def test_nothing_is_said_where_there_is_a_folder(

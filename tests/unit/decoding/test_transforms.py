@@ -122,7 +122,7 @@ def test_counts_made_on_the_host_are_put_where_the_rows_are() -> None:
 
 def test_contexts_that_do_not_fit_are_refused() -> None:
     row_params = RowParams.build([SamplingParams(presence_penalty=1.0)], [3])
-    with pytest.raises(ValueError, match="one row more"):
+    with pytest.raises(ValueError, match="one more row"):
         RowContext.build(row_params, [0], [[1]], [ledger_counts([], 0, V)])
     with pytest.raises(ValueError, match="ledger counts"):
         RowContext.build(row_params, [0], [[1, 2]], [None])
