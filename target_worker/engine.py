@@ -90,7 +90,10 @@ class TargetEngine:
         self._clock = clock
         self.observer = WorkerObserver() if observer is None else observer
         self.sequences: HeldSequences[Verdict] = HeldSequences(
-            runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
+            runner.new_states(prefix_cache=config.prefix_cache),
+            config.max_sequences,
+            clock,
+            config.lease_seconds,
         )
         self._rounds: dict[str, VerifyInProgress] = {}
         self._early: deque[VerifyAhead] = deque(maxlen=MAX_EARLY_COMMANDS)

@@ -12,7 +12,7 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling import passes
 
 
-class TargetRunner(passes.Runner, Protocol):
+class TargetRunner(passes.PassRunner, Protocol):
     """The model of a target worker."""
 
     @property

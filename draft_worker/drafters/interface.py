@@ -58,9 +58,9 @@ class BranchRegion(Protocol):
 class Drafter(Protocol):
     """Scores the next token after each sequence or branch. One thread uses it.
 
-    The state that `sequences.new_table` makes for a sequence has `length` (tokens taken in),
-    `truncate_to(length)` and `free()`. `HeldSequence.cut_to` rolls it back together with the record of the
-    tokens it stands for. States and branches are passed back as they were given, so their types are `Any`.
+    `sequences.states` makes the states of sequences (paceline/engine/state). `HeldSequence.cut_to` rolls one
+    back together with the record of the tokens it stands for. Branches are passed back as they were given, so
+    their types are `Any`.
     """
 
     sequences: HeldSequences[DraftProposal]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draft_worker.drafters.interface import DraftSkills
-from draft_worker.drafters.runner import Runner
+from draft_worker.drafters.runner import DraftRunner
 from paceline.core.clock import Clock
 from paceline.core.config import DraftConfig
 from paceline.core.messages import DraftProposal
@@ -31,11 +31,14 @@ class ModelDrafter:
     to an older one, and is then fed from the beginning again.
     """
 
-    def __init__(self, runner: Runner, config: DraftConfig, clock: Clock) -> None:
+    def __init__(self, runner: DraftRunner, config: DraftConfig, clock: Clock) -> None:
         self._runner = runner
         self._clock = clock
         self.sequences: HeldSequences[DraftProposal] = HeldSequences(
-            runner.new_table, config.max_sequences, clock, config.lease_seconds, config.prefix_cache
+            runner.new_states(prefix_cache=config.prefix_cache),
+            config.max_sequences,
+            clock,
+            config.lease_seconds,
         )
         self._pool = runner.new_table().pool
 
@@ -94,7 +97,7 @@ class ModelDrafter:
         self._runner.adopt(branch)
 
 
-def warm_up(runner: Runner) -> None:
+def warm_up(runner: DraftRunner) -> None:
     """Compile what draws before the first request; rounds and lookahead use the same code."""
     table = runner.new_table()
     logits = runner.forward([SequenceInput(table, [0], 1)])

@@ -14,7 +14,7 @@ from paceline.engine.scheduling import passes
 from paceline.kv import Branch
 
 
-class Runner(passes.Runner, Protocol):
+class DraftRunner(passes.PassRunner, Protocol):
     """A model with a paged cache; `paceline.engine.runner.ModelRunner` is the one that serves."""
 
     @property

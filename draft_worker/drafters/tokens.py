@@ -38,9 +38,28 @@ class TokenState:
         """How many there are."""
         return len(self.token_ids)
 
-    def truncate_to(self, length: int) -> None:
+    @property
+    def finite_length(self) -> int:
+        """All of them: scores are made of tokens, and leave nothing behind that could be broken."""
+        return len(self.token_ids)
+
+    def mark_finite(self) -> None:
+        """Nothing changes."""
+
+    def truncate_to(self, length: int) -> int:
         """Keep the first `length` tokens."""
         del self.token_ids[length:]
+        return length
+
+    def lookup(self, tokens: Sequence[int]) -> int:
+        """Nothing is cached."""
+        return 0
+
+    def publish(self, tokens: Sequence[int]) -> None:
+        """Nothing is cached."""
+
+    def withdraw(self, length: int) -> None:
+        """Nothing is cached."""
 
     def cut(self, length: int) -> TokenState:
         """A copy of the first `length` tokens."""
@@ -49,6 +68,16 @@ class TokenState:
     def free(self) -> None:
         """Keep no tokens."""
         self.token_ids.clear()
+
+
+class TokenStates:
+    """Makes the states of sequences."""
+
+    prefix_index = None
+
+    def new(self, salt: str) -> TokenState:
+        """No tokens."""
+        return TokenState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +103,8 @@ class TokenDrafter:
     def __init__(self, score: Score, config: DraftConfig, clock: Clock) -> None:
         self._score = score
         self._clock = clock
-        # Sessions, leases and rollback are the same with a state of tokens as with a table of blocks.
-        new_state = cast(Any, TokenState)
         self.sequences: HeldSequences[DraftProposal] = HeldSequences(
-            new_state, config.max_sequences, clock, config.lease_seconds
+            TokenStates(), config.max_sequences, clock, config.lease_seconds
         )
 
     def step(
@@ -155,4 +182,4 @@ class TokenDrafter:
 
 def state_of(held: HeldSequence[Any]) -> TokenState:
     """What this drafter made for a sequence."""
-    return cast(TokenState, held.table)
+    return cast(TokenState, held.state)

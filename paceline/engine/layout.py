@@ -6,7 +6,7 @@ derives from it whatever its kernels read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ class BranchInput:
     token_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, for that takes longer, and a pass has many.
 class SequenceRows:
     """Consecutive rows of a pass at the end of one sequence, or of one branch of a sequence.
 
@@ -75,18 +75,12 @@ class SequenceRows:
         """Slots of positions [start, stop)."""
         shared = self.length - len(self.own)
         if stop <= shared:
-            return self._slots_of_table(start, stop)
+            return self.slots_in_table(start, stop)
         own = np.array(self.own[max(start - shared, 0) : stop - shared], dtype=np.int64)
-        return own if start >= shared else np.concatenate([self._slots_of_table(start, shared), own])
+        return own if start >= shared else np.concatenate([self.slots_in_table(start, shared), own])
 
-    def blocks_of_table(self, count: int) -> Sequence[int]:
-        """The first `count` blocks of its table."""
-        if self.base is None:
-            return self.blocks[:count]
-        first = self.base // self.block_size
-        return range(first, first + count)
-
-    def _slots_of_table(self, start: int, stop: int) -> Indices:
+    def slots_in_table(self, start: int, stop: int) -> Indices:
+        """The same of positions whose entries are in the table."""
         if self.base is not None:
             return np.arange(self.base + start, self.base + stop)
         size = self.block_size
@@ -95,8 +89,15 @@ class SequenceRows:
         slots: Indices = (blocks[:, None] * size + np.arange(size)).ravel()
         return slots[start - first * size : stop - first * size]
 
+    def blocks_of_table(self, count: int) -> Sequence[int]:
+        """The first `count` blocks of its table."""
+        if self.base is None:
+            return self.blocks[:count]
+        first = self.base // self.block_size
+        return range(first, first + count)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class PassLayout:
     """The rows of one pass, those of each sequence side by side."""
 
@@ -110,37 +111,53 @@ class PassLayout:
     @classmethod
     def of_sequences(cls, inputs: Sequence[SequenceInput]) -> PassLayout:
         """Tokens at the end of block tables, which hold a reservation for them."""
-        return cls._build((item.table, item.token_ids, item.num_logits, 0) for item in inputs)
+        if len(inputs) == 1:
+            return cls._of_one(inputs[0])
+        return cls._build([(item.table, item.token_ids, item.num_logits, 0) for item in inputs])
 
     @classmethod
     def of_branches(cls, inputs: Sequence[BranchInput]) -> PassLayout:
         """One token at the end of each branch, which holds a reservation for it."""
-        return cls._build((item.branch, (item.token_id,), 1, 0) for item in inputs)
+        return cls._build([(item.branch, (item.token_id,), 1, 0) for item in inputs])
 
     @classmethod
     def of_chains(cls, inputs: Sequence[ChainInput]) -> PassLayout:
         """The rows of the first step of each chain; each end holds a reservation for all steps."""
-        return cls._build((item.end, item.token_ids, 1, item.steps - 1) for item in inputs)
+        return cls._build([(item.end, item.token_ids, 1, item.steps - 1) for item in inputs])
 
     @classmethod
-    def _build(cls, ends: Iterable[tuple[BlockTable | Branch, Sequence[int], int, int]]) -> PassLayout:
+    def _of_one(cls, item: SequenceInput) -> PassLayout:
+        count = len(item.token_ids)
+        sequence = _rows_at(item.table, 0, count, 0)
+        start, stop = sequence.start, sequence.length
+        rows = np.empty((3, count), dtype=np.int64)
+        rows[0] = item.token_ids
+        rows[1] = np.arange(start, stop)
+        rows[2] = sequence.slots_in_table(start, stop)
+        return cls(rows, [sequence], np.arange(count - item.num_logits, count))
+
+    @classmethod
+    def _build(cls, ends: Sequence[tuple[BlockTable | Branch, Sequence[int], int, int]]) -> PassLayout:
         """`ends`: what is fed to, the tokens, rows wanted from the end, entries reserved beyond them."""
+        # Lists, for most sequences have few rows: an operation on arrays takes as long as a dozen numbers.
         sequences: list[SequenceRows] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         wanted: list[int] = []
-        tokens: list[Sequence[int]] = []
-        total = 0
         for end, token_ids, num_logits, more in ends:
-            tokens.append(token_ids)
-            sequences.append(_rows_at(end, total, len(token_ids), more))
-            total += len(token_ids)
-            wanted += range(total - num_logits, total)
-        rows = np.empty((3, total), dtype=np.int64)
-        for sequence, token_ids in zip(sequences, tokens, strict=True):
-            start, stop = sequence.start, sequence.stop
-            part = rows[:, sequence.first : sequence.first + sequence.count]
-            part[0] = token_ids
-            part[1] = np.arange(start, stop)
-            part[2] = sequence.slots(start, stop)
+            first = len(tokens)
+            sequence = _rows_at(end, first, len(token_ids), more)
+            start, stop, base = sequence.start, sequence.start + sequence.count, sequence.base
+            sequences.append(sequence)
+            tokens += token_ids
+            positions += range(start, stop)
+            if base is not None and not sequence.own:
+                slots += range(base + start, base + stop)
+            else:
+                slots += sequence.slots(start, stop).tolist()
+            wanted += range(len(tokens) - num_logits, len(tokens))
+        rows = np.array([tokens, positions, slots], dtype=np.int64)
         return cls(rows, sequences, np.array(wanted, dtype=np.int64))
 
 

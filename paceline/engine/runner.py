@@ -15,6 +15,7 @@ from paceline.engine.cache import PagedCache
 from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import BranchInput, PassLayout, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
+from paceline.engine.state.paged import PagedStates
 from paceline.kv import BlockTable, Branch
 
 _NEVER: Final = CancelToken()
@@ -81,6 +82,11 @@ class ModelRunner:
         return self._backend
 
     @property
+    def row_invariant(self) -> bool:
+        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
+        return self._backend.skills.row_invariant
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return self._num_layers
@@ -95,8 +101,12 @@ class ModelRunner:
         """Entries a sequence can have."""
         return self._max_model_len
 
+    def new_states(self, *, prefix_cache: bool) -> PagedStates:
+        """The states of a worker's sequences, in this runner's cache."""
+        return PagedStates(self._cache.pool, prefix_cache=prefix_cache)
+
     def new_table(self) -> BlockTable:
-        """An empty sequence."""
+        """An empty block table."""
         return BlockTable(self._cache.pool)
 
     def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
@@ -110,11 +120,6 @@ class ModelRunner:
         logits = self.forward_unless(inputs, _NEVER)
         assert logits is not None
         return logits
-
-    @property
-    def row_invariant(self) -> bool:
-        """True when a row's logits are bitwise the same whatever other rows are in its pass."""
-        return self._backend.skills.row_invariant
 
     @property
     def can_stop(self) -> bool:

@@ -217,8 +217,7 @@ def test_a_target_that_forgets_what_was_accepted_as_it_goes_on(monkeypatch: pyte
 def test_a_speculative_block_that_is_entered_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def fed(self: HeldSequence[Any], token_ids: list[int]) -> None:
         self.session.cached.extend(token_ids)
-        if self.prefix is not None:
-            self.prefix.enter(self.session.cached)
+        self.state.publish(self.session.cached)
 
     monkeypatch.setattr(HeldSequence, "fed", fed)
     assert "no part of any ledger" in simulation_catches(make_world=crowded_world)
@@ -396,7 +395,7 @@ def test_an_epoch_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch, what: str)
             session: Session[Any] = Session(
                 command.sequence_id, command.epoch, command.params, list(command.token_ids)
             )
-            self._held[command.sequence_id] = HeldSequence(session, self.new_table())
+            self._held[command.sequence_id] = HeldSequence(session, self.states.new(""))
             self._leases.renew(command.sequence_id)
 
         monkeypatch.setattr(HeldSequences, "open", unfenced)

@@ -22,6 +22,7 @@ from paceline.decoding.support import draw_sparse
 from paceline.engine.cancel import CancelToken
 from paceline.engine.layout import BranchInput, SequenceInput
 from paceline.engine.multi_step import Chain, ChainInput, ChainSkills
+from paceline.engine.state.paged import PagedStates
 from paceline.kv import BlockPool, BlockTable, Branch, CopyBlock
 
 STATES = 1009
@@ -66,7 +67,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 class ToyRunner:
-    """`paceline.engine.scheduling.passes.Runner` over a ToyModel."""
+    """`paceline.engine.scheduling.passes.PassRunner` over a ToyModel."""
 
     def __init__(self, model: ToyModel, num_blocks: int = 64, block_size: int = 4) -> None:
         self.model = model
@@ -87,6 +88,9 @@ class ToyRunner:
         """Entries of the longest branch so far."""
         self.stops: Callable[[CancelToken], bool] = lambda cancel: bool(cancel.flag[0])
         """Whether a chain ends before its next step, and a pass that can be given up is."""
+
+    def new_states(self, *, prefix_cache: bool = False) -> PagedStates:
+        return PagedStates(self.pool, prefix_cache=prefix_cache)
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from paceline.engine.backends.ragged_batch import RaggedBatch
@@ -81,12 +80,6 @@ class ServedModel:
     """Tokens that chains choose from: the model's output may be wider."""
     deterministic: bool = False
     """Row invariance is asked for, whatever it costs."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and cache."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
 
 
 BackendFactory = Callable[[ServedModel], Backend | None]

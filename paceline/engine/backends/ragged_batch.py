@@ -215,21 +215,31 @@ def _branches_call(members: Sequence[SequenceRows], device: torch.device) -> _Ca
     for m in members:
         for slot in m.own[: m.stop - m.shared]:
             columns.setdefault(slot, shared + len(columns))
-    keys, rows = shared + len(columns), sum(m.count for m in members)
-    hidden = np.ones((rows, keys), dtype=bool)
-    key_positions = np.arange(keys, dtype=np.int64)
-    places: list[int] = []
+    # One entry a row: where its branch leaves the table, its row of the batch, its position.
+    leaves: list[int] = []
     chosen: list[int] = []
     positions: list[int] = []
+    places: list[int] = []
+    # One entry for each of a branch's own entries that a row sees.
+    seen_by: list[int] = []
+    seen: list[int] = []
+    seen_at: list[int] = []
     for m in members:
-        own = [columns[slot] for slot in m.own[: m.stop - m.shared]]
-        key_positions[own] = range(m.shared, m.stop)
         places.append(len(chosen))
+        own = [columns[slot] for slot in m.own[: m.stop - m.shared]]
         for row in range(m.count):
-            hidden[len(chosen), : m.shared] = False
-            hidden[len(chosen), own[: m.start + row + 1 - m.shared]] = False
+            sees = own[: m.start + row + 1 - m.shared]
+            seen_by += [len(chosen)] * len(sees)
+            seen += sees
+            seen_at += range(m.shared, m.shared + len(sees))
+            leaves.append(m.shared)
             chosen.append(m.first + row)
             positions.append(m.start + row)
+    keys, rows = shared + len(columns), len(chosen)
+    key_positions = np.arange(keys)
+    hidden = key_positions >= np.array(leaves)[:, None]
+    hidden[seen_by, seen] = False
+    key_positions[seen] = seen_at
     consecutive = chosen[-1] - chosen[0] == rows - 1
     group = AttentionGroup(
         num_sequences=1,

@@ -22,6 +22,7 @@ from paceline.engine.layout import SequenceInput
 from paceline.engine.scheduling.planner import Chunk, Feed, plan_pass
 from paceline.engine.scheduling.preemption import Need, make_room
 from paceline.engine.scheduling.sequences import RETRY_SECONDS, HeldSequence, HeldSequences
+from paceline.engine.state.interface import SequenceStates
 from paceline.kv.table import BlockTable
 from paceline.telemetry.logs import fields
 from paceline.telemetry.worker import Passes
@@ -29,11 +30,14 @@ from paceline.telemetry.worker import Passes
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """What a pass needs of the model."""
+class PassRunner(Protocol):
+    """What a worker's passes need of the model."""
 
     def forward(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         """float32 logits [rows wanted, vocabulary], in the order of the inputs."""
+
+    def new_states(self, *, prefix_cache: bool) -> SequenceStates:
+        """The states of the worker's sequences; with `prefix_cache` ended ones leave theirs to later ones."""
 
     def new_table(self) -> BlockTable:
         """An empty table of the runner's pool."""
@@ -156,7 +160,7 @@ class PassResult:
 
 def run_pass(
     jobs: Sequence[Job],
-    runner: Runner,
+    runner: PassRunner,
     budget: int,
     clock: Clock,
     sequences: HeldSequences[Any],
@@ -239,7 +243,7 @@ def _count_lookup(job: Job, sequences: HeldSequences[Any]) -> None:
         sequences.prefix_index.hits += job.reused
 
 
-def _forward(chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult) -> torch.Tensor:
+def _forward(chunks: list[tuple[Job, Chunk]], runner: PassRunner, result: PassResult) -> torch.Tensor:
     """The logits of the final chunks' rows; those of scored rows go to `result`, where nothing fails."""
     inputs = []
     scored: list[Scored] = []
@@ -274,7 +278,7 @@ def _without_scored(
 
 
 def _forward_one_by_one(
-    chunks: list[tuple[Job, Chunk]], runner: Runner, result: PassResult
+    chunks: list[tuple[Job, Chunk]], runner: PassRunner, result: PassResult
 ) -> tuple[list[tuple[Job, Chunk]], torch.Tensor | None]:
     """One sequence's failure must end that sequence and no other: find out whose it is."""
     done: list[tuple[Job, Chunk]] = []

@@ -1,8 +1,8 @@
-"""The sequences one worker holds: sessions with their cache tables and leases. Bookkeeping only."""
+"""The sequences one worker holds: sessions with their states and leases. Bookkeeping only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -10,10 +10,10 @@ from paceline.core.clock import Clock
 from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpochError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.engine.scheduling.session import Session
+from paceline.engine.state.interface import SequenceState, SequenceStates
+from paceline.engine.state.paged import PagedState
 from paceline.grammar import GrammarState
-from paceline.kv.lease import Leases
-from paceline.kv.prefix import CachedPrefix, PrefixIndex
-from paceline.kv.table import BlockTable
+from paceline.kv import BlockTable, Leases, PrefixIndex
 
 Answer = TypeVar("Answer")
 
@@ -26,20 +26,22 @@ class HeldSequence(Generic[Answer]):
     """One sequence on this worker."""
 
     session: Session[Answer]
-    table: BlockTable
+    state: SequenceState
     grammar: GrammarState | None = None
     """Where the text stands in its `structured_outputs`; derived from the session's tokens when asked."""
-    prefix: CachedPrefix | None = None
-    """None where nothing is cached."""
     age: int = 0
     """Older sequences have smaller numbers; no two the same."""
-    sound: int = 0
-    """So many entries, from the first on, are numbers: the row after them was a distribution."""
+    table: BlockTable = field(init=False, repr=False)
+    """That of a paged state, for the passes of a model. Other states have none."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state, PagedState):
+            self.table = self.state.table
 
     @property
     def num_computed_tokens(self) -> int:
-        """Entries it has."""
-        return self.table.length
+        """Tokens that its state has taken in."""
+        return self.state.length
 
     def cut_to_ledger(self) -> None:
         """Drop the cache entries that the ledger does not confirm."""
@@ -47,11 +49,7 @@ class HeldSequence(Generic[Answer]):
 
     def cut_to(self, length: int) -> None:
         """Drop the cache entries at `length` and beyond, and any reservation."""
-        self.table.truncate_to(length)
-        self.sound = min(self.sound, length)
-        del self.session.cached[length:]
-        if self.prefix is not None:
-            self.prefix.cut_to(length)
+        del self.session.cached[self.state.truncate_to(length) :]
 
     def fed(self, token_ids: list[int]) -> None:
         """Record that the pass just run wrote entries for `token_ids`.
@@ -60,13 +58,12 @@ class HeldSequence(Generic[Answer]):
         """
         session = self.session
         session.cached.extend(token_ids)
-        assert self.table.length == len(session.cached)
-        if self.prefix is not None:
-            self.prefix.enter(session.tokens)
+        assert self.state.length == len(session.cached)
+        self.state.publish(session.tokens)
 
     def found_sound(self) -> None:
         """The row after the last entry was a distribution, and it is made of all of them."""
-        self.sound = self.table.length
+        self.state.mark_finite()
 
     def found_broken(self) -> None:
         """A row was none: drop what was computed since the last one that was, and let nobody find that.
@@ -74,18 +71,15 @@ class HeldSequence(Generic[Answer]):
         A pass may lose the entries of tokens before the one that a model breaks on: attention multiplies by
         0 what a row must not see, and NaN stays NaN.
         """
-        length = min(self.sound, self.session.agreed_length())
-        if self.prefix is not None:
-            self.prefix.withdraw(length)
+        length = min(self.state.finite_length, self.session.agreed_length())
+        self.state.withdraw(length)
         self.cut_to(length)
 
     def reuse(self, most: int) -> int:
         """Go on with entries of the ledger's first `most` tokens that the prefix cache has; how many."""
-        if self.prefix is None:
-            return 0
         tokens = self.session.tokens[:most]
-        found = self.prefix.extend(tokens)
-        self.session.cached.extend(tokens[self.table.length - found : self.table.length])
+        found = self.state.lookup(tokens)
+        self.session.cached.extend(tokens[self.state.length - found : self.state.length])
         return found
 
 
@@ -93,13 +87,10 @@ class HeldSequence(Generic[Answer]):
 class HeldSequences(Generic[Answer]):
     """Sequences by id, each with a lease that its rounds renew."""
 
-    new_table: Callable[[], BlockTable]
+    states: SequenceStates
     max_sequences: int
     clock: Clock
     lease_seconds: float
-    prefix_cache: bool = False
-    """Keep what ended sequences computed, for others that begin in the same way."""
-    prefix_index: PrefixIndex | None = field(init=False, default=None)
     num_preemptions: int = 0
     """Times a sequence lost its blocks to an older one."""
     _last_pass: tuple[float, float, int] = (0.0, 0.0, 0)
@@ -110,8 +101,11 @@ class HeldSequences(Generic[Answer]):
 
     def __post_init__(self) -> None:
         self._leases = Leases(self.clock, self.lease_seconds)
-        if self.prefix_cache:
-            self.prefix_index = PrefixIndex(self.new_table().pool)
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        """What ended sequences left for others that begin in the same way; None where nothing is kept."""
+        return self.states.prefix_index
 
     def passed(self, begun: float, ended: float, prefill_rows: int) -> None:
         """A pass is over, or with the device, of whose rows so many had logits that nobody wanted."""
@@ -162,10 +156,8 @@ class HeldSequences(Generic[Answer]):
             command.sequence_id, command.epoch, command.params, list(command.token_ids)
         )
         self._opened += 1
-        table, age = self.new_table(), self._opened if old is None else old.age
-        index, salt = self.prefix_index, command.params.cache_salt
-        prefix = None if index is None else CachedPrefix(index, table, salt)
-        self._held[command.sequence_id] = HeldSequence(session, table, grammar, prefix, age)
+        state, age = self.states.new(command.params.cache_salt), self._opened if old is None else old.age
+        self._held[command.sequence_id] = HeldSequence(session, state, grammar, age)
         self._leases.renew(command.sequence_id)
 
     def get(self, sequence_id: str) -> HeldSequence[Answer]:
@@ -188,7 +180,7 @@ class HeldSequences(Generic[Answer]):
         """Forget a sequence, if held, and free its blocks."""
         held = self._held.pop(sequence_id, None)
         if held is not None:
-            held.table.free()
+            held.state.free()
             self._leases.end(sequence_id)
 
     def expired(self) -> list[str]:

@@ -20,7 +20,8 @@ from paceline.core.errors import InternalError
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.scheduling.sequences import HeldSequences
-from paceline.kv import BlockPool, BlockTable
+from paceline.engine.state.paged import PagedStates
+from paceline.kv import BlockPool
 from paceline.kv.prefix import PrefixIndex
 from paceline.rpc.server.server import FAREWELL_SECONDS
 from paceline.supervisor.children import STOP_TIMEOUT
@@ -198,9 +199,7 @@ async def test_a_cache_is_checked_while_nobody_waits_for_the_engine(monkeypatch:
     monkeypatch.setattr(worker_process, "monotonic", clock)
     worker.built.pool = pool
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
-    sequences: HeldSequences[Any] = HeldSequences(
-        lambda: BlockTable(pool), 4, clock, 600.0, prefix_cache=True
-    )
+    sequences: HeldSequences[Any] = HeldSequences(PagedStates(pool, prefix_cache=True), 4, clock, 600.0)
     shell._engine.sequences = sequences
     params = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
     sequences.open(OpenSequence("a", 1, (1, 2), params))
@@ -225,7 +224,7 @@ async def test_a_cache_is_checked_once_a_second_however_often_its_numbers_are_as
     monkeypatch.setattr(worker_process, "monotonic", clock)
     pool = worker.built.pool = Pool(4, 8)
     shell: Any = WorkerShell(worker.role, TargetConfig(model="/no/such"))
-    shell._engine.sequences = HeldSequences(lambda: None, 4, clock, 600.0)
+    shell._engine.sequences = HeldSequences(PagedStates(BlockPool(1, 1), prefix_cache=False), 4, clock, 600.0)
     for moment, times in ((0.0, 1), (0.9, 1), (0.1, 2), (0.5, 2)):
         clock.advance(moment)
         pool.allocate()

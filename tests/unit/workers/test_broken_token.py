@@ -78,7 +78,7 @@ class Worker:
     def held(self, name: str) -> HeldSequence[Any]:
         held: HeldSequence[Any] | None = self.it.sequences.find(name)
         assert held is not None
-        assert held.sound <= held.table.length
+        assert held.state.finite_length <= held.table.length
         return held
 
     def close(self, name: str) -> None:

@@ -244,7 +244,7 @@ def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
     held = one.it.sequences.find("s")
     assert held is not None
     assert one.runner.read(held.table) == [*PROMPT, 2, 2, 2]
-    assert held.sound == held.table.length
+    assert held.state.finite_length == held.table.length
     (told,) = one.ask("s", 3, len(PROMPT) + 4, 2)
     assert tokens_of(told)[0] == 2
 

@@ -14,7 +14,7 @@ import torch
 from draft_worker.drafters.interface import Drafter
 from draft_worker.drafters.model import ModelDrafter
 from draft_worker.drafters.registry import DRAFTERS, kind_of
-from draft_worker.drafters.tokens import TokenBranches, TokenDrafter, TokenState, state_of
+from draft_worker.drafters.tokens import TokenBranches, TokenDrafter, TokenState, TokenStates, state_of
 from paceline.core.clock import ManualClock
 from paceline.core.config import DraftConfig
 from paceline.core.errors import InvalidArgumentError, PacelineError
@@ -208,7 +208,7 @@ def check_release(case: Case) -> None:
     region = case.it.fork(held, 20)
     case.step(region.branch(len(PROMPT)), 7, 4)
     region.free()
-    state = held.table
+    state = held.state
     case.close()
     assert len(case.it.sequences) == state.length == 0
     assert case.it.free_entries == case.free
@@ -296,8 +296,9 @@ def test_unknown_drafter_is_refused() -> None:
 class LateState(TokenState):
     """Keeps one token too many."""
 
-    def truncate_to(self, length: int) -> None:
+    def truncate_to(self, length: int) -> int:
         super().truncate_to(length + 1)
+        return length
 
 
 class Mixing(TokenDrafter):
@@ -356,12 +357,19 @@ class Keeping(TokenDrafter):
     free_entries = property(lambda self: -self.sequences._opened)  # type: ignore[assignment]
 
 
+class LateStates(TokenStates):
+    """Makes those."""
+
+    def new(self, salt: str) -> TokenState:
+        return LateState()
+
+
 class Late(TokenDrafter):
     """See `LateState`."""
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        self.sequences.new_table = LateState  # type: ignore[assignment]
+        self.sequences.states = LateStates()
 
 
 class Misspelling(ModelDrafter):

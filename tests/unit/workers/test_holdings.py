@@ -9,7 +9,8 @@ from paceline.core.errors import NotFoundError, ResourceExhaustedError, StaleEpo
 from paceline.core.messages import CloseSequence, OpenSequence
 from paceline.core.types import AcceptanceMode, SamplingParams, SequenceParams
 from paceline.engine.scheduling.sequences import HeldSequences
-from paceline.kv import BlockPool, BlockTable
+from paceline.engine.state.paged import PagedStates
+from paceline.kv import BlockPool
 
 PARAMS = SequenceParams(SamplingParams(seed=1), AcceptanceMode.COUPLED, 2)
 
@@ -19,7 +20,7 @@ class Case:
         self.clock = ManualClock()
         self.pool = BlockPool(8, 4)
         self.it: HeldSequences[str] = HeldSequences(
-            lambda: BlockTable(self.pool), max_sequences, self.clock, 10.0
+            PagedStates(self.pool, prefix_cache=False), max_sequences, self.clock, 10.0
         )
 
     def open(self, name: str, epoch: int = 1, *tokens: int) -> None:

@@ -26,12 +26,12 @@ MODEL = ToyModel(9)
 
 def run(jobs: Sequence[Job], runner: ToyRunner, budget: int, clock: ManualClock) -> PassResult:
     """A pass of a worker that holds nothing else."""
-    return run_pass(jobs, runner, budget, clock, HeldSequences(runner.new_table, 9, clock, 1.0))
+    return run_pass(jobs, runner, budget, clock, HeldSequences(runner.new_states(), 9, clock, 1.0))
 
 
 def job(runner: ToyRunner, name: str, feed: Sequence[int], rows: int = 1, arrived: float = 0.0) -> Job:
     session: Session[object] = Session(name, 1, PARAMS, list(feed))
-    return Job(HeldSequence(session, runner.new_table()), list(feed), rows, arrived)
+    return Job(HeldSequence(session, runner.new_states().new("")), list(feed), rows, arrived)
 
 
 def names(jobs: Sequence[Job]) -> list[str]:
@@ -71,7 +71,7 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
 def test_a_prompt_is_read_in_small_chunks_while_others_run() -> None:
     """A sequence between two rounds runs as well: its next one may arrive during the pass."""
     runner, clock = ToyRunner(MODEL), ManualClock()
-    sequences: HeldSequences[object] = HeldSequences(runner.new_table, 9, clock, 1.0)
+    sequences: HeldSequences[object] = HeldSequences(runner.new_states(), 9, clock, 1.0)
     sequences.open(OpenSequence("long", 1, tuple(i % 9 for i in range(30)), PARAMS))
     long = Job(sequences.get("long"), [i % 9 for i in range(30)], 1, 0.0)
     run_pass([long], runner, 16, clock, sequences, beside=4)
@@ -221,7 +221,7 @@ def test_a_round_that_comes_during_a_pass_waits_for_the_rest_of_its_prompts(
     runner = SlowRunner(MODEL)
     runner.clock = clock
     jobs = [job(runner, "long", [1] * 12, 1), job(runner, "short", [2, 3], 2)]
-    sequences: HeldSequences[object] = HeldSequences(runner.new_table, 9, clock, 1.0)
+    sequences: HeldSequences[object] = HeldSequences(runner.new_states(), 9, clock, 1.0)
     assert sequences.prefill_rows_since(0.0) == 0
     run_pass(jobs, runner, 8, clock, sequences)
     assert sequences.prefill_rows_since(arrived) == rows
@@ -253,7 +253,7 @@ class Crowd:
     def __init__(self, num_blocks: int, **entries: int) -> None:
         self.clock = ManualClock()
         self.runner = ToyRunner(MODEL, num_blocks, block_size=4)
-        self.sequences: HeldSequences[object] = HeldSequences(self.runner.new_table, 99, self.clock, 1.0)
+        self.sequences: HeldSequences[object] = HeldSequences(self.runner.new_states(), 99, self.clock, 1.0)
         for name, count in entries.items():
             self.sequences.open(OpenSequence(name, 1, tuple([1] * (count + 1)), PARAMS))
             if count:
@@ -361,7 +361,7 @@ class Cached:
         self.clock = ManualClock()
         self.runner = ToyRunner(MODEL, block_size=4)
         self.sequences: HeldSequences[object] = HeldSequences(
-            self.runner.new_table, 99, self.clock, 1.0, True
+            self.runner.new_states(prefix_cache=True), 99, self.clock, 1.0
         )
 
     def job(self, name: str, rows: int = 1, salt: str = "", proposed: Sequence[int] = ()) -> Job:

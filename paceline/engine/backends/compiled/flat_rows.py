@@ -10,7 +10,7 @@ import numpy as np
 from paceline.engine.layout import Indices, PassLayout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FlatRows:
     """R rows; row r sees the slots keys[key_first[r]:][:key_count[r]], of which its own is the last."""
 
@@ -33,7 +33,13 @@ class FlatRows:
             keys = sequences[0].slots(0, sequences[0].length)
             first = np.zeros(len(ids), dtype=np.int64)
         else:
-            keys = np.concatenate([s.slots(0, s.length) for s in sequences])
-            firsts = [0, *itertools.accumulate(s.length for s in sequences[:-1])]
-            first = np.repeat(np.array(firsts, dtype=np.int64), [s.count for s in sequences])
+            lengths = [s.length for s in sequences]
+            firsts = np.array([0, *itertools.accumulate(lengths)], dtype=np.int64)
+            keys = np.empty(firsts[-1], dtype=np.int64)
+            for s, at in zip(sequences, firsts.tolist(), strict=False):
+                after, shared = at + s.length, at + s.shared
+                keys[at:shared] = s.slots_in_table(0, s.shared)
+                if s.own:
+                    keys[shared:after] = s.own
+            first = firsts[:-1].repeat([s.count for s in sequences])
         return cls(ids, positions, slots, keys, first, positions + 1, layout.wanted)
