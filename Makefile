@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer; the rest is installed on first use.
+# `make demo` and `make test` require only Python 3.11 or newer; the rest is installed on first use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ HEAVY := $(foreach name,assets decoding engine workers,tests/unit/$(name) tests/
 $(STAMP): pyproject.toml constraints.txt
 	@test ! -x $(BIN)/python || $(BIN)/python -c '$(SUPPORTED)' || { \
 		echo "$(VENV) is of a Python older than 3.11: remove it, or give VENV=another" >&2; exit 1; }
-	@# An attempt that failed may have left one without pip.
+	@# A failed attempt may have left an environment without pip.
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { \
 		$(PYTHON) -c '$(SUPPORTED)' || { \
 			echo "Python 3.11 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }; \
@@ -27,17 +27,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP)  ## stream one completion and print where the time went
+demo: $(STAMP)  ## stream one completion and show where the time went
 	@$(BIN)/paceline demo
 
 # Which tests a tier has: the markers in pyproject.toml, and tests/README.md.
-test: lint types imports $(STAMP)  ## lint, types, import rules and the tests of all that is promised
+test: lint types imports $(STAMP)  ## lint, types, import rules and all regular tests
 	$(PYTEST) -m "not full"
 
-test-fast: $(STAMP)  ## what needs neither compiled code nor a model nor another process: a minute or two
+test-fast: $(STAMP)  ## tests without compiled code, models or other processes: a minute or two
 	$(PYTEST) -m "not full and not slow" $(addprefix --ignore=,$(HEAVY)) tests/unit tests/property
 
-test-full: test  ## the same as `test`, then long matrices, long faults and heavy runs
+test-full: test  ## `test`, then long matrices, long faults and heavy runs
 	$(PYTEST) -m full
 
 lint: $(STAMP)
@@ -57,10 +57,10 @@ imports: $(STAMP)
 proto: $(STAMP)  ## generate the stubs in paceline/v1 from proto/
 	$(BIN)/python -m tools.generate_proto
 
-bench: $(STAMP)  ## measure against plain decoding and transformers, in one run (an hour or more)
+bench: $(STAMP)  ## compare with plain decoding and transformers (an hour or more)
 	$(BIN)/paceline bench
 
-assets: $(STAMP)  ## train the embedded pair again (some hours on two cores)
+assets: $(STAMP)  ## retrain the embedded pair (several hours on two cores)
 	$(BIN)/python -m paceline.assets.training all
 
 clean:
