@@ -44,12 +44,12 @@ class Command(TyperCommand):
             _warn_of_unknown_variables(ctx)
             return super().invoke(ctx)
         except InvalidArgumentError as error:
-            field, description = told_as(ctx, error.field), _named_in(ctx, error.description)
+            field, description = told_as(ctx, error.field), _with_option_names(ctx, error.description)
             raise type(error)(field, description) from error
         except UnavailableError as error:
-            raise UnavailableError(_named_in(ctx, error.message), error.last_index) from error
+            raise UnavailableError(_with_option_names(ctx, error.message), error.last_index) from error
         except ChildFailedError as error:
-            raise _of_child(ctx, error) from error
+            raise _child_error(ctx, error) from error
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Format options in groups for commands with many options."""
@@ -89,12 +89,12 @@ def told_as(context: Any, field: str) -> str:
     return field
 
 
-def _named_in(context: Any, text: str) -> str:
+def _with_option_names(context: Any, text: str) -> str:
     """Replace the field names in a message by options."""
     return _FIELD.sub(lambda match: told_as(context, match[0]), text)
 
 
-def _of_child(context: Any, error: ChildFailedError) -> ChildFailedError:
+def _child_error(context: Any, error: ChildFailedError) -> ChildFailedError:
     """A child's error in terms of this command's options: a draft worker's `--model` is `--draft-model`."""
     text = error.message.removeprefix(f"{error.role}: ")
     match = _OPTION.fullmatch(text)

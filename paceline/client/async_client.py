@@ -97,14 +97,14 @@ class AsyncGenerationStream:
         while not self._over:
             try:
                 if self._pauses_until is not None:
-                    await _set_by(self._closed, self._pauses_until)
+                    await _wait_until(self._closed, self._pauses_until)
                     self._call_again()
                 if self._closed.is_set():
                     raise CancelledError(CLOSED)
                 message = await self._reading.next()
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
-                self._go_on_after(error)
+                self._resume_or_raise(error)
                 continue
             except asyncio.CancelledError:
                 del self
@@ -114,7 +114,7 @@ class AsyncGenerationStream:
                 return chunk
         raise StopAsyncIteration
 
-    def _go_on_after(self, error: PacelineError) -> None:
+    def _resume_or_raise(self, error: PacelineError) -> None:
         """Begin the pause before resuming, or raise the final error unless the stream is complete."""
         pause = None if self._closed.is_set() else self._resuming.pause_after(error)
         if pause is not None:
@@ -356,7 +356,7 @@ class AsyncClient(AsyncChatting[AsyncGenerationStream]):
         await self.close()
 
 
-async def _set_by(event: asyncio.Event, when: float) -> None:
+async def _wait_until(event: asyncio.Event, when: float) -> None:
     """Wait for the event until this event loop time at the latest."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(when):

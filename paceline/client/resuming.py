@@ -81,11 +81,11 @@ class Resuming:
         self._end = threading.Lock()
         """Taken for good by the first thread that ends the request; several threads may close a stream."""
         self._contact = contact or Contact()
-        self._in_vain = 0
+        self._num_pauses = 0
         """Pauses since the last chunk."""
         self._broken_at: float | None = None
         """Start of the current break; None while messages arrive."""
-        self._away = 0.0
+        self._earlier_seconds = 0.0
         """Seconds of earlier breaks since the last chunk."""
         if backoff.seconds:
             request.resumable = True
@@ -116,12 +116,12 @@ class Resuming:
             self._end_of_break()
         chunk = self.assembler.feed(message)
         if chunk is not None:
-            self._in_vain, self._away = 0, 0.0
+            self._num_pauses, self._earlier_seconds = 0, 0.0
         return chunk
 
     def _end_of_break(self) -> None:
         if self._broken_at is not None:
-            self._away += self._clock() - self._broken_at
+            self._earlier_seconds += self._clock() - self._broken_at
             self._broken_at = None
 
     def pause_after(self, error: PacelineError) -> float | None:
@@ -137,13 +137,16 @@ class Resuming:
         now = self._clock()
         if self._broken_at is None:
             self._broken_at = now
-        patience = self._backoff.seconds - self._away - (now - self._broken_at)
+        patience = self._backoff.seconds - self._earlier_seconds - (now - self._broken_at)
         if patience <= 0:
             return None
-        pause, left = min(max(self._backoff.pause(self._in_vain), _asked_pause(error)), patience), self._left
+        pause, left = (
+            min(max(self._backoff.pause(self._num_pauses), _requested_pause(error)), patience),
+            self._left,
+        )
         if pause >= left - LEAST_TIMEOUT:
             return max(left, 0.0)
-        self._in_vain += 1
+        self._num_pauses += 1
         return pause
 
     def _is_a_break(self, error: PacelineError) -> bool:
@@ -192,6 +195,6 @@ class Resuming:
         return self.request.request_id if held and self._end.acquire(blocking=False) else None
 
 
-def _asked_pause(error: PacelineError) -> float:
+def _requested_pause(error: PacelineError) -> float:
     """The server's `retry_after` in seconds; 0 if unset."""
     return (error.retry_after or 0.0) if isinstance(error, ResourceExhaustedError) else 0.0

@@ -62,7 +62,7 @@ class GenerationStream:
         self._over = False
         self._interrupted = False
         """An exception interrupted reading the call: gRPC would still wait for a message and lose it."""
-        self._torn = False
+        self._assembler_interrupted = False
         """The exception interrupted the assembler, which may hold half a message."""
         self._closed = threading.Event()
         self._call = client._generate(resuming.request, resuming.timeout)
@@ -97,17 +97,17 @@ class GenerationStream:
                 taking = True
                 chunk = self._resuming.feed(message)
             except PacelineError as error:
-                self._go_on_after(error)
+                self._resume_or_raise(error)
                 continue
             except BaseException:
-                self._interrupted, self._torn = True, self._torn or taking
+                self._interrupted, self._assembler_interrupted = True, self._assembler_interrupted or taking
                 raise
             self._over = message is None
             if chunk is not None:
                 return chunk
         raise StopIteration
 
-    def _go_on_after(self, error: PacelineError) -> None:
+    def _resume_or_raise(self, error: PacelineError) -> None:
         """Resume, or raise the final error unless the stream is complete."""
         pause = self._resuming.pause_after(error)
         if pause is not None:
@@ -126,7 +126,7 @@ class GenerationStream:
 
     def _leave_interrupted_call(self) -> None:
         """Resume without a pause, since the server is healthy. Raises PacelineError."""
-        if self._torn or not self._resuming.may_go_on:
+        if self._assembler_interrupted or not self._resuming.may_go_on:
             raise CancelledError(INTERRUPTED)
         self._call_again(0.0)
 

@@ -86,27 +86,27 @@ class GrammarState:
         self._matcher, self._path = self._base.deep_copy(), []
         self._renewals = self.prototype.renewals
 
-    def _surely(self, ask: Callable[[], T]) -> T:
+    def _with_fair_limits(self, ask: Callable[[], T]) -> T:
         """The result of `ask`. If shared limits are exceeded, it is repeated with a separate lexer, so that
         the result does not depend on other texts."""
         begun = self.clock()
         try:
             if self._renewals != self.prototype.renewals:
                 if self._moved:
-                    self._part_with_others()
+                    self._use_own_prototype()
                 self._moved = True
                 self._start_over()
             try:
                 return ask()
             except _UsedUpError:
-                self._part_with_others()
+                self._use_own_prototype()
             self._alone = True
             return ask()
         finally:
             self._alone = False
             self.prototype.seconds += self.clock() - begun
 
-    def _part_with_others(self) -> None:
+    def _use_own_prototype(self) -> None:
         self.prototype = self.prototype.another()
         self._start_over()
 
@@ -140,10 +140,10 @@ class GrammarState:
         if self._budget < 0:
             # Not retried, because other sequences of the worker wait for every mask.
             raise InvalidArgumentError(self.field_name, _SLOW)
-        followed = self._followed([*generated, *drafts]) - len(generated)
+        followed = self._length_before_dead_end([*generated, *drafts]) - len(generated)
         if followed <= 0:
             raise InvalidArgumentError(self.field_name, self._reason)
-        return self._surely(lambda: self._masks(generated, drafts, followed, seconds))
+        return self._with_fair_limits(lambda: self._masks(generated, drafts, followed, seconds))
 
     def _masks(self, generated: Sequence[int], drafts: Sequence[int], most: int, seconds: float) -> Mask:
         rows = np.ones((len(drafts) + 1, self.vocabulary_size), dtype=np.bool_)
@@ -155,7 +155,7 @@ class GrammarState:
         finally:
             self._budget -= self.clock() - begun
 
-    def _followed(self, tokens: Sequence[int]) -> int:
+    def _length_before_dead_end(self, tokens: Sequence[int]) -> int:
         """The number of tokens before the last dead end; one more than all without a dead end."""
         end = self._dead_end
         return len(end) if end is not None and tokens[: len(end)] == end else len(tokens) + 1
@@ -189,7 +189,7 @@ class GrammarState:
 
         Raises InvalidArgumentError if the grammar exceeds its limits or the clock passes `until`.
         """
-        return self._surely(lambda: self._follows(generated, until))
+        return self._with_fair_limits(lambda: self._follows(generated, until))
 
     def _follows(self, generated: Sequence[int], until: float) -> bool:
         self._start_over()
@@ -197,12 +197,12 @@ class GrammarState:
             if token_id in self.ends:
                 return True
             if not self._take(token_id):
-                self._make_sure_of_refusal()
+                self._raise_if_lexer_failed()
                 return False
-            self._rest(count, until)
+            self._after_token(count, until)
         return True
 
-    def _make_sure_of_refusal(self) -> None:
+    def _raise_if_lexer_failed(self) -> None:
         """After a refused token: raises if a failed lexer refused it instead of the grammar."""
         if not self._alone and not self.prototype.is_sound:
             self._give_up(_USED_UP)
@@ -213,7 +213,7 @@ class GrammarState:
         Usually this consumes a few tokens. For a reopened sequence it consumes the whole text, with the same
         time limit as in the coordinator.
         """
-        agreed = self._agreed(tokens)
+        agreed = self._common_length(tokens)
         if agreed < len(self._path):
             self._go_back(agreed)
         until = self.clock() + limits.MAX_FOLLOW_SECONDS
@@ -224,12 +224,12 @@ class GrammarState:
                 # Set the base for later moves back.
                 self._base, self._base_length = self._matcher.deep_copy(), len(self._path)
             if not self._take(token_id):
-                self._make_sure_of_refusal()
+                self._raise_if_lexer_failed()
                 raise InternalError("the sequence's tokens violate its structured_outputs")
-            self._rest(count, until)
+            self._after_token(count, until)
         return True
 
-    def _rest(self, count: int, until: float) -> None:
+    def _after_token(self, count: int, until: float) -> None:
         """After token number `count`: compute a mask at the end of a part, check the clock at its start."""
         if count % _PART == _PART - 1:
             self._matcher.compute_bitmask()
@@ -237,7 +237,7 @@ class GrammarState:
         if count % _PART == 0 and self.clock() > until:
             raise InvalidArgumentError(self.field_name, _SLOW)
 
-    def _agreed(self, tokens: Sequence[int]) -> int:
+    def _common_length(self, tokens: Sequence[int]) -> int:
         """Length of the common prefix of `tokens` and the path."""
         bound = min(len(self._path), len(tokens))
         if self._path[:bound] == list(tokens[:bound]):
@@ -289,7 +289,7 @@ class GrammarState:
         reason = reason_of(self._matcher.get_error())
         if reason not in _DEAD_ENDS:
             self._give_up(reason, *taken)
-        self._ends_here(_STUCK, *taken)
+        self._set_dead_end(_STUCK, *taken)
         # A matcher keeps its error, but later calls may pass other tokens.
         self._start_over()
         raise InvalidArgumentError(self.field_name, self._reason)
@@ -299,8 +299,8 @@ class GrammarState:
         self.prototype.drop()
         if not self._alone:
             raise _UsedUpError
-        self._ends_here(reason, *taken)
+        self._set_dead_end(reason, *taken)
         raise InvalidArgumentError(self.field_name, self._reason)
 
-    def _ends_here(self, reason: str, *taken: int) -> None:
+    def _set_dead_end(self, reason: str, *taken: int) -> None:
         self._reason, self._dead_end = reason, [*self._path, *taken]

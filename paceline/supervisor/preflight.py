@@ -70,9 +70,9 @@ def check_stack(config: StackConfig) -> None:
         ports |= {f"{role}_port": worker.port, f"{role}_metrics_port": worker.metrics_port or 0}
     _check_distinct(ports)
     for role, worker in workers.items():
-        with _named(lambda field, role=role: _of_worker(config, role, field)):  # type: ignore[misc]
+        with _renaming_fields(lambda field, role=role: _worker_option(config, role, field)):  # type: ignore[misc]
             check_worker(worker)
-    with _named(lambda field: _of_coordinator(config, field)):
+    with _renaming_fields(lambda field: _coordinator_option(config, field)):
         check_coordinator(coordinator)
 
 
@@ -99,7 +99,7 @@ def check_writable(field: str, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(name: Callable[[str], str]) -> Iterator[None]:
+def _renaming_fields(name: Callable[[str], str]) -> Iterator[None]:
     """Rename the field of an InvalidArgumentError raised inside."""
     try:
         yield
@@ -107,7 +107,7 @@ def _named(name: Callable[[str], str]) -> Iterator[None]:
         raise type(error)(name(error.field), error.description) from None
 
 
-def _of_worker(config: StackConfig, role: str, field: str) -> str:
+def _worker_option(config: StackConfig, role: str, field: str) -> str:
     """The stack's option for a worker's field: the role's own option, or the common one."""
     if config.certificates and field.startswith("tls_"):
         return "certificates"
@@ -115,7 +115,7 @@ def _of_worker(config: StackConfig, role: str, field: str) -> str:
     return own if own in {f.name for f in fields(config)} else field
 
 
-def _of_coordinator(config: StackConfig, field: str) -> str:
+def _coordinator_option(config: StackConfig, field: str) -> str:
     if config.certificates and (field.startswith("worker_tls_") or not config.tls_certificate):
         return "certificates" if "tls_" in field else field
     return "target_model" if field == "tokenizer" else field

@@ -15,7 +15,7 @@ _held: Final[weakref.WeakSet[io.RawIOBase]] = weakref.WeakSet()
 """This process's ends of the children's standard input. Their closing tells children that it has ended."""
 
 
-def _let_go() -> None:
+def _close_in_fork() -> None:
     """Close the pipe ends in a forked process, such as one of `multiprocessing`: it may outlive this process
     and would keep all children alive. Closes raw descriptors, since buffers may be locked by other
     threads."""
@@ -24,7 +24,7 @@ def _let_go() -> None:
             end.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def start_process(

@@ -35,8 +35,8 @@ from paceline.supervisor.preflight import check_stack
 from paceline.supervisor.stack_config import StackConfig
 from paceline.telemetry.steps import step
 
-_SHORT = "/tmp"  # noqa: S108 - only for a private folder in it
-_ROOM = len("/paceline-12345678/12345.sock")
+_SHORT_FOLDER = "/tmp"  # noqa: S108 - only for a private folder in it
+_SOCKET_NAME_LENGTH = len("/paceline-12345678/12345.sock")
 """Length of a socket's path within the temporary folder."""
 
 PROGRAM = (sys.executable, "-P", "-m", "paceline")
@@ -151,7 +151,9 @@ class Stack:
 
     def start(self, *processes: tuple[str, str, Config], timeout: float | None = None) -> list[ChildStatus]:
         """As `add`, for several processes together."""
-        specs = [self._process(role, command, self._reached(config)) for role, command, config in processes]
+        specs = [
+            self._process(role, command, self._with_socket(config)) for role, command, config in processes
+        ]
         return self.supervisor.start(specs, self.config.start_timeout if timeout is None else timeout)
 
     def _process(self, role: str, command: str, config: Config) -> ChildSpec:
@@ -161,14 +163,14 @@ class Stack:
             port=config.port,
             environment=self._environment,
             folder=self._folder,
-            private=self._sockets if self._is_in_ours(config) else None,
+            private=self._sockets if self._is_in_own_folder(config) else None,
         )
 
-    def _is_in_ours(self, config: Config) -> bool:
+    def _is_in_own_folder(self, config: Config) -> bool:
         """Whether the worker's socket is in this stack's folder."""
         return isinstance(config, WorkerConfig) and Path(config.local_socket).parent == self._sockets
 
-    def _reached(self, config: Config) -> Config:
+    def _with_socket(self, config: Config) -> Config:
         """The configuration with a local socket added, if it is a worker's without one."""
         if self._sockets is None or not isinstance(config, WorkerConfig) or config.local_socket or config.tls:
             return config
@@ -238,8 +240,8 @@ def _folder_of_sockets(config: StackConfig) -> Iterator[Path | None]:
         yield None
         return
     place = tempfile.gettempdir()
-    fits = len(os.fsencode(place)) + _ROOM <= limits.MAX_SOCKET_PATH_BYTES
-    with owned_folder(Path(place if fits else _SHORT)) as folder:
+    fits = len(os.fsencode(place)) + _SOCKET_NAME_LENGTH <= limits.MAX_SOCKET_PATH_BYTES
+    with owned_folder(Path(place if fits else _SHORT_FOLDER)) as folder:
         yield folder
 
 

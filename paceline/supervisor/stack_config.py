@@ -71,7 +71,7 @@ _COORDINATOR = (
 )
 """Fields of CoordinatorConfig."""
 
-_OF_THE_DRAFT = ("draft", "lookahead_", "support_")
+_DRAFT_PREFIXES = ("draft", "lookahead_", "support_")
 """Prefixes of StackConfig's fields that require a draft worker, except `draft_model`."""
 
 _ONE_GPU: Final = 0.85
@@ -95,7 +95,7 @@ class StackConfig(StackOptions):
         if not 0 < self.start_timeout <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError("start_timeout", f"must be in (0, {threading.TIMEOUT_MAX:g}]")
         if not self.draft_model:
-            self._refuse_what_a_draft_would_need()
+            self._check_no_draft_options()
         if self.local_sockets and self.certificates:
             raise InvalidArgumentError(
                 "local_sockets", "have no TLS, so they cannot be used with certificates"
@@ -107,10 +107,10 @@ class StackConfig(StackOptions):
             self.worker_config(role)
         self.coordinator_config(("127.0.0.1:1",), ())
 
-    def _refuse_what_a_draft_would_need(self) -> None:
+    def _check_no_draft_options(self) -> None:
         for f in fields(self):
             default = {} if f.default is MISSING else f.default
-            concerns = f.name.startswith(_OF_THE_DRAFT) and f.name != "draft_model"
+            concerns = f.name.startswith(_DRAFT_PREFIXES) and f.name != "draft_model"
             if concerns and getattr(self, f.name) != default:
                 raise InvalidArgumentError(f.name, "requires a draft worker, but draft_model is none")
 
@@ -156,7 +156,7 @@ class StackConfig(StackOptions):
     @property
     def draft_config(self) -> DraftConfig:
         """The draft worker's configuration."""
-        ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._ahead_of}
+        ahead = {"lookahead_branches": self._branches, "lookahead_sequences": self._lookahead_limit}
         values = self._shared_by("draft") | {name: n for name, n in ahead.items() if n is not None}
         values |= {name: getattr(self, name) for name in _DRAFT_ONLY}
         return _build(DraftConfig, {**values, **self.draft, "exit_with_parent": True}, "draft")
@@ -224,17 +224,17 @@ class StackConfig(StackOptions):
 
         Work that one model does in advance then takes time from the other.
         """
-        return self._crowded and min(len(usable_cores()), core_quota()) < len(self.worker_roles)
+        return self._cores_are_full and min(len(usable_cores()), core_quota()) < len(self.worker_roles)
 
     @property
-    def _ahead_of(self) -> int | None:
+    def _lookahead_limit(self) -> int | None:
         """`lookahead_sequences` of the draft worker; None means its default."""
-        if self.lookahead_sequences is None and self._crowded:
+        if self.lookahead_sequences is None and self._cores_are_full:
             return _FEW_SEQUENCES
         return self.lookahead_sequences
 
     @property
-    def _crowded(self) -> bool:
+    def _cores_are_full(self) -> bool:
         """True if the models occupy all cores.
 
         The coordinator and the workers' sockets need another core: with more than a few sequences, drafting

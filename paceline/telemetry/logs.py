@@ -59,7 +59,7 @@ def summary(error: BaseException) -> str:
 def told(error: BaseException) -> str:
     """A traceback with causes, as Python prints it, without texts that must not be logged."""
     chain = list(_chain(error))
-    return "\n\nwhile handling this:\n\n".join(_told_alone(each) for each in reversed(chain))
+    return "\n\nwhile handling this:\n\n".join(_single_traceback(each) for each in reversed(chain))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -70,7 +70,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _told_alone(error: BaseException) -> str:
+def _single_traceback(error: BaseException) -> str:
     places = "".join(traceback.format_tb(error.__traceback__))
     lines = f"Traceback (most recent call last):\n{places}{summary(error)}"
     if isinstance(error, BaseExceptionGroup):

@@ -73,13 +73,13 @@ def _spare_callers(dispatcher: Any) -> None:
         cache = dispatcher._cache
         flush, save, load = cache.flush, cache.save_overload, cache.load_overload
 
-        def load_or_tell(*args: Any) -> Any:
+        def load_or_log(*args: Any) -> Any:
             found = load(*args)
             if found is None:
-                _tell_of_compiling(cache.cache_path)
+                _log_compiling(cache.cache_path)
             return found
 
-        def save_in_a_new_index(*args: Any) -> None:
+        def save_resetting_index(*args: Any) -> None:
             try:
                 save(*args)
             except OSError:
@@ -88,11 +88,11 @@ def _spare_callers(dispatcher: Any) -> None:
                 flush()
                 save(*args)
 
-        cache.load_overload = _spared(load_or_tell, "read")
-        cache.save_overload = _spared(save_in_a_new_index, "written")
+        cache.load_overload = _tolerant(load_or_log, "read")
+        cache.save_overload = _tolerant(save_resetting_index, "written")
 
 
-def _tell_of_compiling(folder: str) -> None:
+def _log_compiling(folder: str) -> None:
     """Log, once per process, why the process seems idle for up to a minute."""
     if "compiling" in _told:
         return
@@ -103,10 +103,10 @@ def _tell_of_compiling(folder: str) -> None:
     step("compiling for this processor, once, which takes half a minute or more; cached in %s", folder)
 
 
-def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
+def _tolerant(work: Callable[..., Any], done: str) -> Callable[..., Any]:
     """`work`, but None if it raises; `done` names the failed operation in the log."""
 
-    def spared(*args: Any) -> Any:
+    def tolerant(*args: Any) -> Any:
         try:
             return work(*args)
         except Exception as error:  # a damaged pickle may raise anything
@@ -115,7 +115,7 @@ def _spared(work: Callable[..., Any], done: str) -> Callable[..., Any]:
                 log.warning("compiled code on disk cannot be %s, so it is compiled again: %r", done, error)
             return None
 
-    return spared
+    return tolerant
 
 
 @functools.cache

@@ -196,7 +196,7 @@ class Server:
         Raises InternalError, with `abandoned` true, if gRPC has stopped accepting calls.
         """
         self.heed_signals(exit_with_parent=exit_with_parent)
-        hears = await self._hears_until_stopped()
+        hears = await self._accepts_until_stopped()
         log.info("stopping")
         self._calls.close(f"the {self.role} is stopping")
         self._health.stop()
@@ -212,7 +212,7 @@ class Server:
         await self._calls.all_ended(FAREWELL_SECONDS)
         await self.grpc.stop(FAREWELL_SECONDS)
 
-    async def _hears_until_stopped(self) -> bool:
+    async def _accepts_until_stopped(self) -> bool:
         """Wait for the shutdown. False if gRPC stopped accepting calls before, which it does not report."""
         while not self._stop.is_set():
             if not takes_calls(self.grpc):
