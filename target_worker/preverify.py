@@ -69,7 +69,7 @@ class PrecomputedRows:
         session = held.session
         over = ends(session.params, session.tokens[-1], self.eos_token_ids)
         # A grammar's masks are computed for a whole round.
-        if not self.enabled or not self.runner.can_stop or over or held.grammar is not None:
+        if not self.enabled or not self.runner.cancellable or over or held.grammar is not None:
             return
         if len(session.tokens) <= self.max_model_len:
             self._since[session.sequence_id] = self.clock()
@@ -108,7 +108,7 @@ class PrecomputedRows:
         """False where the pass was cancelled."""
         begun = self.clock()
         inputs = [SequenceInput(item.table, item.session.tokens[-1:], 1) for item in held]
-        logits = self.runner.forward_unless(inputs, self.cancel)
+        logits = self.runner.forward_cancellable(inputs, self.cancel)
         if logits is None:
             return False
         self.passes.ran(len(held), len(held), self.clock() - begun)

@@ -16,8 +16,10 @@ class TargetRunner(passes.PassRunner, Protocol):
     """The model of a target worker."""
 
     @property
-    def can_stop(self) -> bool:
+    def cancellable(self) -> bool:
         """True where a pass can be cancelled."""
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> torch.Tensor | None:
+    def forward_cancellable(
+        self, inputs: Sequence[SequenceInput], cancel: CancelToken
+    ) -> torch.Tensor | None:
         """Like `forward`. If it is cancelled before the halfway point: None, and nothing has changed."""

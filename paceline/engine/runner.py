@@ -117,18 +117,18 @@ class ModelRunner:
         blocks do not suffice for all of them and InvalidArgumentError for a malformed batch, both before
         anything is touched. Any other error leaves the tables as long as they were.
         """
-        logits = self.forward_unless(inputs, _NEVER)
+        logits = self.forward_cancellable(inputs, _NEVER)
         assert logits is not None
         return logits
 
     @property
-    def can_stop(self) -> bool:
-        """True where passes can be given up."""
+    def cancellable(self) -> bool:
+        """True where a pass can be cancelled."""
         return self._backend.skills.cancellable
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> Tensor | None:
-        """Like `forward`, but where passes `can_stop` given up if that is wanted before it is half done: None
-        then, and the tables are as long as they were."""
+    def forward_cancellable(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> Tensor | None:
+        """Like `forward`. None, with tables as long as they were, where the pass was cancelled before it was
+        half done."""
         self._check(inputs)
         with self._reserved([(item.table, len(item.token_ids)) for item in inputs]):
             logits = self._backend.forward(PassLayout.of_sequences(inputs), self._cache, cancel)

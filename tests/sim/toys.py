@@ -81,7 +81,7 @@ class ToyRunner:
         """True for prefixes whose logits are to be NaN."""
         self.chain_skills: ChainSkills | None = None
         """What it can do when it draws several tokens by itself."""
-        self.can_stop = False
+        self.cancellable = False
         """Passes can be given up."""
         self.row_invariant = True
         self.longest_branch = 0
@@ -201,8 +201,10 @@ class ToyRunner:
         if error is not None:
             raise error
 
-    def forward_unless(self, inputs: Sequence[SequenceInput], cancel: CancelToken) -> torch.Tensor | None:
-        assert self.can_stop
+    def forward_cancellable(
+        self, inputs: Sequence[SequenceInput], cancel: CancelToken
+    ) -> torch.Tensor | None:
+        assert self.cancellable
         if not self.stops(cancel):
             return self.forward(inputs)
         for item in inputs:

@@ -122,7 +122,7 @@ class SimWorker:
         on_cpu, on_gpu = self.world.seed % 4 == 3, self.world.seed % 4 == 1
         if on_cpu or on_gpu:
             self.runner.chain_skills = ChainSkills(supports=on_cpu, max_feed=16 if on_cpu else 1)
-            self.runner.can_stop = on_cpu
+            self.runner.cancellable = on_cpu
             self.runner.stops = lambda _: on_cpu and self.world.rng.random() < 0.2
         self.answered: set[tuple[str, int, int]] = set()
         self.caches = CacheChecker(always=self.world.checks)

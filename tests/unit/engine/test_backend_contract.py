@@ -194,7 +194,7 @@ def check_cancelled_passes(s: Subject) -> None:
         s.feed(table, text)
         blocks = table.blocks
         cancel.cancel()
-        logits = s.runner.forward_unless([SequenceInput(table, [1] * 9, 9)], cancel)
+        logits = s.runner.forward_cancellable([SequenceInput(table, [1] * 9, 9)], cancel)
         assert (logits is None) == s.skills.cancellable
         if logits is None:
             assert (table.length, table.blocks) == (len(text), blocks)

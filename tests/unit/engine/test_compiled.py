@@ -160,15 +160,15 @@ def test_a_pass_is_given_up_without_a_trace() -> None:
     runner.forward([SequenceInput(tables[1], [5, 6], 1)])
     used = runner.cache.pool.used_blocks
     cancel.cancel()
-    assert runner.can_stop
-    assert runner.forward_unless([SequenceInput(tables[1], [7] * 9, 9)], cancel) is None
+    assert runner.cancellable
+    assert runner.forward_cancellable([SequenceInput(tables[1], [7] * 9, 9)], cancel) is None
     assert (tables[1].length, runner.cache.pool.used_blocks) == (2, used)
     cancel.reset()
-    again = runner.forward_unless([SequenceInput(tables[1], [7], 1)], cancel)
+    again = runner.forward_cancellable([SequenceInput(tables[1], [7], 1)], cancel)
     assert again is not None
     assert torch.equal(again, whole[1:])
     assert tables[1].length == 3
-    assert not make_runner(model_of("llama, two"), num_blocks=8).can_stop
+    assert not make_runner(model_of("llama, two"), num_blocks=8).cancellable
 
 
 def test_the_whole_vocabulary_comes_back_and_nothing_more() -> None:

@@ -160,7 +160,7 @@ def test_a_first_row_that_cannot_be_reported(
         raise error
 
     worker = test_target_engine.Worker()
-    worker.runner.can_stop = True
+    worker.runner.cancellable = True
     worker.open("bad", sampling=SamplingParams(temperature=0, seed=1, logprobs=1))
     worker.ask((), "bad")
     worker.run()

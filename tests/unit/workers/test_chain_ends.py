@@ -232,7 +232,7 @@ SURE = {"logit_bias": {2: 60.0}}
 @pytest.mark.parametrize("before", [True, False], ids=["its first row is known", "it is not"])
 def test_nothing_of_a_broken_pass_stays(before: bool) -> None:
     one = One(pre_verify=before)
-    one.runner.can_stop = before
+    one.runner.cancellable = before
     one.open("s", PROMPT, **SURE)
     (told,) = one.ask("s", 1, len(PROMPT))
     assert tokens_of(told) == (2,)

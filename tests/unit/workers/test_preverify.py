@@ -22,7 +22,7 @@ def waiting(
 ) -> Worker:
     """A worker whose sequence had its first verdict, of one token, and waits for its draft tokens."""
     worker = Worker(**kinds)
-    worker.runner.can_stop = True
+    worker.runner.cancellable = True
     worker.open(sampling=sampling, mode=mode)
     worker.ask()
     worker.it.step()
@@ -141,7 +141,7 @@ def test_it_begins_a_moment_after_the_verdict() -> None:
 def test_where_it_does_not(reason: str) -> None:
     best = right(3)
     worker = Worker(eos=(best[0],) if reason == "over" else (), pre_verify=reason != "told not to")
-    worker.runner.can_stop = reason != "cannot stop"
+    worker.runner.cancellable = reason != "cannot stop"
     worker.open()
     worker.ask()
     if reason == "next round known":
@@ -189,7 +189,7 @@ def test_a_row_of_another_ledger_is_not_used() -> None:
 def test_no_room_is_no_fault() -> None:
     """A full cache, all of whose blocks are in use: nobody loses anything for it."""
     worker = Worker(num_blocks=2)
-    worker.runner.can_stop = True
+    worker.runner.cancellable = True
     for name in ("s", "t"):
         worker.open(name, (1, 2, 3, 4))
         worker.ask(name=name, base=4)
