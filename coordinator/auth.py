@@ -1,9 +1,9 @@
-"""Who may use this coordinator, and how much: API keys and their limits, for both faces.
+"""API keys and their limits, for gRPC and HTTP.
 
-A face hands the token of a call to `Gate.enter`, which says who calls or refuses; what the call then does is
-counted by `Gate.holding`, in the one place where sequences begin. A call that may be free of charge goes
-through `Gate.recognise`, and is `charged` where it turns out to begin a request. Pure but for `principal`,
-the variable that carries the caller from the face to that place.
+An API passes the token of a call to `Gate.enter`, which authenticates the caller or refuses. `Gate.holding`
+counts the call's sequences, in the one place where sequences begin. A call that may be free of charge goes
+through `Gate.recognise`, and is `charged` if it begins a request. The module is pure except for `principal`,
+the variable that carries the caller from the API to that place.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from paceline.core.errors import ResourceExhaustedError, UnauthenticatedError
 from paceline.core.security.keys import KeyRing
 
 ROOM_SECONDS = 1.0
-"""What a caller with too many sequences is told to wait: nobody knows when one of them ends."""
+"""Suggested wait for a caller with too many sequences; the end of a sequence cannot be predicted."""
 
 
 class NeverFitsError(ResourceExhaustedError):
-    """More sequences than the key may ever have at a time: waiting does not help."""
+    """More sequences than the key may ever have at once, so waiting does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a call. Two calls of the same `name` are of the same tenant."""
+    """The caller. Two calls with the same `name` belong to the same tenant."""
 
     name: str
-    """Empty where the server has no keys: everybody is the same tenant then."""
+    """Empty if the server has no keys; all callers are then the same tenant."""
     max_sequences: int | None = None
     owes: int | None = None
-    """The rate, in requests a minute, of which nothing was taken for this call; None once that was done, and
-    where there is no limit."""
+    """Rate, in requests a minute, not yet charged for this call; None once charged, or without a limit."""
 
 
 ANYBODY = Principal("")
 principal: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
-"""The caller of the request that the present task works for."""
+"""The caller of the request that the current task serves."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """`capacity` requests at once, and `rate` more a second. Pure: told the time."""
+    """Allows `capacity` requests at once and `rate` more a second. Pure: the time is an argument."""
 
     capacity: float
     rate: float
@@ -56,7 +55,7 @@ class TokenBucket:
         self._tokens = self.capacity
 
     def take(self, now: float) -> float:
-        """0 if one was there and is taken; else the seconds until there is one."""
+        """0 if a request is allowed and taken; else the seconds until the next one."""
         if self._seen is not None:
             self._tokens = min(self.capacity, self._tokens + max(0.0, now - self._seen) * self.rate)
         self._seen = now
@@ -67,14 +66,14 @@ class TokenBucket:
 
 
 class Gate:
-    """The keys of a coordinator and what each of them uses just now."""
+    """The keys of a coordinator and their current use."""
 
     def __init__(self, keys: KeyRing | None = None, clock: Clock = monotonic) -> None:
-        """`keys` None admits everybody without limits; an empty ring admits nobody."""
+        """`keys` None admits every caller without limits; an empty ring admits none."""
         self._clock = clock
         self._keys = keys
         self._buckets: dict[tuple[str, int], TokenBucket] = {}
-        """By the key's name and rate: a key with another rate has another bucket."""
+        """By the key's name and rate: a key whose rate changes gets a new bucket."""
         self._held: dict[str, int] = {}
 
     @property
@@ -83,21 +82,21 @@ class Gate:
         return self._keys is not None
 
     def replace(self, keys: KeyRing) -> None:
-        """Other keys from now on. A key whose rate is as before keeps its count; sequences stay counted."""
+        """Replace the keys. A key with an unchanged rate keeps its count; sequences stay counted."""
         same = {(key.name, key.requests_per_minute) for key in keys.keys}
         self._buckets = {of: bucket for of, bucket in self._buckets.items() if of in same}
         self._keys = keys
 
     def enter(self, token: str | None) -> Principal:
-        """The caller, of whose rate one request is taken.
+        """Authenticate the caller and charge one request to its rate.
 
-        Raises UnauthenticatedError, in the same words for every wrong token and for none at all, or
+        Raises UnauthenticatedError, with the same message for a wrong and a missing token, or
         ResourceExhaustedError with the time until the next request.
         """
         return self.charged(self.recognise(token))
 
     def recognise(self, token: str | None) -> Principal:
-        """The caller, of whose rate nothing is taken yet. Raises UnauthenticatedError as `enter` does."""
+        """Authenticate the caller without charging its rate. Raises UnauthenticatedError as `enter` does."""
         if self._keys is None:
             return ANYBODY
         key = self._keys.find(token) if token else None
@@ -106,7 +105,7 @@ class Gate:
         return Principal(key.name, key.max_sequences, key.requests_per_minute)
 
     def charged(self, caller: Principal) -> Principal:
-        """The same caller once a request was taken of its rate, which for one call is done once.
+        """The same caller after one request is charged to its rate, at most once a call.
 
         Raises ResourceExhaustedError with the time until the next request.
         """
@@ -121,14 +120,14 @@ class Gate:
         return replace(caller, owes=None)
 
     def charge(self) -> Principal:
-        """The same of who calls now, which the rest of the call is told as well."""
+        """Charge the current caller, for the rest of the call."""
         caller = self.charged(principal.get())
         principal.set(caller)
         return caller
 
     @contextlib.contextmanager
     def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
-        """Count the caller's sequences for as long as the block lasts. Raises ResourceExhaustedError."""
+        """Count the caller's sequences while the block lasts. Raises ResourceExhaustedError."""
         self.hold(caller, sequences)
         try:
             yield
@@ -136,9 +135,9 @@ class Gate:
             self.let_go(caller, sequences)
 
     def hold(self, caller: Principal, sequences: int) -> None:
-        """Count the caller's sequences until they are let go, at once or in parts.
+        """Count the caller's sequences until they are released, at once or in parts.
 
-        Raises ResourceExhaustedError; NeverFitsError where the caller may not have as many at all.
+        Raises ResourceExhaustedError; NeverFitsError if the caller may never have that many.
         """
         held, most = self._held.get(caller.name, 0) + sequences, caller.max_sequences
         if most is not None and sequences > most:
@@ -150,7 +149,7 @@ class Gate:
         self._held[caller.name] = held
 
     def let_go(self, caller: Principal, sequences: int) -> None:
-        """Count so many of those that are held no more."""
+        """Release this many of the counted sequences."""
         held = self._held[caller.name] - sequences
         if held:
             self._held[caller.name] = held
@@ -159,22 +158,22 @@ class Gate:
 
 
 class Group:
-    """Requests of one caller that come together: the first that begins has the sequences of all counted.
+    """Requests of one caller that belong together. The first one to begin counts the sequences of all.
 
-    So there is room for all of them, or none begins. To each it is what the gate is to one that comes alone.
+    Therefore all of them have room, or none begins. Each request uses the group like a gate.
     """
 
     def __init__(self, gate: Gate, sequences: int) -> None:
-        """`sequences` are those of all its requests together."""
+        """`sequences` is the total of all its requests."""
         self._gate = gate
         self._uncounted = sequences
         self._spare = 0
-        """Counted for requests that have not begun."""
+        """Sequences counted for requests that have not begun."""
         self._caller = ANYBODY
 
     @contextlib.contextmanager
     def holding(self, caller: Principal, sequences: int) -> Iterator[None]:
-        """As `Gate.holding`, for one of its requests."""
+        """Like `Gate.holding`, for one of its requests."""
         if self._uncounted:
             self._gate.hold(caller, self._uncounted)
             self._caller, self._spare, self._uncounted = caller, self._uncounted, 0
@@ -185,14 +184,14 @@ class Group:
             self._gate.let_go(caller, sequences)
 
     def close(self) -> None:
-        """None of its requests will begin any more: let go what was counted for them."""
+        """No further request will begin: release the sequences counted for them."""
         if self._spare:
             self._gate.let_go(self._caller, self._spare)
             self._spare = 0
 
 
 def bearer(values: Iterable[str]) -> str | None:
-    """The token of the one `authorization` header of a call; None for any other number or form of them."""
+    """The token of a call's only `authorization` header; None for several headers or another scheme."""
     headers = list(values)
     scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
     return token.strip() or None if scheme.lower() == "bearer" else None

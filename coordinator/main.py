@@ -1,4 +1,4 @@
-"""The coordinator's process. No torch in here."""
+"""The coordinator's process. This module must not import torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "paceline.v1.GenerationService"
 DRAFT_GRACE_SECONDS = 30.0
-"""How long the announcement waits for draft workers once a target is there."""
+"""Maximum wait for draft workers before readiness is announced, once a target is there."""
 
 
 async def _serve(config: CoordinatorConfig) -> None:
@@ -54,7 +54,7 @@ async def _serve(config: CoordinatorConfig) -> None:
     observers = [] if spans is None else [Tracer(spans)]
     secret, vocabulary = read_secret(config.worker_secret_file), Vocabulary.load(config.tokenizer)
     coordinator = Coordinator(config, vocabulary, gate=gate, observers=observers, secret=secret)
-    # Refusals are counted as well: the observer stands before the one that asks for keys.
+    # The call observer comes before the authentication, so refused calls are logged too.
     most = descriptors.connections(2 if config.http else 1)
     server = _server(
         config,
@@ -94,7 +94,7 @@ async def _serve(config: CoordinatorConfig) -> None:
             if server.abandoned and http is not None:
                 await http.stop(0)
         if server.abandoned:
-            # Such a coordinator can only be restarted: the exit code says that it failed.
+            # Such a coordinator can only be restarted; the exit code reports the failure.
             raise _failure({"the links to the workers died": work, "readiness could not be told": announcing})
     finally:
         work.cancel()
@@ -121,23 +121,23 @@ def _server(
 
 
 def _abandon_with(task: asyncio.Task[Any], server: Server) -> None:
-    """When the task ends, but for being cancelled, the server stops."""
+    """Stop the server when the task ends, unless it was cancelled."""
     task.add_done_callback(lambda ended: None if ended.cancelled() else server.abandon())
 
 
 def _failure(tasks: Mapping[str, asyncio.Task[Any]]) -> InternalError:
-    """What to end with for the first task that ended by itself, by what its end means; it is logged."""
+    """The error for the first task that ended by itself; it is logged."""
     for told, task in tasks.items():
         if task.done() and not task.cancelled():
             error = task.exception()
             log.error(told, exc_info=error)
-            # The system's word, of standard output for example, says what an operator is to mend.
+            # The system's error, for example of standard output, shows the operator what to fix.
             return InternalError(f"{told}: {error}" if isinstance(error, OSError) else told)
     raise AssertionError("a server is abandoned when one of them ends")
 
 
 def tell_of_client_certificates(config: CoordinatorConfig) -> None:
-    """Say so where clients must show one: `PACELINE_TLS_CA` may have been meant for a client's command."""
+    """Log that clients need a certificate: `PACELINE_TLS_CA` may have been meant for a client's command."""
     if config.tls is not None and config.tls.ca:
         log.info("clients must show a certificate of the authority in %s (tls_ca)", config.tls.ca)
 
@@ -145,15 +145,15 @@ def tell_of_client_certificates(config: CoordinatorConfig) -> None:
 def _http_face(
     coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None, most: int
 ) -> HttpServer:
-    from coordinator.api.http.app import make_server  # a coordinator without this face does not load it
+    from coordinator.api.http.app import make_server  # loaded only if HTTP is served
 
     return make_server(coordinator, config, template, min(most, limits.MAX_HTTP_CONNECTIONS))
 
 
 async def _announce(coordinator: Coordinator, server: Server, http: HttpServer | None) -> None:
-    """Ready means that requests will be served, with speculation if it is configured.
+    """Announce readiness once requests will be served, with speculation if it is configured.
 
-    Without a target worker the health turns to NOT_SERVING; requests still wait for one to come back.
+    Without a target worker the health turns to NOT_SERVING; requests still wait for a target to come back.
     """
     await coordinator.wait_until_ready(DRAFT_GRACE_SECONDS)
     await server.set_serving(coordinator.serving, [SERVICE])

@@ -1,4 +1,4 @@
-"""What is set up so that less is drafted than could be: said once in the log, and in every status."""
+"""Settings that reduce drafting: logged once, and part of every status."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def setup_warnings(
     target: common_pb2.WorkerInfo,
     drafts: Sequence[common_pb2.WorkerInfo],
 ) -> list[str]:
-    """A sentence for each.
+    """One sentence for each such setting.
 
     Args:
-        num_speculative_tokens: K where a request does not say.
-        target: what a request may get.
-        drafts: those that were admitted.
+        num_speculative_tokens: the default K.
+        target: the target's limits.
+        drafts: the admitted drafts.
     """
     shorter = [
         f"the draft {draft.model} takes sequences of {draft.max_model_len} tokens, the target"

@@ -1,1 +1,1 @@
-"""What clients talk to: gRPC and OpenAI-compatible HTTP."""
+"""The APIs for clients: gRPC and OpenAI-compatible HTTP."""

@@ -1,7 +1,7 @@
-"""The model's chat template: a conversation as the text it was trained on.
+"""The model's chat template: renders a conversation in the text format of its training.
 
-Rendered as transformers renders it, without transformers: the same sandbox, the same variables and helpers.
-Templates are files of a model and are not trusted with more than the sandbox gives.
+Output equals transformers' output, without transformers: the same sandbox, variables and helpers. Templates
+come with the model and are trusted only as far as the sandbox allows.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _SPECIAL_TOKENS = (
     "mask_token",
 )
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_TOKENS})
-"""What a request's `chat_template_kwargs` may not set."""
+"""Variables that a request's `chat_template_kwargs` may not set."""
 
 
 class TemplateRefusalError(jinja2.TemplateError):
-    """The template's own `raise_exception`: its message is meant for the caller."""
+    """The template's own `raise_exception`, with a message for the caller."""
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks text for training; here it is just its content."""
+    """`{% generation %}…{% endgeneration %}` marks text for training; only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's interface
 
@@ -51,7 +51,7 @@ class _GenerationBlock(Extension):
 
 
 class _Dictionaries:
-    """`dict` in a template: makes dictionaries, and is not the type itself."""
+    """`dict` in a template: makes dictionaries without exposing the type itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -65,7 +65,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, **options: Any) -> str:
-    # jinja's own filter escapes for HTML.
+    # jinja's own filter escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
@@ -87,10 +87,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled template with the special tokens it may name."""
+    """A compiled template with its special tokens."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises InvalidArgumentError for a template that cannot be compiled."""
+        """Raises InvalidArgumentError if the template cannot be compiled."""
         environment = _environment()
         try:
             tree = environment.parse(source)
@@ -113,10 +113,10 @@ class ChatTemplate:
         """The conversation as text. Raises InvalidArgumentError naming `messages` or `chat_template_kwargs`.
 
         Args:
-            messages: `role`, `content` (a string or a list of text parts) and perhaps `name`.
+            messages: `role`, `content` (a string or a list of text parts) and optionally `name`.
             add_generation_prompt: end with the opening of the assistant's turn.
-            continue_final_message: end where the content of the last message ends.
-            variables: more variables of the template; one it does not read is refused.
+            continue_final_message: end at the end of the last message's content.
+            variables: more variables of the template. A variable that the template does not read is refused.
         """
         for name in variables or {}:
             if name in _OWN_VARIABLES or name not in self._variables:
@@ -131,10 +131,10 @@ class ChatTemplate:
         named: dict[str, int] = {}
         for index, message in enumerate(shown):
             role = messages[index]["role"]
-            # One that is the role itself, as some clients give to every message, is not missed.
+            # Some clients set the name of every message to its role; such a name may be dropped.
             if message.get("name", role) != role:
                 named.setdefault(message["role"], index)
-        # Of each role: a rendering for each name would take long for thousands of them.
+        # One check for each role: a rendering for each of thousands of names would take too long.
         for role, first in named.items():
             nameless = [_without_name(m) if m["role"] == role else m for m in shown]
             if self._renders_to(text, nameless, add_generation_prompt, variables or {}):
@@ -163,12 +163,12 @@ class ChatTemplate:
         except TemplateRefusalError as error:
             raise InvalidArgumentError("messages", f"the model's chat template says: {error}") from None
         except Exception:
-            # A template is a program of somebody else's, and may stumble over input in any way.
+            # A template is foreign code and may fail on any input.
             message = "the model's chat template cannot render this conversation"
             raise InvalidArgumentError("messages", message) from None
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """What the template sees."""
+        """The message as the template sees it."""
         shown = {key: value for key, value in message.items() if value is not None}
         if shown["role"] == "developer" and not self._knows_developers:
             shown["role"] = "system"
@@ -178,7 +178,7 @@ class ChatTemplate:
 
 
 def _with_end(message: Mapping[str, Any], end: str) -> dict[str, Any]:
-    """The same message with more text at the end of its content."""
+    """The message with `end` appended to its content."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + end}
@@ -190,8 +190,8 @@ def _with_end(message: Mapping[str, Any], end: str) -> dict[str, Any]:
 def _up_to(text: str, mark: str) -> str:
     """A rendered conversation up to the mark that follows the last message's content.
 
-    The mark is sent with a space behind it. A template that strips contents takes that away, and would have
-    taken the white space before the mark away too. Raises InvalidArgumentError.
+    The mark is followed by a space. A template that strips contents removes that space, and would also have
+    removed the white space before the mark. Raises InvalidArgumentError.
     """
     at = text.rfind(mark)
     if at < 0:
@@ -206,7 +206,7 @@ def _without_name(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _iterates_content(tree: nodes.Template) -> bool:
-    """Whether a template loops over a message's content, and so can take it in parts."""
+    """True if a template loops over a message's content, and so accepts it in parts."""
     names = {
         assignment.target.name
         for assignment in tree.find_all(nodes.Assign)
@@ -227,7 +227,7 @@ def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
 
 
 def load(tokenizer: str, override: str = "") -> ChatTemplate | None:
-    """The template of a tokenizer; None where it has none.
+    """The template of a tokenizer; None if it has none.
 
     Args:
         tokenizer: as `CoordinatorConfig.tokenizer`.
@@ -254,7 +254,7 @@ def _default(entry: Any) -> str | None:
 def _special_tokens(tokenizer: str, config: Mapping[str, Any]) -> dict[str, str]:
     values = dict(config)
     if "added_tokens_decoder" not in config:
-        # Older checkpoints keep them in a file of their own, which then wins.
+        # Older checkpoints keep special tokens in a separate file, which takes precedence.
         values |= read_json(tokenizer, "special_tokens_map.json")
     tokens = {name: values.get(name) for name in _SPECIAL_TOKENS}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
@@ -262,7 +262,7 @@ def _special_tokens(tokenizer: str, config: Mapping[str, Any]) -> dict[str, str]
 
 
 def read_json(tokenizer: str, file: str) -> dict[str, Any]:
-    """An object in a file beside tokenizer.json; an empty one where there is no such file.
+    """The JSON object in a file beside tokenizer.json; empty if there is no such file.
 
     Raises InvalidArgumentError naming `tokenizer`.
     """
@@ -277,7 +277,7 @@ def read_json(tokenizer: str, file: str) -> dict[str, Any]:
 
 
 def _read(tokenizer: str, file: str) -> str | None:
-    """A file beside tokenizer.json, here or on the hub; None where there is none."""
+    """The text of a file beside tokenizer.json, local or on the hub; None if there is none."""
     path = Path(assets.resolve(tokenizer))
     if path.exists():
         found = (path if path.is_dir() else path.parent) / file
@@ -287,9 +287,9 @@ def _read(tokenizer: str, file: str) -> str | None:
 
         try:
             found = Path(hf_hub_download(tokenizer, file))
-        except Exception as error:  # whatever the network does
-            # Of a file that is not here the hub says that there is none. Where it did not answer, an earlier
-            # answer that was kept may say so; and whoever switched it off says that what is here is all.
+        except Exception as error:  # any network error
+            # The hub reports that the file does not exist. If the hub did not answer, a cached report of the
+            # same counts; in offline mode, the local files are taken to be complete.
             if isinstance(error, EntryNotFoundError) and (
                 not isinstance(error, LocalEntryNotFoundError)
                 or try_to_load_from_cache(tokenizer, file) is _CACHED_NO_EXIST

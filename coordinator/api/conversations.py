@@ -1,4 +1,4 @@
-"""Conversations as prompts: the model's chat template, and its tokenizer."""
+"""Conversations as prompts, by the model's chat template and its tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TEMPLATE = (
 
 
 class Conversations:
-    """Turns messages into tokens, for gRPC and for HTTP."""
+    """Turns messages into tokens, for gRPC and HTTP."""
 
     def __init__(self, coordinator: Coordinator, template: ChatTemplate | None) -> None:
         self._coordinator = coordinator
@@ -37,12 +37,13 @@ class Conversations:
         """The prompt as tokens. Raises InvalidArgumentError.
 
         Args:
-            messages: `role`, `content` (a string or a list of text parts) and perhaps `name`.
+            messages: `role`, `content` (a string or a list of text parts) and optionally `name`.
             add_generation_prompt: end with the opening of the assistant's turn; None does, unless the last
                 message is continued.
-            continue_final_message: end where the last message's content ends.
-            variables: of the template.
-            add_special_tokens: put in what the tokenizer adds: a template writes special tokens itself.
+            continue_final_message: end at the end of the last message's content.
+            variables: variables of the template.
+            add_special_tokens: add the tokenizer's special tokens. Templates usually write special tokens
+                themselves.
         """
         if self._template is None:
             raise InvalidArgumentError("messages", NO_TEMPLATE)
@@ -58,7 +59,8 @@ class Conversations:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        # Other streams go on while a long conversation is rendered, or one with names several times.
+        # A conversation that is long, or that has names and is rendered several times, is rendered in a
+        # thread.
         long = size > LONG_TEXT or any("name" in message for message in messages)
         text = await asyncio.to_thread(render) if long else render()
         return await self._coordinator.tokenize(text, add_special_tokens=add_special_tokens)

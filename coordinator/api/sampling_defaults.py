@@ -1,7 +1,7 @@
-"""Sampling defaults that a model brings along: those of its `generation_config.json`.
+"""Sampling defaults from a model's `generation_config.json`.
 
-They stand in for what an HTTP request leaves out, as with vLLM. The SDK's SamplingParams have values for
-everything, so a gRPC request leaves nothing out.
+They replace parameters that an HTTP request leaves out, as in vLLM. The SDK's SamplingParams has a value for
+every parameter, so a gRPC request leaves nothing out.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What stands in for parameters that a request leaves out."""
+    """Defaults for parameters that a request leaves out."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of SamplingParams but `max_tokens`."""
+    """Fields of SamplingParams except `max_tokens`."""
     max_tokens: int | None = None
-    """Of an answer that has no bound of its own; less where the model's length leaves less room."""
+    """Default length of an answer; the model's maximum length may reduce it."""
 
     def limit(self, room: int) -> int | None:
-        """`max_tokens` behind a prompt that leaves so much room; None where the model names none."""
+        """`max_tokens` for a prompt that leaves `room` tokens; None if the model sets no default."""
         return None if self.max_tokens is None else min(self.max_tokens, max(1, room))
 
 
 def load(config: CoordinatorConfig) -> SamplingDefaults:
-    """Those of the model that the coordinator's tokenizer comes with.
+    """Load the defaults of the model that belongs to the coordinator's tokenizer.
 
-    Raises InvalidArgumentError naming `generation_config` if the file cannot be read or honoured.
+    Raises InvalidArgumentError naming `generation_config` if the file cannot be read or followed.
     """
     if config.generation_config == NO_GENERATION_CONFIG:
         return SamplingDefaults()
@@ -64,7 +64,7 @@ def load(config: CoordinatorConfig) -> SamplingDefaults:
 
 
 def of_file(given: Mapping[str, Any]) -> SamplingDefaults:
-    """What the file says of sampling; null says nothing. Raises InvalidArgumentError."""
+    """The sampling parameters in the file; null means unset. Raises InvalidArgumentError."""
     values = {name: given[name] for name in _FIELDS if given.get(name) is not None}
     max_tokens = given.get("max_new_tokens")
     try:

@@ -1,7 +1,7 @@
-"""What a source of proposals is: `ContextSource` guesses from the text at once, a `WorkerSource` is asked.
+"""Sources of proposals: `ContextSource` guesses from the text at once, `WorkerSource` is asked.
 
-To add a context source: a file here with a class that has `name` and `guess`, and a line in registry.py.
-Sources never change a token of the output: the target judges every proposal alike.
+To add a context source, write a file here with a class that has `name` and `guess`, and add a line in
+registry.py. Sources never change a token of the output: the target judges every proposal alike.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from paceline.core.messages import DraftCommand
 from paceline.core.types import Proposal, SequenceParams
 
 Evidence = tuple[str, int]
-"""What a guess rests on: its source and its grade."""
+"""Evidence of a guess: its source and its grade."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Draft tokens that a context source proposes, and what they rest on."""
+    """Draft tokens that a context source proposes, with their evidence."""
 
     source: str
     """The source's name."""
     token_ids: tuple[int, ...]
     context_length: int
-    """Tokens of the text that the guess follows on."""
+    """Number of text tokens that precede the guess."""
     grade: int = 0
-    """Guesses of one source and grade share an estimate of their acceptance."""
+    """Guesses of one source and grade share an acceptance estimate."""
     prior_rate: float = 0.5
-    """Acceptance of a token of this grade until verdicts are there."""
+    """Prior acceptance of a token of this grade."""
 
     @property
     def proposal(self) -> Proposal:
-        """The guess as the target judges it; its tokens count as drawn from a point mass."""
+        """The guess as a proposal for the target; its tokens count as drawn from a point mass."""
         return Proposal(self.token_ids)
 
     @property
     def evidence(self) -> Evidence:
-        """By which guesses share an estimate of their acceptance."""
+        """Guesses with equal evidence share an acceptance estimate."""
         return self.source, self.grade
 
     def cut(self, length: int) -> Guess:
@@ -47,7 +47,7 @@ class Guess:
         return replace(self, token_ids=self.token_ids[:length])
 
     def behind_first(self) -> Guess:
-        """The tokens after the first one, which counts as text that they follow on. It has more than one."""
+        """The guess without its first token, which then counts as text. Requires at least two tokens."""
         return replace(self, token_ids=self.token_ids[1:], context_length=self.context_length + 1)
 
 
@@ -60,24 +60,24 @@ class ContextSource(Protocol):
         """Up to `most` tokens that may follow `tokens` and then `after`; None without a guess.
 
         Args:
-            tokens: the sequence's committed tokens, prompt included, which only ever grow between calls.
+            tokens: the sequence's committed tokens, prompt included. They may only grow between calls.
             most: a positive number of tokens.
             after: tokens that are proposed and not judged yet.
         """
 
 
 class WorkerSource(Protocol):
-    """A source in another process: its proposal, or its failure, comes as an event of the round."""
+    """A source in another process. Its proposal or failure comes as an event of the round."""
 
     @property
     def name(self) -> str:
-        """In metrics, spans and settings."""
+        """Name in metrics, spans and settings."""
 
     def usable(self, round_number: int) -> bool:
-        """False while its worker is gone, or left alone after failures."""
+        """False while its worker is gone or paused after failures."""
 
     def unread(self, ledger: Ledger) -> int:
-        """Ledger tokens that the worker may have to read before it can draft."""
+        """Number of ledger tokens that the worker may have to read before it can draft."""
 
     def ask(
         self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
@@ -85,4 +85,4 @@ class WorkerSource(Protocol):
         """The commands that ask for a proposal."""
 
     def lose(self) -> None:
-        """The worker is gone, and with it what it knew."""
+        """The worker is gone, with all of its state."""

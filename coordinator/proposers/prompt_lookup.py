@@ -1,8 +1,8 @@
-"""Draft tokens from the sequence's own text: what followed the last time it went like this. Pure.
+"""Draft tokens copied from an earlier place in the sequence's own text. Pure.
 
-Prompt lookup (Saxena 2023, "Prompt lookup decoding"): code, edits, extracts and lists say again what they
-have said. Such a proposal needs no model and no way to a draft worker and back; the target judges it as it
-does any other, so it changes no token.
+Prompt lookup (Saxena 2023, "Prompt lookup decoding"): code, edits, extracts and lists repeat themselves. Such
+a proposal needs no model and no round trip to a draft worker. The target judges it like any other, so it
+changes no token.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from coordinator.sequence.round_record import PROMPT_LOOKUP
 NAME: Final = PROMPT_LOOKUP
 
 SHORTEST = 2
-"""Tokens that must agree."""
+"""Shortest match in tokens."""
 LONGEST = 16
-"""Tokens that are compared: a longer match says nothing more."""
+"""Longest compared match in tokens; a longer one adds no information."""
 CANDIDATES = 8
-"""Earlier places that are looked at, the newest first."""
+"""Number of earlier places to compare, newest first."""
 REACH = 16_384
-"""Tokens that are looked back when a sequence is first asked about."""
+"""Number of tokens indexed at a sequence's first lookup."""
 GRADES = (3, 5, 9)
-"""A new grade of guesses begins at each of these lengths of the match."""
+"""Match lengths at which a new grade of guesses begins."""
 PRIOR_RATES = (0.4, 0.55, 0.7, 0.85)
-"""Acceptance of a copied token in each grade, until verdicts are there."""
+"""Prior acceptance of a copied token in each grade."""
 
 
 def grade_of(match_length: int) -> int:
@@ -39,29 +39,29 @@ def grade_of(match_length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An earlier place at which the text went as it does now."""
+    """An earlier place whose text matches the end of the text."""
 
     length: int
-    """Tokens that agree, `LONGEST` at most."""
+    """Number of matching tokens, at most `LONGEST`."""
     start: int
-    """The token that followed there."""
+    """Index of the token after the match."""
 
 
 @dataclass(slots=True)
 class TextIndex:
-    """Where each pair of tokens was seen, newest first. Holds no tokens: they are the ledger's."""
+    """Positions of each pair of tokens, newest first. The tokens themselves stay in the ledger."""
 
     _newest: dict[int, int] = field(default_factory=dict)
-    """By pair, the index of its second token where it was last seen."""
+    """By pair, the index of its second token at the latest occurrence."""
     _before: array[int] = field(default_factory=lambda: array("q"))
-    """For each indexed token, where its pair was seen before; -1 where it was not."""
+    """For each indexed token, the previous position of its pair; -1 if there is none."""
     _first: int | None = None
     """The first indexed token."""
 
     def find(self, tokens: Sequence[int]) -> Match | None:
         """The longest match for the end of `tokens`, the newest among equals; None without one.
 
-        `tokens` only ever grows between two calls.
+        `tokens` may only grow between calls.
         """
         last = len(tokens) - 1
         if last < SHORTEST:
@@ -84,7 +84,7 @@ class TextIndex:
         return self._first
 
     def _take_in(self, tokens: Sequence[int], last: int) -> None:
-        """Index all but the last token, whose pair is the one that is looked for."""
+        """Index all tokens but the last, whose pair is the one to look up."""
         if self._first is None:
             self._first = max(1, last - REACH)
         for i in range(self._first + len(self._before), last):
@@ -94,12 +94,12 @@ class TextIndex:
 
 
 def _pair(tokens: Sequence[int], end: int) -> int:
-    """One number for two token ids: half the memory of a tuple, of which a long prompt has thousands."""
+    """Encode two token ids as one integer, which takes half the memory of a tuple."""
     return tokens[end - 1] << 32 | tokens[end]
 
 
 def _agreement(tokens: Sequence[int], end: int, last: int) -> int:
-    """How many tokens up to `end` are those up to `last`; the last two are."""
+    """Number of equal tokens ending at `end` and at `last`; the last two are known to be equal."""
     length, most = SHORTEST, min(LONGEST, end + 1)
     while length < most and tokens[end - length] == tokens[last - length]:
         length += 1
@@ -107,7 +107,7 @@ def _agreement(tokens: Sequence[int], end: int, last: int) -> int:
 
 
 def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """`count` tokens from `start` on; past the end it goes on with what it has copied, as a period does."""
+    """`count` tokens from `start` on; beyond the end of the text, the copy repeats itself."""
     length = len(tokens)
     period = length - start
     return tuple(tokens[start + i % period] for i in range(count))
@@ -115,16 +115,16 @@ def copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class PromptLookup:
-    """A context source: what followed the last time the text went as it does now."""
+    """A context source that copies the continuation of the latest matching text."""
 
     name: str = NAME
     _index: TextIndex = field(default_factory=TextIndex)
 
     def guess(self, tokens: Sequence[int], most: int, after: Sequence[int] = ()) -> Guess | None:
-        """A copy of `most` tokens; None where nothing like the end of the text came before.
+        """A copy of `most` tokens; None if the end of the text did not occur before.
 
-        Where the text repeats itself, it is taken to go on as it did. Then the match behind `after` is
-        longer by these tokens; where they are no copy of what followed, there is no guess.
+        A match behind `after` counts its tokens too. If `after` is not a copy of the continuation, there is
+        no guess.
         """
         match = self._index.find(tokens)
         if match is None:

@@ -1,4 +1,4 @@
-"""The context sources by name, in the order in which a tie between their guesses is settled."""
+"""The context sources by name. Their order settles ties between guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft tokens from a draft worker: what it is asked, what it has read, and when it is left alone. Pure.
+"""Draft tokens from a draft worker: requests, its read position, and pauses after failures. Pure.
 
 Its answers are events of the round (`DraftProposal`, `Continuations`, `FromDraft`).
 """
@@ -15,47 +15,47 @@ from paceline.core.messages import DraftRound, OpenSequence
 from paceline.core.types import SequenceParams
 
 MAX_PAUSE_ROUNDS = 64
-"""Longest pause, in rounds, after repeated failures of the draft."""
+"""Longest pause after repeated failures of the draft, in rounds."""
 
 
 @dataclass(slots=True)
 class RemoteDraft(WorkerView):
-    """The draft worker of one sequence. After failures it is left alone, twice as long every time."""
+    """The draft worker of one sequence. Each failure doubles the pause before it is asked again."""
 
     name: ClassVar[str] = DRAFT
 
     read: int = 0
-    """Ledger tokens that it is known to have read."""
+    """Number of ledger tokens that the worker is known to have read."""
     retried: bool = False
-    """The present round was sent again already."""
+    """True if the current round was already sent again."""
     failures: int = 0
     paused_until: int = 0
 
     def arrive(self) -> None:
-        """A worker is there: a new one, which knows nothing."""
+        """A new worker is there, without any state."""
         self.ready, self.open = True, False
         self.failures = self.paused_until = 0
 
     def opening(self, ledger: Ledger, params: SequenceParams) -> list[OpenSequence]:
-        """As any worker's; it has read nothing then."""
+        """Open the sequence as on any worker; the read position starts at 0."""
         if not self.open:
             self.read = 0
         return WorkerView.opening(self, ledger, params)
 
     def unread(self, ledger: Ledger) -> int:
-        """Ledger tokens that it may have to read: what it was sent it may be reading still."""
+        """Number of ledger tokens that the worker may have to read; tokens just sent may still be unread."""
         return len(ledger) - (min(self.read, self.known) if self.open else 0)
 
     def has_read(self, ledger: Ledger) -> None:
-        """It has drafted behind the ledger as it is."""
+        """The worker has drafted after the whole ledger."""
         self.read = len(ledger)
 
     def usable(self, round_number: int) -> bool:
-        """True unless it is gone or left alone."""
+        """True unless the worker is gone or paused."""
         return self.ready and round_number >= self.paused_until
 
     def pause(self, round_number: int) -> None:
-        """It failed in this round."""
+        """Pause the worker after a failure in this round."""
         rounds = min(2**self.failures, MAX_PAUSE_ROUNDS)
         self.failures += 1
         self.paused_until = round_number + 1 + rounds
@@ -63,12 +63,12 @@ class RemoteDraft(WorkerView):
     def ask(
         self, ledger: Ledger, params: SequenceParams, round_number: int, num_draft: int
     ) -> list[OpenSequence | DraftRound]:
-        """The round."""
+        """The commands that ask for the round's proposal."""
         opening = self.opening(ledger, params)
         return [*opening, self._round(ledger, round_number, num_draft)]
 
     def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int) -> DraftRound:
-        """To a worker whose continuation came true: the next ones are to have `num_ahead` tokens."""
+        """Continue with a worker whose continuation came true; the next ones are to have `num_ahead` tokens."""
         return replace(
             self._round(ledger, round_number, num_draft), num_lookahead_tokens=num_ahead, proposal_known=True
         )

@@ -1,1 +1,1 @@
-"""Requests: a sequence for each choice, who reads them, and which are held for a client that may resume."""
+"""Requests: their sequences, their readers, and requests held for a client that may resume."""

@@ -1,4 +1,4 @@
-"""One request that was accepted, as the faces read it."""
+"""An accepted request, as gRPC and HTTP read it."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from paceline.rpc.codec import GenerateCall
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request that was accepted, and how it will be run: a sequence for each of its choices."""
+    """An accepted request: one running sequence for each of its choices."""
 
     request_id: str
     prompt: Sequence[int]
     choices: Sequence[Running]
     reader: Reader | None = None
     before: Sequence[Iterable[Commit]] = ()
-    """What comes before all else, of each choice: the echo, and what the client has missed."""
+    """Commits to send first, for each choice: the echo of the prompt, and commits that the client missed."""
     queues: Sequence[Parts] = ()
-    """Where the rest comes, one each choice, until another client takes the request over."""
+    """The queue of later commits of each choice, until another client takes the request over."""
 
     @property
     def machines(self) -> list[RoundMachine]:
-        """Each choice's round machine: parameters, ledger, counts and times."""
+        """The round machine of each choice: parameters, ledger, counts and times."""
         return [running.machine for running in self.choices]
 
     @property
     def params(self) -> SequenceParams:
-        """Those of the first choice; the others differ in their seeds."""
+        """Parameters of the first choice. Those of the other choices differ in their seeds."""
         return self.choices[0].state.params
 
 
 def workers_salt(call: GenerateCall, tenant: str, key: bytes) -> str:
-    """The salt that a request's cached prefixes have on the workers: only equal salts share any.
+    """The salt of a request's cached prefixes on the workers. Prefixes are shared only between equal salts.
 
-    Tenants never share, whatever salt they ask for, and nobody without the key can compute a tenant's salt.
-    The length before the name keeps "a" with "b:" from being "a:b". Without tenants the salt is the client's.
+    Tenants never share, whatever salt they ask for, and a tenant's salt cannot be computed without the key.
+    The length before the name keeps "a" with "b:" from being "a:b". Without tenants the client's salt is
+    used.
     """
     if not tenant:
         return call.cache_salt

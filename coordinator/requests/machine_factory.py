@@ -1,4 +1,4 @@
-"""A request's choices become round machines, each with its ledger and its policy."""
+"""Turns a request's choices into round machines, each with its ledger and its policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.v1 import common_pb2
 
 
 class Machines:
-    """Makes them as the server and the request say; all of them share one controller."""
+    """Makes round machines from the server's and the request's settings. All machines share one controller."""
 
     def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary) -> None:
         self._config = config
@@ -40,7 +40,7 @@ class Machines:
         wanted = asked.num_speculative_tokens
         k = config.num_speculative_tokens if wanted is None else wanted
         state = RoundState(
-            # Unlike the request id it is never used twice, whatever clients choose.
+            # Never reused, unlike the request id, which the client chooses.
             sequence_id=secrets.token_hex(12),
             ledger=ledger,
             params=params,
@@ -67,8 +67,8 @@ class Machines:
     ) -> list[ContextSource]:
         """The context sources that may propose; none without draft tokens.
 
-        What they propose follows from measured times. In a mode whose tokens depend on the rounds a fixed K
-        keeps a seed's tokens the same; so the server uses none there by itself.
+        Proposals depend on measured times. In a mode whose tokens depend on the rounds, a fixed K keeps a
+        seed's tokens the same, so the server uses no source there unless asked.
         """
         by_default = self._config.prompt_lookup and (params.target_decides or k == AUTO)
         wanted = by_default if asked.prompt_lookup is None else asked.prompt_lookup
@@ -76,10 +76,10 @@ class Machines:
 
     @staticmethod
     def of_choice(request: SequenceParams, choice: int, received: Sequence[int]) -> SequenceParams:
-        """The parameters of one choice, whose client has so much of it already."""
+        """The parameters of one choice, whose client already has the `received` tokens."""
         sampling = request.sampling.of_choice(choice)
         if received:
-            # Its client was told of the prompt before the first token.
+            # The prompt's report was sent before the first token.
             sampling = sampling.without_prompt_report()
         return replace(request, sampling=sampling)
 

@@ -1,4 +1,4 @@
-"""Several asynchronous iterators read as one, and one that computes read beside the loop."""
+"""Merges asynchronous iterators, and runs an iterator that computes in a thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def together(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """Items as they come, those of one source in order. Raises what the first failing source raises.
+    """Yield items as they arrive; items of one source stay in order. Raises the first error of a source.
 
-    No source is read ahead of the consumer by more than one item, so that a slow consumer is felt by all.
+    No source is read more than one item ahead of the consumer, so a slow consumer slows every source.
     """
     reading = {asyncio.ensure_future(_next(source)): source for source in sources}
     try:
@@ -31,14 +31,14 @@ async def together(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
 
 
 async def _next(source: AsyncIterator[T]) -> list[T]:
-    """The next item, or none at the end: a task cannot carry StopAsyncIteration."""
+    """The next item in a list; an empty list at the end, since a task cannot carry StopAsyncIteration."""
     async for item in source:
         return [item]
     return []
 
 
 async def beside(items: Iterable[T]) -> AsyncIterator[T]:
-    """The same items. Those of an iterator are made in a thread, so that all else goes on meanwhile."""
+    """Yield the same items. An iterator is advanced in a thread, so that the event loop goes on."""
     if not isinstance(items, Iterator):
         for item in items:
             yield item

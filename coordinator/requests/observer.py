@@ -1,4 +1,4 @@
-"""What is recorded of one request, and who is told of requests and their sequences."""
+"""The record of one request, and the protocol of those that observe requests and their sequences."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from paceline.rpc.codec import GenerateCall
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request from its arrival to its end. Moments are of the coordinator's clock, in seconds."""
+    """One request from its arrival to its end. Times are seconds of the coordinator's clock."""
 
     call: GenerateCall
     model: str
     began: float
     operation: str = "text_completion"
-    """Its name by OpenTelemetry's conventions (calls.py)."""
+    """Operation name in OpenTelemetry's conventions (calls.py)."""
     ended: float = 0.0
     request_id: str = ""
-    """Empty for one that was refused before it had one."""
+    """Empty if the request was refused before it had an id."""
     traceparent: str = ""
-    """Of its span, for the workers; empty when it is not traced."""
+    """Trace context of the request's span, for the workers; empty if the request is not traced."""
     generation: Generation | None = None
-    """None for one that was refused."""
+    """None if the request was refused."""
     tenant: str = ""
-    """The name of the API key that it came with; empty where there are no keys."""
+    """Name of the API key of the request; empty if the server has no keys."""
     error: PacelineError | None = None
-    """What ended it before it was whole; CancelledError when its client went away."""
+    """The error that ended the request early; CancelledError if its client went away."""
 
 
 class Observer(SequenceObserver, Protocol):
-    """Told of requests by the coordinator and of their sequences by the dispatcher, on the event loop.
+    """Notified of requests by the coordinator and of their sequences by the dispatcher, on the event loop.
 
-    An exception that it raises is logged.
+    An exception raised by an observer is logged.
     """
 
     def request_began(self, request: RequestRecord) -> None:
-        """A request arrived; nothing of it has been checked against the model."""
+        """A request arrived. Nothing in it has been checked against the model."""
 
     def request_ended(self, request: RequestRecord) -> None:
-        """A request ended, however."""
+        """A request ended, with or without an error."""

@@ -1,16 +1,15 @@
-"""All requests by their id: who reads each one, and which are held for a client that may come back.
+"""All requests by their id, with their readers, and requests held for a client that may come back.
 
-    read ── its client's connection is lost, or all was sent ──> held ── the client resumes ──> read
-      │                                                          │
-      └── failed, cancelled                                      └── time is over, cancelled, too many or much
+    read ── connection lost, or everything sent ──> held ── the client resumes ──> read
+      │                                               │
+      └── failed, cancelled                           └── expired, cancelled, too many or too large
 
-What was sent may still be lost on its way, so a request that has ended is held as well: its tokens, and
-what was reported of them. A request that was resumed has another reader: the one before it is told so and
-ends. Only a request that says that it may be resumed is held: to gRPC a cancelled call and a lost connection
-look the same.
+Messages that were sent may still be lost on the way, so an ended request is also held, with its tokens and
+its reports. When a request is resumed, its previous reader gets an error and ends. Only a request that is
+marked as resumable is held, because a cancelled call and a lost connection look the same to gRPC.
 
-Once its sequences have ended nothing but its reader keeps a request here. A call whose client takes nothing
-of what is left is ended.
+After its sequences have ended, only the reader keeps a request here. A call whose client stops reading the
+remaining messages is ended.
 """
 
 from __future__ import annotations
@@ -37,31 +36,31 @@ from paceline.core.errors import (
 from paceline.rpc.codec import GenerateCall, Resumption
 
 SWEEP_SECONDS = 0.25
-"""How often held requests are looked at."""
+"""Interval between checks of held requests."""
 RESUMED = "the request was resumed by another call"
-"""What a reader is told that is none any more."""
+"""Error message for a reader whose request another call has resumed."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request that was accepted: a sequence for each of its choices."""
+    """An accepted request: one sequence for each of its choices."""
 
     principal: str
-    """Who sent it; nobody else can resume or cancel it."""
+    """The caller that sent the request. No other caller can resume or cancel it."""
     call: GenerateCall
-    """With the seed and the id that are used."""
+    """The call, with the seed and the id that are used."""
     prompt: Sequence[int]
     prompt_text: str
     choices: list[Running] = field(default_factory=list)
     begun: bool = False
-    """Its client was told that it was accepted."""
+    """True once the client has been told that the request is accepted."""
     reader: Reader | None = None
-    """Whoever reads it now; None while it is held."""
+    """The current reader; None while the request is held."""
     held_until: float = 0.0
     error: PacelineError | None = None
-    """Why it was ended before its time."""
+    """The error that ended the request early."""
     counted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is counted and timed for as long as its sequences run or wait."""
+    """Counters and timers that run while its sequences run or wait."""
 
     @property
     def ended(self) -> bool:
@@ -70,23 +69,23 @@ class Request:
 
     @property
     def settled(self) -> bool:
-        """True when nothing more will come for any of them."""
+        """True when no more messages will come for any choice."""
         return all(running.ended or running.state.ledger.ended for running in self.choices)
 
     @property
     def num_logprobs(self) -> int:
-        """Log-probabilities that are kept for its client, of all choices."""
+        """Number of log-probabilities kept for the client, over all choices."""
         return sum(running.replay.num_logprobs for running in self.choices if running.replay is not None)
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is found by."""
+        """The key of the request in the registry."""
         return self.principal, self.call.request_id
 
     def is_asked_again_by(self, call: GenerateCall) -> bool:
-        """True where `call` asks for what this request asked for.
+        """True if `call` asks for the same as this request.
 
-        Its seed may be left out. The acceptance mode that is used may be named where the request left it out.
+        The call may leave out the seed. It may name the acceptance mode in use if the request did not.
         """
         sampling, seed = call.sampling, self.call.sampling.seed
         if sampling.seed is None and seed is not None:
@@ -97,7 +96,7 @@ class Request:
         return replace(call, sampling=sampling, speculation=speculation, resumption=None) == self.call
 
     def agrees_with(self, resumption: Resumption) -> bool:
-        """True where the client's tokens are the first ones of each choice."""
+        """True if the client's tokens are the first tokens of each choice."""
         for index, (count, running) in enumerate(zip(resumption.resume_from, self.choices, strict=True)):
             ledger = running.state.ledger
             if running.replay is None or not running.replay.covers(count, ledger):
@@ -110,33 +109,33 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """A call that reads a request, or did until another call resumed it."""
+    """A call that reads a request until another call resumes it."""
 
     request: Request
     task: asyncio.Task[Any] | None = None
-    """Whose call it is; one call may read several requests."""
+    """The task of the call; one call may read several requests."""
     behind_since: float | None = None
-    """Since when it has taken nothing of what is left; None while more may come."""
+    """Time since which the client has taken none of the remaining messages; None while more may come."""
     was_cut: bool = False
-    """The call was ended unread."""
+    """True if the call was ended before the client read everything."""
     cut_with: PacelineError | None = None
-    """What its client is told then; None where it may come back."""
+    """The error for the client of a cut call; None if the client may come back."""
 
     @property
     def is_left_behind(self) -> bool:
-        """True where nothing more will come: it has but to read what is there."""
+        """True if no more messages will come, so that only queued ones are left to read."""
         return self.request.reader is not self or self.request.settled
 
     @property
     def end(self) -> PacelineError | None:
-        """What has ended its request for good, read or not; None where its client may come back."""
+        """The error that has ended the request for good; None if the client may come back."""
         if self.request.reader is not self:
             return StaleEpochError(RESUMED)
         errors = [self.request.error, *(running.error for running in self.request.choices)]
         return next((each for each in errors if each and not isinstance(each, UnavailableError)), None)
 
     def took(self, now: float) -> None:
-        """Its client has taken something."""
+        """The client has taken a message."""
         if self.behind_since is not None:
             self.behind_since = now
 
@@ -148,7 +147,7 @@ class Requests:
         self, dispatcher: Dispatcher, resume_seconds: float, clock: Clock, unread_timeout: float = math.inf
     ) -> None:
         self.ended = asyncio.Event()
-        """Set whenever one has ended."""
+        """Set whenever a request has ended."""
         self._dispatcher = dispatcher
         self._seconds = resume_seconds
         self._clock = clock
@@ -161,12 +160,12 @@ class Requests:
 
     @property
     def held(self) -> list[Request]:
-        """Those that nobody reads: first those that have ended, of both the one that was left first."""
+        """Requests without a reader: ended ones first, then by the end of their holding time."""
         held = [request for request in self._requests.values() if request.reader is None]
         return sorted(held, key=lambda request: (not request.ended, request.held_until))
 
     def add(self, request: Request) -> None:
-        """Take one on, with a reader. Raises AlreadyExistsError."""
+        """Add a request, with a reader. Raises AlreadyExistsError."""
         before = self._requests.get(request.key)
         if before is not None and (before.reader is not None or not before.ended):
             raise AlreadyExistsError("request_id", "is running already")
@@ -176,14 +175,14 @@ class Requests:
         request.reader = Reader(request)
 
     def may_be_resumed(self, principal: str, request_id: str) -> bool:
-        """True while a request is here that says so, read or held."""
+        """True while a resumable request with this id is here, read or held."""
         request = self._requests.get((principal, request_id))
         return request is not None and request.call.resumable
 
     def resume(self, principal: str, call: GenerateCall) -> Request | None:
-        """The request that `call` goes on with, for a new reader; None where there is none to go on with.
+        """The request that `call` resumes, with a new reader; None if there is none to resume.
 
-        Raises AlreadyExistsError where the id is in use for something else.
+        Raises AlreadyExistsError if the id belongs to another request.
         """
         request = self._requests.get((principal, call.request_id))
         if request is None:
@@ -196,7 +195,7 @@ class Requests:
             raise AlreadyExistsError("request_id", "is that of a request that asks for something else")
         resumed = StaleEpochError(RESUMED)
         if not request.agrees_with(call.resumption):
-            # The client was served elsewhere meanwhile: what it has is what counts.
+            # The client was served elsewhere meanwhile; the tokens that it has are the valid ones.
             self._end(request, resumed)
             return None
         request.reader = Reader(request)
@@ -206,24 +205,24 @@ class Requests:
 
     @contextlib.contextmanager
     def reading(self, request: Request, deadline: float) -> Iterator[Reader]:
-        """The present task reads the request, which it was just given, for as long as the block lasts."""
+        """Let the current task read the request, which it was just given, while the block lasts."""
         reader, lost = request.reader, False
         failure: PacelineError | None = None
         assert reader is not None
         reader.task = asyncio.current_task()
-        self._readers.add(reader)  # not before: what is refused meanwhile has nobody who leaves
+        self._readers.add(reader)  # not earlier: a call refused before this has no reader that leaves
         try:
             yield reader
         except (GeneratorExit, asyncio.CancelledError):
             lost = True
             raise
         except PacelineError as error:
-            # One that was cancelled has not failed.
+            # A cancelled request has not failed.
             failure = None if isinstance(error, CancelledError) else error
             raise
         finally:
             self.leave(request, reader, lost=lost, deadline=deadline, failure=failure)
-            del failure  # it would be in its own traceback, and keep the request
+            del failure  # the error's own traceback would keep the request alive
 
     def leave(
         self,
@@ -234,10 +233,11 @@ class Requests:
         deadline: float,
         failure: PacelineError | None = None,
     ) -> None:
-        """A reader stops reading: the request is over, unless its client may come back.
+        """A reader stops reading. The request ends unless its client may come back.
 
-        It may where it was `lost`, and where all was sent. `deadline` is the client's own: nothing is held
-        for longer. `failure` is what its call ends with, perhaps that of another request that came with it.
+        The client may come back if the reader was `lost` or everything was sent. `deadline` is the client's
+        own: no request is held beyond it. `failure` is the error of the call, which may belong to another
+        request of the same call.
         """
         self._readers.discard(reader)
         if request.reader is not reader:
@@ -254,9 +254,9 @@ class Requests:
             self._make_room()
 
     def _make_room(self) -> None:
-        """End held requests that are too many, and those that run no more and keep too much.
+        """End held requests above the limit, and ended ones that keep too many log-probabilities.
 
-        What is ended so may still be resumed: it is opened again from what its client has.
+        A request that is ended here can still be resumed: it is opened again with the client's tokens.
         """
         held = self.held
         for oldest in held[: -limits.MAX_HELD_REQUESTS]:
@@ -275,44 +275,45 @@ class Requests:
                 total -= kept
 
     def cancel(self, principal: str, request_id: str) -> None:
-        """End a request for its client, whether anybody reads it or not. Raises NotFoundError."""
+        """End a request for its client, read or held. Raises NotFoundError."""
         request = self._requests.get((principal, request_id))
         if request is None:
             raise NotFoundError("no such request runs")
         self._end(request, CancelledError("the client cancelled the request"))
 
     def _end(self, request: Request, error: PacelineError) -> None:
-        """End one that may have a reader, who is told why."""
+        """End a request, and give the error to its reader if it has one."""
         request.error = error
         for running in request.choices:
             running.parts.put_nowait(error)
         self.end(request)
 
     def end(self, request: Request, failure: PacelineError | None = None) -> None:
-        """Free what it holds on both workers. May be repeated.
+        """Free the blocks of the request on both workers. May be repeated.
 
-        `failure` is what the request failed with, if not one of its sequences did.
+        `failure` is the error of the request if none of its own sequences failed.
         """
         if self._requests.get(request.key) is request:
             del self._requests[request.key]
         failure = failure or next((running.error for running in request.choices if running.error), None)
         for running in request.choices:
             if not running.ended:
-                running.error = failure  # its client did not leave it: something else of the request failed
+                running.error = failure  # the client did not leave: another part of the request failed
             self._dispatcher.cancel(running)
         request.counted.close()
         self.ended.set()
 
     def hold_no_more(self) -> None:
-        """Nobody can come back any more."""
+        """End all held requests: clients can no longer come back."""
         self._seconds = 0.0
         for request in self.held:
             self.end(request)
 
     def expire(self) -> None:
-        """End those held whose time is over, and count no more those whose sequences are, read or held.
+        """End held requests that have expired, and stop counting requests whose sequences have ended.
 
-        Calls whose clients do not read what is left are ended as well: gRPC and HTTP wait for them for ever.
+        Calls whose clients do not read the remaining messages are ended too: gRPC and HTTP wait for them
+        forever.
         """
         now = self._clock()
         for request in self._requests.values():
@@ -320,7 +321,7 @@ class Requests:
         for request in self.held:
             if now >= request.held_until:
                 self.end(request)
-        self._make_room()  # of those held some may have ended meanwhile
+        self._make_room()  # some of the held requests may have ended meanwhile
         self._end_unread(now)
 
     def _end_unread(self, now: float) -> None:
@@ -341,18 +342,19 @@ class Requests:
             self._readers.discard(reader)
             reader.was_cut, reader.cut_with = True, reader.end
             if reader.cut_with is None and not reader.request.ended:
-                # UNAVAILABLE ended it: who resumes it is to begin anew, not to read that again.
+                # UNAVAILABLE ended the request: a resumed call has to start afresh, not read that error
+                # again.
                 self.end(reader.request)
         task.cancel()
 
     @staticmethod
     def _settle(request: Request) -> None:
-        """One whose sequences run no more does not count, whenever its client reads what is left of it."""
+        """Stop counting a request whose sequences have ended, even if its client has not read everything."""
         if request.settled:
             request.counted.close()
 
     async def sweep(self) -> None:
-        """Do so for ever."""
+        """Run `expire` periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.expire()

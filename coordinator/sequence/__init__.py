@@ -1,1 +1,1 @@
-"""One sequence as plain data: ledger, messages of its round machine, views of its workers, counts. Pure."""
+"""One sequence as plain data: ledger, messages of its round machine, worker views, counts. Pure."""

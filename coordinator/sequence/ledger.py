@@ -1,7 +1,7 @@
-"""The ledger: the committed tokens of one sequence, and the one place where it may end.
+"""The ledger: the committed tokens of one sequence, and the only place where the sequence may end.
 
-A verdict is clipped at EOS, stop tokens, stop strings and `max_tokens` before it is committed; only what
-was committed is emitted. Everything else in the system can be rebuilt from this.
+A verdict is clipped at EOS, stop tokens, stop strings and `max_tokens` before it is committed. Only committed
+tokens are emitted. All other state can be rebuilt from the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.core.types import FinishReason, SamplingParams, TokenLogprobs, Tok
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a sequence ended, and on what: the end-of-sequence token itself is not named."""
+    """The reason for a sequence's end. An end-of-sequence token is not named."""
 
     reason: FinishReason
     stop_string: str | None = None
@@ -24,9 +24,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one verdict added: `index` is the first token's among the generated ones.
+    """Tokens added by one verdict. `index` is the position of the first one among the generated tokens.
 
-    One without tokens reports a part of the prompt: its text, or log-probabilities.
+    A commit without tokens reports part of the prompt: its text or its log-probabilities.
     """
 
     index: int
@@ -35,11 +35,11 @@ class Commit:
     text: str
     finish: Finish | None = None
     choice: int = 0
-    """Which of the request's completions this is of."""
+    """Index of the completion within the request."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One each token, where the request asks for them."""
+    """One entry a token, if the request asks for log-probabilities."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the next tokens of the prompt, in order; its first token has none."""
+    """Log-probabilities of the prompt's next tokens, in order; its first token has none."""
 
 
 class Ledger:
@@ -70,7 +70,7 @@ class Ledger:
         self._max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
 
     def fresh(self, detokenizer: Detokenizer) -> Ledger:
-        """One of the same sequence with nothing but the prompt; the same tokens end it."""
+        """A ledger of the same sequence with only the prompt and the same end conditions."""
         return Ledger(
             self.token_ids[: self.prompt_length],
             self._sampling,
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def ended(self) -> bool:
-        """True when nothing more may be committed."""
+        """True if no more tokens may be committed."""
         return self.finish is not None
 
     @property
@@ -95,18 +95,18 @@ class Ledger:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be committed."""
+        """Number of tokens that may still be committed."""
         return self._max_tokens - self.num_generated
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """True while log-probabilities of the prompt were asked for and are not all there."""
+        """True while requested log-probabilities of the prompt are missing."""
         return self._prompt_logprobs_due > 0
 
     def report_prompt(self, start: int, logprobs: Sequence[TokenLogprobs]) -> Commit | None:
-        """Take in log-probabilities of the prompt's tokens from position `start` on; a repetition adds none.
+        """Add log-probabilities of prompt tokens from position `start` on; known ones are skipped.
 
-        None if they leave a gap, are not of these tokens, or were not asked for.
+        Returns None if they leave a gap, belong to other tokens, or were not asked for.
         """
         due = self.prompt_length - self._prompt_logprobs_due
         told = self.token_ids[start : min(start + len(logprobs), self.prompt_length)]
@@ -121,9 +121,9 @@ class Ledger:
     def commit(
         self, tokens: Sequence[tuple[int, TokenOrigin]], logprobs: Sequence[TokenLogprobs] = ()
     ) -> Commit:
-        """Take a verdict in, whole or clipped at the first condition that ends the sequence.
+        """Add a verdict, clipped at the first condition that ends the sequence.
 
-        `logprobs` are one each token, or none at all, and are clipped as the tokens are.
+        `logprobs` has one entry a token or is empty, and is clipped with the tokens.
         """
         self._refuse_if_ended()
         index = self.num_generated
@@ -147,7 +147,7 @@ class Ledger:
         )
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Take in tokens that the client has already, and with them their text and the prompt's report.
+        """Add tokens that the client already has, with their text and the prompt's report.
 
         Raises ValueError if a token follows the end.
         """
@@ -156,7 +156,7 @@ class Ledger:
             self.token_ids.append(token_id)
             self._take(token_id)
         if self.finish is not None and self.finish.stop_string is None:
-            self._flush()  # the client has the text, but what it ends on is found in it
+            self._flush()  # the client has the text, but a stop string may be found in it
         if token_ids:
             self._prompt_logprobs_due = 0
 
@@ -165,11 +165,11 @@ class Ledger:
             raise ValueError("the sequence has ended")
 
     def _take(self, token_id: int) -> str:
-        """The text one token adds; sets `finish` when the sequence ends with it."""
+        """The text that one token adds. Sets `finish` if the token ends the sequence."""
         if token_id in self._eos or token_id in self._stop_ids:
             named = token_id if token_id in self._stop_ids else None
             self.finish = Finish(FinishReason.STOP, stop_token_id=named)
-            # The end-of-sequence token has a text only where special tokens have one.
+            # The end-of-sequence token has text only if special tokens are shown.
             has_text = token_id in self._stop_ids or not self._sampling.skip_special_tokens
             shown = self._sampling.include_stop_str_in_output and has_text
             if not shown:
@@ -184,17 +184,17 @@ class Ledger:
         return text
 
     def _look_for_stops(self, piece: str) -> tuple[str, str | None]:
-        """As `StopSearch.push`. With `min_tokens` tokens a stop string may have begun, but not ended."""
+        """Like `StopSearch.push`. Up to `min_tokens` tokens, a stop string may begin but not end."""
         if self.num_generated <= self._sampling.min_tokens:
             return self._search.skip(piece), None
         return self._search.push(piece)
 
     def _flush(self) -> str:
-        """Text that was held back for what can no longer come. A stop string in it ends the sequence too."""
+        """Text that was held back and can no longer change. A stop string in it also ends the sequence."""
         text, stop = self._look_for_stops(self._detokenizer.finish())
         return text + self._search.finish() if stop is None else self._stop_behind(text, stop)
 
     def _stop_behind(self, text: str, stop: str) -> str:
-        """End the sequence with a stop string that follows `text`; the text to show."""
+        """End the sequence with a stop string after `text`; returns the text to show."""
         self.finish = Finish(FinishReason.STOP, stop_string=stop)
         return text + stop if self._sampling.include_stop_str_in_output else text

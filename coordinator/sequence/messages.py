@@ -1,4 +1,4 @@
-"""What goes into the round machine and what comes out of it."""
+"""Events into the round machine and actions out of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.core.messages import (
 
 
 class Phase(enum.Enum):
-    """What a sequence waits for."""
+    """The state of a sequence, by what it waits for."""
 
     NEW = "new"
     DRAFTING = "a proposal"
@@ -46,7 +46,7 @@ class ToDraft:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give the client what was committed."""
+    """Send a commit to the client."""
 
     commit: Commit
 
@@ -60,16 +60,16 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class WaitForBlocks:
-    """Tell the sequence when another one has given blocks back."""
+    """Resume the sequence when another sequence has freed blocks."""
 
     error: ResourceExhaustedError
     preempted: bool = False
-    """It had blocks, and lost them to an older one."""
+    """True if the sequence lost its blocks to an older one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetHangs:
-    """The target worker did not answer this sequence in time: find out whether it answers any."""
+    """The target worker did not answer this sequence in time: find out if it answers others."""
 
 
 Action = ToTarget | ToDraft | Emit | Fail | WaitForBlocks | TargetHangs
@@ -112,7 +112,7 @@ Event = Signal | DraftProposal | Continuations | RoundVerdict | PromptLogprobs |
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds each phase may last."""
+    """Maximum seconds of each phase."""
 
     draft: float
     target: float

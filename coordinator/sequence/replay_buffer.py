@@ -1,4 +1,4 @@
-"""What was emitted of one sequence, so that a client that comes back is told what it missed. Pure."""
+"""Keeps the commits of one sequence, for a client that resumes and needs those it missed. Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from coordinator.sequence.ledger import Commit, Ledger
 from paceline.core.types import TokenLogprobs, TokenOrigin
 
 POSITIONS = 256
-"""Of one commit, at most: what was missed must not make messages too large."""
+"""Positions in one replayed commit, which bounds the size of messages."""
 
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """What the ledger does not keep. Origins and log-probabilities begin at token `start`."""
+    """Emitted data that the ledger does not keep. Origins and log-probabilities begin at token `start`."""
 
     start: int = 0
     origins: list[TokenOrigin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_logprobs: int = 0
-    """Log-probabilities that it keeps, those of the likeliest tokens included."""
+    """Number of log-probabilities kept, including those of the likeliest tokens."""
 
     def add(self, commit: Commit) -> None:
-        """Keep what is emitted."""
+        """Keep an emitted commit."""
         self.origins.extend(commit.origins)
         self.logprobs.extend(commit.logprobs)
         self.prompt_logprobs.extend(commit.prompt_logprobs)
@@ -32,15 +32,15 @@ class ReplayBuffer:
             self.num_logprobs += 1 + len(each.top_logprobs)
 
     def covers(self, resume_from: int, ledger: Ledger) -> bool:
-        """True where all that follows `resume_from` tokens is here."""
+        """True if everything after `resume_from` tokens is here."""
         return self.start <= resume_from <= ledger.num_generated
 
     def missed(self, resume_from: int, ledger: Ledger, fresh: Ledger) -> Iterator[Commit]:
-        """All that was emitted after the first `resume_from` tokens, from the start if there are none.
+        """Yield the commits after the first `resume_from` tokens, or all of them if it is 0.
 
-        `fresh` is a ledger of the same sequence with nothing but the prompt. It takes the tokens in as
-        `ledger` did: which text goes with which token follows from the tokens alone. What is emitted from
-        now on is not of it, and it may be read in another thread.
+        `fresh` is a ledger of the same sequence with only the prompt. It takes in the tokens as `ledger` did,
+        because the text of each token follows from the tokens alone. Commits emitted from now on are not
+        included, and the iterator may be read in another thread.
         """
         tokens, origins = ledger.token_ids[ledger.prompt_length :], self.origins[resume_from - self.start :]
         prompt = tuple(self.prompt_logprobs) if resume_from == 0 else ()
@@ -70,5 +70,5 @@ class ReplayBuffer:
 
 
 def ending(ledger: Ledger) -> Commit:
-    """The end of a sequence for a client that has all of its tokens, and with them all of its text."""
+    """The end of a sequence, for a client that has all of its tokens and text."""
     return Commit(ledger.num_generated, (), (), "", ledger.finish, ledger.choice)

@@ -1,6 +1,6 @@
-"""What is recorded of one round, for statistics, metrics and traces. Pure.
+"""The record of one round, for statistics, metrics and traces. Pure.
 
-Recording must cost next to nothing: a round of small models takes a few milliseconds.
+Recording must be cheap: a round of small models takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from coordinator.sequence.ledger import Commit
 from paceline.core.types import Timings, TokenOrigin
 
 DRAFT: Final = "draft"
-"""Name of the source of proposals that is a draft worker."""
+"""Source name of a draft worker."""
 PROMPT_LOOKUP: Final = "prompt-lookup"
-"""Name of the context source that the public counts name."""
+"""Source name of prompt lookup, in the public counts."""
 
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round of one sequence. Moments are of the coordinator's clock, in seconds."""
+    """One round of one sequence. Times are seconds of the coordinator's clock."""
 
     number: int = 0
     began: float = 0.0
     ended: float = 0.0
-    """When its verdict came."""
+    """Time of its verdict."""
     target_since: float | None = None
-    """Where the target began it by itself: a moment before that, for all that is known here."""
+    """Earliest time at which the target can have begun the round by itself; None if it was sent."""
     left_target: float = 0.0
-    """A moment before its verdict left the target."""
+    """Latest known time before the verdict left the target."""
     hit: bool = False
-    """Its proposal was there when the verdict before it came."""
+    """True if the proposal was there when the previous verdict came."""
     source: str = ""
-    """Name of the context source of its proposal; empty for the draft's, and without one."""
+    """Name of the context source of the proposal; empty for a draft worker's, and without a proposal."""
     prefills: bool = False
-    """The target opened the sequence in it."""
+    """True if the target opened the sequence in this round."""
     num_draft: int = 0
-    """Draft tokens that were verified."""
+    """Number of verified draft tokens."""
     num_accepted: int = 0
-    """Those of them that were committed: none behind the sequence's end."""
+    """Number of committed draft tokens; tokens after the sequence's end do not count."""
     num_tokens: int = 0
-    """Tokens that were committed: the accepted ones, and one more unless an accepted one ended the round."""
+    """Number of committed tokens: the accepted ones, and one more unless an accepted token ended the round."""
     draft: Timings | None = None
-    """None without a proposal that was waited for."""
+    """None if the round did not wait for a proposal."""
     draft_waited: float = 0.0
     verify: Timings = field(default_factory=Timings)
     verify_waited: float = 0.0
 
     @property
     def proposed_by(self) -> str:
-        """Name of the source of its draft tokens; it has some."""
+        """Name of the source of its draft tokens. Requires at least one draft token."""
         return self.source or DRAFT
 
     def drafted(self, waited: float, timings: Timings) -> None:
-        """Its proposal came."""
+        """Record that the proposal came."""
         self.draft, self.draft_waited = timings, waited
 
     def judged(
         self, now: float, waited: float, num_draft: int, timings: Timings, commit: Commit
     ) -> RoundRecord:
-        """Its verdict was committed, maybe not whole: this record, which is complete with that."""
+        """Record that the verdict was committed, possibly clipped. Returns the completed record."""
         self.ended, self.verify, self.verify_waited = now, timings, waited
         since = now - waited if self.target_since is None else self.target_since
         self.left_target = since + timings.queue + timings.compute

@@ -1,4 +1,4 @@
-"""What speculation did for one request, and where the time of its rounds went."""
+"""Speculation counts of one request, and the times of its rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.core.types import Timings
 
 @dataclass(slots=True)
 class SourceCounts:
-    """Counts over the committed rounds whose proposal came from one source."""
+    """Counts over the committed rounds with a proposal from one source."""
 
     num_rounds: int = 0
     num_draft_tokens: int = 0
@@ -24,45 +24,45 @@ class SourceCounts:
         self.num_accepted_draft_tokens += told.num_accepted
 
     def add(self, other: SourceCounts) -> None:
-        """Count the rounds of another sequence as well."""
+        """Add the counts of another sequence."""
         self.num_rounds += other.num_rounds
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
 
 
 def by_source() -> defaultdict[str, SourceCounts]:
-    """No rounds yet, of any source."""
+    """Empty counts by source."""
     return defaultdict(SourceCounts)
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts over the rounds of one request, as they were committed.
+    """Counts over the committed rounds of one request.
 
-    Draft tokens behind the end of a sequence were verified, but are neither accepted nor rejected.
+    Draft tokens after the end of a sequence were verified, but count as neither accepted nor rejected.
     """
 
     num_rounds: int = 0
     num_spec_steps: int = 0
     num_step_tokens: int = 0
-    """Tokens that were committed in rounds with a proposal."""
+    """Tokens committed in rounds with a proposal."""
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_lookahead_hits: int = 0
     """Rounds whose proposal was there when the verdict came."""
     by_source: defaultdict[str, SourceCounts] = field(default_factory=by_source)
-    """By the name of the source of the proposal."""
+    """Counts by the name of the proposal's source."""
     cached_prompt_tokens: int = 0
-    """Tokens of the prompt whose entries the target had cached when the sequence began."""
+    """Prompt tokens whose cache entries the target already had when the sequence began."""
     histogram: list[int] = field(default_factory=list)
     """Entry i: rounds with a proposal in which exactly i draft tokens were accepted."""
     reached: list[int] = field(default_factory=list)
     """Entry i: proposals whose token at position i was accepted or replaced by a correction."""
     accepted_at: list[int] = field(default_factory=list)
-    """Entry i: those of them whose token at position i was accepted."""
+    """Entry i: proposals whose token at position i was accepted."""
 
     def record(self, told: RoundRecord) -> None:
-        """Count one round that was committed."""
+        """Count one committed round."""
         num_draft, num_accepted = told.num_draft, told.num_accepted
         self.num_rounds += 1
         if num_draft == 0:
@@ -92,17 +92,17 @@ class SpeculationStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted; 0 before anything was drafted."""
+        """Accepted draft tokens divided by draft tokens; 0 before the first draft token."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Committed tokens of a round with a proposal; 1 without any."""
+        """Committed tokens per round with a proposal; 1 without such a round."""
         return self.num_step_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """Of the proposals that reach a position, the share accepted there."""
+        """For each position, the share of proposals reaching it whose token there was accepted."""
         return [a / r if r else 0.0 for a, r in zip(self.accepted_at, self.reached, strict=True)]
 
 
@@ -124,8 +124,8 @@ class RoundTimes:
     def target_answered(self, elapsed: float, timings: Timings) -> None:
         """Split the time between a VerifyRound and its answer.
 
-        A round the target began by itself was under way before the last verdict came: only what was
-        waited for counts.
+        If the target began the round by itself, it ran before the last verdict came, so only the time waited
+        counts.
         """
         self.target += min(timings.compute, elapsed)
         self._rest(elapsed, timings)
@@ -136,5 +136,5 @@ class RoundTimes:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return self.draft + self.target + self.queue + self.wire + self.coordinator

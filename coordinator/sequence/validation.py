@@ -1,6 +1,6 @@
-"""Whether a worker's answer fits what it was asked. Pure.
+"""Checks a worker's answer against its question. Pure.
 
-A worker may be a former owner, another version or broken: nothing of it is believed before it is checked.
+A worker may be a former owner, run another version or be broken, so every answer is checked before use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from paceline.core.types import Proposal, TokenOrigin, Verdict
 
 
 def is_sensible(proposal: Proposal, most: int, vocabulary_size: int) -> bool:
-    """True for a chain of at most `most` tokens of the vocabulary."""
+    """True for a chain of at most `most` tokens, all in the vocabulary."""
     return (
         not proposal.parents
         and proposal.num_draft_tokens <= most
@@ -20,10 +20,10 @@ def is_sensible(proposal: Proposal, most: int, vocabulary_size: int) -> bool:
 
 
 def shortened(proposal: Proposal, most: int, vocabulary_size: int, known: Proposal) -> Proposal | None:
-    """The first `most` tokens of a continuation; None where they are of no use.
+    """The first `most` tokens of a continuation; None if they are not useful.
 
-    So they are unless they begin with all that is `known` for the same outcome, and go on: the target may
-    have begun with that, and what says something else now comes too late.
+    They are useful only if they extend `known`, the continuation sent earlier for the same outcome: the
+    target may have begun with it, so a different continuation comes too late.
     """
     before = known.token_ids
     if proposal.distributions or proposal.parents or most <= len(before):
@@ -45,14 +45,14 @@ def verdict_fits(verdict: Verdict, proposal: Proposal, base_length: int, vocabul
 
 
 def with_origins(verdict: Verdict, proposal: Proposal) -> Sequence[tuple[int, TokenOrigin]]:
-    """The verdict's tokens, each with how it came about."""
+    """The verdict's tokens, each with its origin."""
     if proposal.num_draft_tokens == 0:
         last = TokenOrigin.TARGET
     elif verdict.num_accepted == proposal.num_draft_tokens:
         last = TokenOrigin.BONUS
     else:
         last = TokenOrigin.CORRECTION
-        # Of a rejected token no other row is the same: it was accepted, and its grammar ends behind it.
+        # Equal to the rejected token: it was accepted, and its grammar ended after it, so it had no next row.
         if verdict.token_ids[-1] == proposal.token_ids[verdict.num_accepted]:
             last = TokenOrigin.ACCEPTED
     origins = [*([TokenOrigin.ACCEPTED] * verdict.num_accepted), last]

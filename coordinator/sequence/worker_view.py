@@ -1,7 +1,7 @@
-"""What a sequence believes of its workers, and the commands that follow from it. Pure.
+"""A sequence's view of its workers, and the commands derived from the view. Pure.
 
-A worker is sent the tokens that it is believed to lack; when the belief is wrong it says so, and the round
-is sent again (docs/protocol.md).
+A worker is sent the tokens that it is believed to lack. If the view is wrong, the worker says so and the
+round is sent again (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class WorkerView:
 
     sequence_id: str
     ready: bool = False
-    """A worker is assigned and reachable."""
+    """True if a worker is assigned and reachable."""
     open: bool = False
-    """It has the sequence."""
+    """True if the worker has the sequence."""
     epoch: int = 0
     known: int = 0
-    """Ledger tokens it has."""
+    """Number of ledger tokens that the worker has."""
     sent_at: float = 0.0
 
     def lose(self) -> None:
-        """The worker is gone, and with it what it knew."""
+        """The worker is gone, with all of its state."""
         self.ready = self.open = False
 
     def behind(self, known: int, ledger: Ledger) -> None:
-        """It says that it has so many tokens only."""
+        """The worker reports that it has only `known` tokens."""
         self.known = min(known, len(ledger))
 
     def answers(
@@ -52,7 +52,7 @@ class WorkerView:
         return event.epoch == self.epoch and event.round == round_number
 
     def opening(self, ledger: Ledger, params: SequenceParams) -> list[OpenSequence]:
-        """The command that gives it the sequence, if it does not have it."""
+        """The command that opens the sequence on the worker, if it is not open."""
         if self.open:
             return []
         self.epoch += 1
@@ -60,32 +60,32 @@ class WorkerView:
         return [OpenSequence(self.sequence_id, self.epoch, tuple(ledger.token_ids), params)]
 
     def tail(self, ledger: Ledger) -> tuple[int, ...]:
-        """What it lacks; it has everything from now on."""
+        """The tokens that the worker lacks. It is taken to have all tokens afterwards."""
         tail = tuple(ledger.token_ids[self.known :])
         self.known = len(ledger)
         return tail
 
     def closing(self) -> list[CloseSequence]:
-        """The command that frees its blocks, if it may hold any."""
+        """The command that frees the worker's blocks, if it may hold any."""
         was_open, self.open = self.open, False
         return [CloseSequence(self.sequence_id, self.epoch)] if was_open and self.ready else []
 
 
 @dataclass(slots=True)
 class TargetView(WorkerView):
-    """The target worker."""
+    """The target worker, as one sequence sees it."""
 
     attempts: int = 0
-    """Times the present round was refused."""
+    """Number of times that the current round was refused."""
     losses: int = 0
-    """Times the worker was lost while it had the present round."""
+    """Number of times that the worker was lost during the current round."""
     computed: bool = False
-    """It has entries of the sequence: since its last verdict nothing was heard of their loss."""
+    """True if the worker has cache entries of the sequence: none were lost since its last verdict."""
 
     def verify(
         self, ledger: Ledger, params: SequenceParams, round_number: int, proposal: Proposal
     ) -> list[OpenSequence | VerifyRound]:
-        """The round."""
+        """The commands that send the round."""
         opening = self.opening(ledger, params)
         if opening:
             self.computed = False
@@ -103,6 +103,6 @@ class TargetView(WorkerView):
         *,
         plain_otherwise: bool = False,
     ) -> VerifyAhead:
-        """The next round, for outcomes of the present one; after others it may have no draft tokens."""
+        """The next round, for outcomes of the current one; others may get a round without draft tokens."""
         where = self.sequence_id, self.epoch, round_number, len(ledger)
         return VerifyAhead(*where, proposals, plain_otherwise)

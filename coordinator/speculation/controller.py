@@ -1,8 +1,8 @@
-"""One K for all sequences that share the workers' passes: the one with the highest goodput. Pure.
+"""One K for all sequences that share the workers' passes: the K with the highest goodput. Pure.
 
-goodput(K) = E(K) / T(K): expected tokens of a round over its seconds (Liu et al. 2024, "Optimizing
-speculative decoding for serving large language models using goodput"). Where sequences differ, E is the mean
-over them, which maximises the tokens per second of all together. K = 0 is a legal answer.
+goodput(K) = E(K) / T(K): expected tokens of a round divided by its seconds (Liu et al. 2024, "Optimizing
+speculative decoding for serving large language models using goodput"). If sequences differ, E is their mean,
+which maximises the total tokens per second. K = 0 is a valid answer.
 """
 
 from __future__ import annotations
@@ -18,35 +18,33 @@ from coordinator.speculation.exploration import SETTLING_ROUNDS, Exploration
 from paceline.core.types import AcceptanceMode
 
 POOL_MEMORY = 500.0
-"""Verdicts that the acceptance of a kind of requests remembers."""
+"""Number of verdicts that the pooled acceptance of a request kind remembers."""
 HYSTERESIS = 0.03
-"""Share by which another K must promise more than the present one."""
+"""Another K must promise at least this share more than the current one."""
 LEAD = 0.03
-"""Share by which drafting must promise more than plain decoding."""
+"""Drafting must promise at least this share more than plain decoding."""
 READING = 8
-"""Times are not measured, and trials do not begin, while the prompts of more than one in so many sequences
-are being read."""
+"""While more than one in this many sequences has its prompt read, times are not measured and no trial begins."""
 STARVED = 64
-"""Rounds of each sequence without a measurement after which rounds are measured beside prompts as well: under
-such a load every K meets them."""
+"""After this many rounds of each sequence without a measurement, rounds beside prompts are measured as well:
+under such a load they are part of every K's cost."""
 STEADY_SHARE = 8
-"""A round is measured if the number of sequences changed by at most one in so many while it lasted."""
+"""A round is measured if the number of sequences changed by at most one in this many while it ran."""
 TRIAL_TOKENS = 6.0
-"""Judged tokens that earlier acceptance counts for in a trial of drafting: it is old."""
+"""Weight, in judged tokens, of earlier acceptance in a trial of drafting, because that evidence is old."""
 GUESS_AGAIN = 64
-"""Guesses of a pool that are left unused before one is verified to find out."""
+"""One in this many rejected guesses of a pool is verified anyway, to keep its estimate current."""
 FAR_BELOW = 0.75
-"""A sequence drafts nothing where its own drafted rounds promise less than this share of the tokens per
-second of plain rounds."""
+"""A sequence drafts nothing if its own drafted rounds promise less than this share of the tokens per second
+of plain rounds."""
 HOTTEST = 4
-"""Temperatures from this many halves on are one kind."""
+"""Temperatures from this many halves on share one kind."""
 
 RequestKind = tuple[AcceptanceMode, int]
-"""Requests whose acceptance is pooled: acceptance mode, and temperature in halves, 0 for greedy."""
+"""Requests with pooled acceptance: acceptance mode, and temperature in halves, 0 for greedy."""
 
 
 def kind_of(mode: AcceptanceMode, temperature: float) -> RequestKind:
-    """The kind of a request."""
     return mode, min(math.ceil(2 * temperature), HOTTEST)
 
 
@@ -56,20 +54,20 @@ class Controller:
 
     max_draft: int
     k: int = 0
-    """What all sequences do now."""
+    """The current K of all sequences."""
     best: int = 0
-    """What they do when no trial is in progress."""
+    """The K in use when no trial is in progress."""
     sequences: int = 0
-    """Sequences with a round at the workers."""
+    """Number of sequences with a round at the workers."""
     reading: int = 0
-    """Sequences whose prompt, or lack of tokens, one of the workers reads."""
+    """Number of sequences whose prompt or missing tokens a worker is reading."""
     catch_up: float = 0.0
-    """Seconds that a draft worker takes for each token that it lacks of a sequence; 0 until measured."""
+    """Seconds that a draft worker needs for each missing token of a sequence; 0 until measured."""
     choosing: dict[int, Acceptance] = field(default_factory=dict)
-    """Acceptance of the sequences at the workers whose K is chosen, by identity."""
+    """Acceptance of the sequences at the workers whose K is chosen here, by identity."""
     costs: CostModel = field(init=False)
     round_seconds: list[float] | None = None
-    """Seconds of a round with 0 to `max_draft` draft tokens at the present load; None while no round was
+    """Seconds of a round with 0 to `max_draft` draft tokens at the current load; None until a round is
     measured. This and the next two are renewed with each decision."""
     verify_seconds: list[float] | None = None
     """The same without the wait for a proposal."""
@@ -81,9 +79,9 @@ class Controller:
     _explorations: dict[int, Exploration] = field(default_factory=dict)
     _rounds: int = 0
     _settled_at: int = 0
-    """Rounds from which on measurements count."""
+    """Round count from which measurements are valid."""
     _measured_at: int = 0
-    """Rounds at the last measurement."""
+    """Round count at the last measurement."""
     _decided_at: int = 0
     _load: int = 0
 
@@ -93,23 +91,23 @@ class Controller:
     # ---- what sequences report ---------------------------------------------------------------------
 
     def pool(self, kind: RequestKind) -> Acceptance:
-        """What is known of the requests of a kind."""
+        """The pooled acceptance of a request kind."""
         if kind not in self._pools:
-            # What depends on the tokens after it belongs to a depth in the proposal, not to a token.
+            # Acceptance that depends on later tokens belongs to a depth in the proposal, not to a token.
             by_depth = kind[0].facts.whole_chain
             self._pools[kind] = DepthAcceptance(POOL_MEMORY) if by_depth else ReplayedAcceptance(POOL_MEMORY)
             self._pools[kind].expected(self.max_draft)
         return self._pools[kind]
 
     def guesses(self, guess: Guess) -> DepthAcceptance:
-        """What is known of guesses that rest on the same evidence."""
+        """The pooled acceptance of guesses with the same evidence."""
         evidence = guess.evidence
         if evidence not in self._guesses:
             self._guesses[evidence] = DepthAcceptance(POOL_MEMORY, prior_rate=guess.prior_rate)
         return self._guesses[evidence]
 
     def leave(self, drafts: Acceptance) -> None:
-        """A sequence has no round at the workers any more."""
+        """A sequence no longer has a round at the workers."""
         self.sequences -= 1
         self.choosing.pop(id(drafts), None)
 
@@ -119,32 +117,31 @@ class Controller:
         self.costs.add(num_draft, drafting, verifying, self.sequences)
 
     def measured_guess(self, num_draft: int, seconds: float) -> None:
-        """Learn from a verification of guessed tokens. Among several sequences, whose K differs from it, its
-        time says little."""
+        """Learn from the verification of a guess. Among sequences with another K its time is not used."""
         if self.sequences == 1:
             self.costs.add_verification(num_draft, seconds, 1)
 
     def caught_up(self, seconds: float, tokens: int) -> None:
-        """A draft worker read `tokens` that it lacked."""
+        """Learn from a draft worker that read `tokens` missing tokens."""
         each = seconds / tokens
         self.catch_up += (each - self.catch_up) * (0.2 if self.catch_up else 1.0)
 
     # ---- what sequences ask ------------------------------------------------------------------------
 
     def retries(self, guess: Guess) -> bool:
-        """True for one in `GUESS_AGAIN` guesses on evidence that does not seem to pay."""
+        """True for one in `GUESS_AGAIN` guesses whose evidence does not seem to pay."""
         evidence = guess.evidence
         self._unused_guesses[evidence] += 1
         return self._unused_guesses[evidence] % GUESS_AGAIN == 0
 
     @property
     def settled(self) -> bool:
-        """True where the round times tell of the present K."""
+        """True if round times reflect the current K."""
         return self._rounds >= self._settled_at
 
     @property
     def starved(self) -> bool:
-        """True where no round was measured for long, so that rounds beside prompts are measured as well."""
+        """True if no round was measured for so long that rounds beside prompts are measured as well."""
         return self._rounds - self._measured_at > STARVED * self._size
 
     @property
@@ -153,7 +150,7 @@ class Controller:
         return self.reading <= self.sequences // READING
 
     def steady_since(self, sequences: int) -> bool:
-        """True if about as many sequences were there."""
+        """True if the number of sequences is about the same as at the start of the round."""
         return abs(self.sequences - sequences) * STEADY_SHARE <= self.sequences
 
     @property
@@ -232,7 +229,7 @@ class Controller:
             return
         biased = [self.goodput[0] * (1 + LEAD), *self.goodput[1:]]
         k = max(range(len(biased)), key=biased.__getitem__)
-        # The lead is the hysteresis between plain decoding and drafting.
+        # LEAD already serves as the hysteresis between plain decoding and drafting.
         if biased[k] > (1 + HYSTERESIS * (k > 0)) * biased[self.best]:
             self.best = k
 
@@ -248,5 +245,5 @@ class Controller:
 
 
 def pays(expected: float, seconds: float, plain: float) -> bool:
-    """False where drafted rounds promise a sequence far fewer tokens per second than plain ones."""
+    """False if drafted rounds promise a sequence far fewer tokens per second than plain ones."""
     return expected * plain >= FAR_BELOW * seconds

@@ -1,8 +1,8 @@
 """Seconds of a round for each K, measured separately for each load. Pure.
 
-A load is a power-of-two bracket of the number of sequences. For each, the model keeps the mean of plain
-rounds, and for drafted rounds the mean of each K that ran, joined by a line in K that is shrunk towards a
-prior slope. A load without measurements takes the nearest load's.
+A load is a power-of-two bracket of the number of sequences. For each load, the model keeps the mean of plain
+rounds, and a mean for each K of drafted rounds. A line in K, shrunk towards a prior slope, joins those means.
+A load without measurements takes the nearest load's values.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 COST_MEMORY = 60.0
-"""Measurements that a mean remembers, per square root of the sequences in the pass: those of one pass are
-alike."""
+"""Number of measurements that a mean remembers, per square root of the sequences in the pass, because
+measurements of one pass are alike."""
 SHARED_PASS = 8
-"""Sequences above which the memory grows no further."""
+"""Number of sequences above which the memory grows no further."""
 OUTLIER = 3.0
 """A measurement counts as at most this multiple of the mean, once a mean has `FEW` measurements."""
 FEW = 4.0
 SLOPE_WEIGHT = 8.0
-"""Measurements that the prior slope of the line counts for, and the line for each K's own mean."""
+"""Weight, in measurements, of the prior slope in the line, and of the line in each K's own mean."""
 MAX_WEIGHT = 40.0
-"""Measurements above which one K weighs no more in the line."""
+"""Upper bound of a K's weight in the line, in measurements."""
 PRIOR_SLOPE = 0.08
-"""Share of a drafted round that one more draft token adds, until measured."""
+"""Share that one more draft token adds to a drafted round, until measured."""
 PRIOR_OVERHEAD = 0.15
-"""Share of a plain round that each draft token adds, until any drafted round is measured."""
+"""Share that each draft token adds to a plain round, until any drafted round is measured."""
 LEAST_SHARE = 0.3
 """A plain round without measurements takes at least this share of the mean drafted round."""
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets."""
+    """A mean with exponentially fading weights."""
 
     weight: float = 0.0
     value: float = 0.0
 
     def add(self, seconds: float, memory: float) -> None:
-        """Take in one measurement."""
+        """Add one measurement."""
         if self.weight >= FEW:
             seconds = min(seconds, OUTLIER * self.value)
         self.weight = min(self.weight + 1, memory)
@@ -52,15 +52,15 @@ class RoundCosts:
     means: dict[int, Mean] = field(default_factory=dict)
 
     def add(self, num_draft: int, seconds: float, sequences: int) -> None:
-        """Learn from one round with `num_draft` draft tokens among so many `sequences`."""
+        """Learn from one round with `num_draft` draft tokens among `sequences` sequences."""
         memory = COST_MEMORY * min(max(sequences, 1), SHARED_PASS) ** 0.5
         self.means.setdefault(num_draft, Mean()).add(seconds, memory)
 
     def seconds(self, most: int, shape: Sequence[float] | None = None) -> list[float] | None:
         """Seconds of a round with 0 to `most` draft tokens; None without measurements.
 
-        `shape` is what another load takes, whose proportions stand in for drafted rounds that were not
-        measured here.
+        `shape` has another load's seconds, whose proportions replace drafted rounds that were not measured
+        here.
         """
         plain = self.means.get(0)
         drafted = [(min(m.weight, MAX_WEIGHT), k, m.value) for k, m in self.means.items() if k]
@@ -78,7 +78,8 @@ class RoundCosts:
             seconds = line[k]
             if mean is not None:
                 seconds = (mean.weight * mean.value + SLOPE_WEIGHT * seconds) / (mean.weight + SLOPE_WEIGHT)
-            # More draft tokens never take less time; a plain round may take more than one with a draft token.
+            # More draft tokens never take less time. A plain round may take longer than one with a draft
+            # token.
             result.append(max(seconds, result[-1]) if k > 1 else seconds)
         return result
 
@@ -95,20 +96,20 @@ def _line(points: Sequence[tuple[float, int, float]], most: int) -> list[float]:
 
 
 def bracket(sequences: int) -> int:
-    """The load of so many sequences: 1, 2, 3 to 4, 5 to 8, … are 0, 1, 2, 3, …"""
+    """The bracket of a number of sequences: 1, 2, 3 to 4, 5 to 8, … are 0, 1, 2, 3, …"""
     return (max(sequences, 1) - 1).bit_length()
 
 
 @dataclass(slots=True)
 class CostModel:
-    """Whole rounds and their verifications, by load."""
+    """Costs of whole rounds and of verifications, by load."""
 
     most: int
-    """The greatest K."""
+    """The largest K."""
     rounds: dict[int, RoundCosts] = field(default_factory=dict)
-    """From one verdict to the next, the wait for the proposal included."""
+    """From one verdict to the next, including the wait for the proposal."""
     verifications: dict[int, RoundCosts] = field(default_factory=dict)
-    """From sending a proposal to its verdict: what a proposal costs that nobody waits for."""
+    """From sending a proposal to its verdict: the cost of a proposal that causes no wait."""
 
     def add(self, num_draft: int, drafting: float, verifying: float, sequences: int) -> None:
         """Learn from one round that waited `drafting` seconds for its proposal and `verifying` for its
@@ -135,7 +136,7 @@ class CostModel:
             return None
         nearest, shape = costs[near[0]], None
         if not any(nearest.means):
-            # It has plain rounds alone.
+            # Only plain rounds were measured.
             whole = (
                 costs[other] for other in near if 0 in costs[other].means and len(costs[other].means) > 1
             )

@@ -1,9 +1,9 @@
 """Expected tokens of a round for each K, learned from verdicts. Pure.
 
-Two estimators with the same methods: `observe` learns from a verdict, `expected` gives the tokens of a round
-with each K, and `child` makes the estimator of one sequence out of its pool's. `ReplayedAcceptance` is for
-drafts, whose acceptance belongs to the place in the text; `DepthAcceptance` for proposals whose acceptance
-belongs to the depth in the proposal.
+There are two estimators with the same methods: `observe` learns from a verdict, `expected` gives the tokens
+of a round with each K, and `child` makes the estimator of one sequence from its pool's. `ReplayedAcceptance`
+is for drafts, whose acceptance depends on the place in the text. `DepthAcceptance` is for proposals whose
+acceptance depends on the depth in the proposal.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 PRIOR_RATE = 0.7
 """Acceptance assumed for a draft token of a pair of models without any verdicts."""
 PRIOR_TOKENS = 24.0
-"""Judged tokens that the prior counts for."""
+"""Weight of the prior in judged tokens."""
 MAX_RATE = 0.98
-"""Upper bound of every estimated rate: no sample shows that a position never fails."""
+"""Upper bound of every estimated rate, since no sample shows that a position never fails."""
 PRIOR_RUN = 10.0
-"""Judged tokens after an accepted one that the prior of `ReplayedAcceptance` counts for."""
+"""Weight of the prior of `ReplayedAcceptance`, in judged tokens after an accepted one."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of the golden ratio modulo 1 are spread evenly over [0, 1)."""
 
@@ -40,7 +40,7 @@ class DepthAcceptance:
     memory: float
     """Verdicts after which an old one has lost 63 % of its weight."""
     prior: DepthAcceptance | None = None
-    """Learns from this one, and supplies its prior: the pool of a sequence."""
+    """The pool of a sequence: learns from this estimator, and supplies its prior."""
     prior_tokens: float = PRIOR_TOKENS
     prior_rate: float = PRIOR_RATE
     """Used without a `prior`."""
@@ -48,7 +48,7 @@ class DepthAcceptance:
     accepted: list[float] = field(default_factory=list)
 
     def observe(self, num_draft: int, num_accepted: int) -> None:
-        """Learn from one verdict. Tokens behind the first rejected one were not judged."""
+        """Learn from one verdict. Tokens after the first rejected one were not judged."""
         if self.prior is not None:
             self.prior.observe(num_draft, num_accepted)
         for counts in (self.reached, self.accepted):
@@ -65,8 +65,8 @@ class DepthAcceptance:
     def rates(self, most: int) -> list[float]:
         """Acceptance rates at depths 0 to `most` - 1.
 
-        A depth that was seldom reached here takes its prior from the pool, not from the depth before it: the
-        sequences that reach a depth are the well predicted ones, and the pool's rate includes that.
+        The prior of a rarely reached depth comes from the pool, not from the depth before it: sequences that
+        reach a depth are predicted well, and the pool's rate includes that.
         """
         priors = self.prior.rates(most) if self.prior is not None else None
         rates: list[float] = []
@@ -85,52 +85,53 @@ class DepthAcceptance:
         _fade(self.reached, self.accepted, tokens)
 
     def child(self, memory: float, prior_tokens: float) -> DepthAcceptance:
-        """Of one sequence, which takes this as its prior and teaches it."""
+        """The estimator of one sequence: this one supplies its prior and learns from it."""
         return DepthAcceptance(memory, self, prior_tokens)
 
 
 @dataclass(slots=True)
 class ReplayedAcceptance:
-    """Tokens per round for every K, by dealing judged tokens out again into the rounds of each K.
+    """Tokens per round for every K, estimated by replaying judged tokens in rounds of each K.
 
-    Whether the target accepts a draft token depends on its place in the text, and hardly on the round that
-    proposed it. Easy and hard stretches alternate, so acceptance by depth depends on the K it was measured
-    with: long proposals end where an easy stretch ends, short ones begin in its middle. Counted by depth,
-    rounds of K = 8 make K = 4 look a tenth worse than it is. So each judged token is replayed: a round of K
-    takes tokens up to the first wrong one or K + 1 tokens, the last of which needs no guess.
+    Acceptance of a draft token depends on its place in the text, and hardly on the round that proposed it.
+    Easy and hard stretches alternate, so acceptance by depth depends on the K in use: long proposals end
+    where an easy stretch ends, short ones begin in its middle. Counted by depth, rounds of K = 8 make K = 4
+    look a tenth worse than it is. Therefore each judged token is replayed: a round of K takes tokens up to
+    the first wrong one, or K + 1 tokens, the last of which needs no guess.
 
-    The token after a fully accepted proposal was not guessed. It counts as right as often as tokens after
-    right ones are; left out, easy stretches would seem shorter than they are. Tokens of plain rounds are
+    The token after a fully accepted proposal was not guessed. It counts as right with the rate of tokens
+    after right ones; without it, easy stretches would seem shorter than they are. Tokens of plain rounds are
     left out, since they say nothing about the draft.
     """
 
     memory: float
     """Verdicts after which an old one has lost 63 % of its weight."""
     prior: ReplayedAcceptance | None = None
-    """Learns from this one, and supplies its prior: the pool of a sequence."""
+    """The pool of a sequence: learns from this estimator, and supplies its prior."""
     prior_tokens: float = PRIOR_TOKENS
     tokens: list[float] = field(default_factory=list)
     rounds: list[float] = field(default_factory=list)
-    """Entry k - 1: replayed tokens, and the rounds of K = k that they filled."""
+    """Entry k - 1: the number of replayed tokens, and of the rounds of K = k that they filled."""
     begun: list[int] = field(default_factory=list)
-    """Tokens in the unfinished round of each K; only a sequence has these, since they follow one text."""
+    """Tokens in the unfinished round of each K. Only a sequence's estimator has them: a pool follows no
+    single text."""
     followed: float = 0.0
     right: float = 0.0
-    """Judged tokens after right ones, and how many of these were right."""
+    """Judged tokens after right ones, and the number of right ones among them."""
     _all_accepted: bool = False
-    """Of the last proposal."""
+    """True if the last proposal was accepted whole."""
     _dither: float = 0.5
 
     def observe(self, num_draft: int, num_accepted: int) -> None:
         """Learn from one verdict, here and in the priors."""
         self._grow(max(num_draft, len(self.prior.rounds) if self.prior is not None else 0))
         wrong = num_accepted < num_draft
-        # The first token was judged after a right one only if the proposal before it was accepted whole.
+        # The first token follows a right one only if the previous proposal was accepted whole.
         right = num_accepted - (not self._all_accepted)
         followed, right = max(right + wrong, 0), max(right, 0)
         run, self._all_accepted = num_accepted, not wrong
         if not wrong:
-            # A fixed sequence instead of random numbers decides on the token nobody guessed.
+            # A fixed sequence instead of random numbers decides on the token that was not guessed.
             self._dither = (self._dither + GOLDEN) % 1
             run, wrong = (run + 1, False) if self._dither < self._rate_after_right() else (run, True)
         tokens, rounds, begun = [], [], self.begun
@@ -138,7 +139,7 @@ class ReplayedAcceptance:
         for i, before in enumerate(begun):
             count, rest = divmod(before + run, i + 2)
             if wrong:
-                # The wrong token ends a round; right behind a full round, it is a round of its own.
+                # The wrong token ends a round. Directly after a full round it is a round of its own.
                 count, rest = count + 1, -1
             tokens.append(before + run - rest)
             rounds.append(count)
@@ -168,7 +169,7 @@ class ReplayedAcceptance:
         _fade(self.tokens, self.rounds, tokens)
 
     def child(self, memory: float, prior_tokens: float) -> ReplayedAcceptance:
-        """Of one sequence, which takes this as its prior and teaches it."""
+        """The estimator of one sequence: this one supplies its prior and learns from it."""
         return ReplayedAcceptance(memory, self, prior_tokens)
 
     def _grow(self, most: int) -> None:

@@ -1,8 +1,8 @@
-"""When another K than the best known one is tried, and for how long. Pure; the clock is a count of rounds.
+"""Decides when another K is tried, and for how long. Pure; time is counted in rounds.
 
 A configuration that never runs is never measured, so at each load a few rounds are spent on another K at
-doubling intervals: on the other regime (plain instead of drafted, or drafted instead of plain), and every
-second time, while drafting is best, on a neighbouring K, which measures the slope of the costs.
+doubling intervals. A trial uses the other regime (plain instead of drafted, or drafted instead of plain).
+Every second trial, while drafting is best, uses a neighbouring K, which measures the slope of the costs.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SETTLING_ROUNDS = 4
-"""Rounds of each sequence after a change of K that are not measured: passes of both kinds overlap."""
+"""Rounds of each sequence after a change of K that are not measured, because passes with both K overlap."""
 TRIAL = 9
-"""Rounds of each sequence that a trial lasts, the settling ones included."""
+"""Length of a trial in rounds of each sequence, including the settling rounds."""
 FIRST = 6
 """Rounds of each sequence at a load before its first trial."""
 SHORTEST, LONGEST = 32, 1024
-"""Rounds of each sequence between two trials, at first and at most: the last ones take 1 % of the rounds."""
+"""Rounds of each sequence between two trials, at first and at most. At most 1 % of the rounds are then
+trials."""
 EARLY_TRIALS = 4
-"""Trials at a load that come at the shortest interval."""
+"""Trials at a load that use the shortest interval."""
 WORTH_TRYING = 0.7
-"""A K whose goodput is expected to be below this share of the best is not tried, but for the first two trials
-and those at the longest interval."""
+"""A K is not tried if its expected goodput is below this share of the best one's. The first two trials and
+those at the longest interval are exempt."""
 FIRST_DRAFT = 2
 """K of a load's first trial of drafting."""
 NEIGHBOUR = 2
-"""Distance of the neighbouring K that is tried."""
+"""Distance of the neighbouring K in a trial."""
 
 
 @dataclass(slots=True)
@@ -37,9 +38,9 @@ class Exploration:
     trials: int = 0
     interval: int = FIRST
     due: int | None = None
-    """Rounds at which the next trial begins."""
+    """Round count at which the next trial begins."""
     ends: int | None = None
-    """Rounds at which the trial in progress ends."""
+    """Round count at which the current trial ends."""
 
     def count(self, sequences: int) -> None:
         """One sequence begins a round at this load."""
@@ -49,7 +50,7 @@ class Exploration:
 
     @property
     def is_over(self) -> bool:
-        """True once the trial in progress has lasted."""
+        """True once the current trial has reached its length."""
         return self.ends is not None and self.rounds >= self.ends
 
     @property
@@ -58,7 +59,7 @@ class Exploration:
         return self.ends is None and self.due is not None and self.rounds >= self.due
 
     def begin(self, best: int, goodput: Sequence[float], sequences: int) -> int | None:
-        """The K to try; None if nothing is worth a trial now, which counts as one."""
+        """The K to try; None if no trial is worthwhile now, which counts as a trial."""
         self.trials += 1
         k = self._candidate(best, goodput)
         if self.trials <= 2 or self.interval == LONGEST or goodput[k] >= WORTH_TRYING * max(goodput):
@@ -68,7 +69,7 @@ class Exploration:
         return None
 
     def end(self, sequences: int, *, changed: bool) -> None:
-        """The trial in progress is over; `changed` says that it changed whether drafting is best."""
+        """The current trial ends; `changed` is True if it changed whether drafting is best."""
         self.ends = None
         self._plan(sequences, changed=changed)
 

@@ -1,7 +1,7 @@
-"""What a sequence's round asks and reports: `GoodputPolicy`, `TablePolicy` and `FixedLength`. Pure.
+"""Chooses K for a sequence's rounds: `GoodputPolicy`, `TablePolicy` and `FixedLength`. Pure.
 
-Seconds are measured by the coordinator. All policies of a coordinator share a `Controller`, so that requests
-with a fixed K also teach it what is accepted.
+The coordinator measures the seconds. All policies of a coordinator share a `Controller`, so requests with a
+fixed K also contribute acceptance.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from coordinator.speculation.expected_tokens import Acceptance, DepthAcceptance
 from paceline.core.types import AcceptanceMode, Timings
 
 SEQUENCE_MEMORY = 200.0
-"""Verdicts that a sequence's own acceptance remembers."""
+"""Number of verdicts that a sequence's own acceptance remembers."""
 POOL_TOKENS = 40.0
-"""Judged tokens that the pool's acceptance counts for in a sequence's own: about a dozen rounds."""
+"""Weight of the pool's acceptance in a sequence's own, in judged tokens: about a dozen rounds."""
 CATCH_UP = 16
-"""Tokens that a draft worker may lack without counting as catching up: then its wait tells of drafting."""
+"""A draft worker that lacks at most this many tokens is not catching up: its wait measures drafting."""
 RETRY_FIRST, RETRY_LAST = 32, 512
-"""Rounds without drafting after which such a sequence starts afresh, at first and at most."""
+"""Rounds without drafting after which an abstaining sequence starts afresh, at first and at most."""
 REVIEW = 8
-"""Drafted rounds between two looks at a sequence's own acceptance."""
+"""Drafted rounds between two checks of a sequence's own acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How long a verdict took."""
+    """Duration of a verification."""
 
     seconds: float
-    """Since its round was sent."""
+    """Seconds since the round was sent."""
     prefill_rows: int = 0
-    """Rows of prompts that the round waited for, in the target's pass and before it."""
+    """Prompt rows that the round waited for, in the target's pass and before it."""
 
     @classmethod
     def of(cls, seconds: float, timings: Timings) -> Verification | None:
-        """None where the worker did not tell what was in the pass."""
+        """None if the worker did not report the contents of the pass."""
         if not timings.sequences:
             return None
         return cls(seconds, timings.prefill_rows + timings.prefill_rows_before)
@@ -51,44 +51,44 @@ class Policy(ABC):
 
     controller: Controller
     num_speculative_tokens: int
-    """K, or the greatest K."""
+    """K, or the largest K."""
     kind: RequestKind = (AcceptanceMode.COUPLED, 0)
     drafts: Acceptance = field(init=False)
     _guesses: dict[Evidence, DepthAcceptance] = field(default_factory=dict)
     _joined: bool = False
     _chooses: bool = False
-    """The controller chose K of the round to come: a draft can be asked."""
+    """True if the controller chose K of the next round, so that a draft can be asked."""
     _reads: bool = False
     _drafting: float = 0.0
     """Seconds that the round waited for its proposal."""
     _clean: bool = True
-    """This round's time tells of the controller's K."""
+    """True if this round's time reflects the controller's K."""
     _sequences: int = 0
-    """Those of the controller when the round was sent."""
+    """The controller's number of sequences when the round was sent."""
 
     def __post_init__(self) -> None:
         self.drafts = self.controller.pool(self.kind).child(SEQUENCE_MEMORY, POOL_TOKENS)
 
     @abstractmethod
     def choose(self, most: int, lacking: int, remaining: int) -> int:
-        """K of the next round, 0 to `most`. Called at most once a round, maybe during the round before.
+        """K of the next round, 0 to `most`. Called at most once a round, possibly during the previous round.
 
         Args:
-            most: draft tokens that could be used.
-            lacking: tokens of the ledger that the draft worker does not have.
-            remaining: tokens that the sequence may still generate.
+            most: number of draft tokens that could be used.
+            lacking: number of ledger tokens that the draft worker does not have.
+            remaining: number of tokens that the sequence may still generate.
         """
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
         """The guess to verify instead of asking the draft, cut to its best length; None for the draft.
 
-        A round is worth its expected tokens less the price of its time (Dinkelbach 1967): what everybody
-        makes in a second, or this sequence if that is more. The best guess is taken if it is worth more than
-        the draft.
+        The value of a round is its expected tokens minus the price of its time (Dinkelbach 1967). The price
+        is the mean tokens per second of all sequences, or of this sequence if that is higher. The best guess
+        is taken if its value exceeds the draft's.
 
         Args:
-            guesses: one at most of each source; not empty.
-            most: tokens that could be used; positive.
+            guesses: at most one of each source; not empty.
+            most: number of tokens that could be used; positive.
             num_draft: K that `choose` gave for this round; 0 also without a usable draft.
         """
         controller = self.controller
@@ -99,7 +99,7 @@ class Policy(ABC):
         )
         if rounds is None or verifications is None or goodput is None:
             return guesses[0].cut(self._guess_lengths(min(most, len(guesses[0].token_ids)))[-1])
-        # A request may have a greater K than the controller's, whose seconds end there.
+        # A request may have a larger K than the controller, whose estimates end there.
         greatest = controller.max_draft
         drafted, seconds = self.drafts.expected(num_draft)[-1], rounds[min(num_draft, greatest)]
         price = max(goodput[controller.k], drafted / seconds)
@@ -115,21 +115,21 @@ class Policy(ABC):
         return best.cut(length) if better or controller.retries(best) else None
 
     def on_draft_request(self, lacking: int) -> None:
-        """The draft is asked for a proposal, and lacks `lacking` tokens of the ledger."""
+        """The draft is asked for a proposal. It lacks `lacking` tokens of the ledger."""
         self._read(lacking > CATCH_UP)
         self._clean = self._clean and lacking <= CATCH_UP
 
     def on_proposal(self, num_draft: int, seconds: float, lacking: int, prefill: float = 0.0) -> None:
-        """A proposal arrived `seconds` after it was asked for; 0 if it was drafted ahead.
+        """A proposal arrived `seconds` after the request for it; 0 if it was drafted ahead.
 
-        `prefill` are the worker's seconds for reading what it lacked of this sequence.
+        `prefill` is the worker's time in seconds for reading the missing tokens of this sequence.
         """
         self._drafting = seconds
         if num_draft and lacking > CATCH_UP:
             self.controller.caught_up(prefill, lacking)
 
     def on_verify(self, num_draft: int, *, prefills: bool) -> None:
-        """A proposal, maybe empty, was sent to the target, which reads the prompt first if `prefills`."""
+        """A proposal, possibly empty, was sent to the target, which reads the prompt first if `prefills`."""
         self._read(prefills)
         if not self._joined:
             self._joined = True
@@ -143,7 +143,7 @@ class Policy(ABC):
     ) -> None:
         """A verdict came on a guess, or else on the draft's proposal.
 
-        `timing` is None where the target read the prompt first.
+        `timing` is None if the target read the prompt first.
         """
         self._read(False)
         if num_draft:
@@ -161,14 +161,14 @@ class Policy(ABC):
             self.controller.leave(self.drafts)
 
     def _guessed(self, guess: Guess) -> DepthAcceptance:
-        """This sequence's acceptance of guesses on such evidence."""
+        """This sequence's acceptance of guesses with the same evidence."""
         evidence = guess.evidence
         if evidence not in self._guesses:
             self._guesses[evidence] = self.controller.guesses(guess).child(SEQUENCE_MEMORY, POOL_TOKENS)
         return self._guesses[evidence]
 
     def _guess_lengths(self, most: int) -> Sequence[int]:
-        """The lengths that a guess may be cut to, ascending; `most` is positive."""
+        """Lengths that a guess may be cut to, ascending; `most` is positive."""
         return range(1, min(most, self.num_speculative_tokens) + 1)
 
     def _use(self, k: int, most: int) -> int:
@@ -196,11 +196,11 @@ class FixedLength(Policy):
     """The same K in every round."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
-        """K, or as much of it as can be used."""
+        """K, or as many tokens as can be used."""
         return self._use(self.num_speculative_tokens, most)
 
     def choose_guess(self, guesses: Sequence[Guess], most: int, num_draft: int) -> Guess | None:
-        """Without a draft to ask, K guessed tokens rather than none."""
+        """Propose up to K guessed tokens if there is no draft to ask."""
         if num_draft:
             return Policy.choose_guess(self, guesses, most, num_draft)
         return guesses[0].cut(min(most, self.num_speculative_tokens))
@@ -211,28 +211,28 @@ class FixedLength(Policy):
 
 @dataclass(slots=True)
 class TablePolicy(Policy):
-    """K by the number of sequences at the workers, from a table; nothing is tried."""
+    """K by the number of sequences at the workers, from a table. No trials."""
 
     table: Sequence[tuple[int, int, int]] = ()
     """Rows of (lowest number, highest number, K), ascending; the last K holds above the last row."""
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
-        """The K of the row for the present number of sequences."""
+        """The K of the row for the current number of sequences."""
         rows = [k for _, highest, k in self.table if self.controller.sequences <= highest]
         return self._use(rows[0] if rows else self.table[-1][2], most)
 
 
 @dataclass(slots=True)
 class GoodputPolicy(Policy):
-    """The controller's K, but for a sequence whose own drafts do not pay."""
+    """The controller's K, except for a sequence whose own drafts do not pay."""
 
     _rounds: int = 0
-    """Since its own acceptance was looked at, or since it abstains."""
+    """Rounds since the last check of its acceptance, or since it began to abstain."""
     _abstains: bool = False
     _retry_after: int = RETRY_FIRST
 
     def choose(self, most: int, lacking: int, remaining: int) -> int:
-        """K of all sequences, or 0 where this one gains nothing by it."""
+        """The K of all sequences, or 0 if this one gains nothing by drafting."""
         controller = self.controller
         self._chooses = True
         k = controller.k
@@ -244,7 +244,7 @@ class GoodputPolicy(Policy):
         return chosen
 
     def _repays(self, k: int, lacking: int, remaining: int) -> bool:
-        """True if the rest of the sequence gains more time than the draft worker needs to catch up."""
+        """True if the rest of the sequence saves more time than the draft worker needs to catch up."""
         seconds = self.controller.round_seconds
         if seconds is None:
             return True
@@ -252,7 +252,7 @@ class GoodputPolicy(Policy):
         return gained > lacking * self.controller.catch_up
 
     def _takes_part(self, k: int) -> bool:
-        """False while its own acceptance is far too low; at doubling intervals it starts afresh."""
+        """False while its own acceptance is far too low. It starts afresh at doubling intervals."""
         self._rounds += 1
         if self._abstains:
             if self._rounds < self._retry_after:

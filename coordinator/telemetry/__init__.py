@@ -1,1 +1,1 @@
-"""Metrics, traces and log lines, made of what observers are told."""
+"""Metrics, traces and log lines, made by observers."""

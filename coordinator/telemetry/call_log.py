@@ -1,8 +1,8 @@
-"""One call of a face, gRPC or HTTP, and the line that is logged at its end.
+"""One gRPC or HTTP call, and the log line at its end.
 
-The face makes a `Call` and ends it; what happens meanwhile finds it through `current`, so that a request's
-id and the trace it belongs to need no parameter on the way. A call's line holds counts, durations and
-codes, and nothing of what was asked or answered.
+The API makes a `Call` and ends it. Code in between finds it through `current`, so that the request's id and
+its trace need no parameter. The log line holds counts, durations and codes, and no text of the request or the
+answer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMPLETION, CHAT = "text_completion", "chat"
-"""What a request does, by the names of OpenTelemetry's conventions."""
+"""Operations of a request, by the names of OpenTelemetry's conventions."""
 REQUEST_ID: Final = "x-request-id"
-"""The header, or gRPC metadata, that gives a call its id."""
+"""The header, or gRPC metadata key, that gives a call its id."""
 OTHER_FIELD: Final = "other"
-"""A field that a log line does not name: its name is a text of the client's own."""
+"""Stands in the log for a field name that the client invented."""
 _GIVEN_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{limits.MAX_REQUEST_ID_CHARACTERS}}}")
 _FIELD: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 current: ContextVar[Call | None] = ContextVar("paceline_call", default=None)
-"""The call on whose behalf this task runs."""
+"""The call that the current task serves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,40 +49,40 @@ class Call:
     """A gRPC method, or an HTTP method and the path of its route."""
     began: float
     traceparent: str = ""
-    """What the client sent."""
+    """The trace context sent by the client."""
     operation: str = COMPLETION
-    """Of its requests: COMPLETION or CHAT."""
+    """Operation of its requests: COMPLETION or CHAT."""
     quiet: bool = False
-    """Asked for again and again by machines: its line is of level DEBUG."""
+    """True for calls that machines repeat often: the log line has level DEBUG."""
     context: dict[str, Any] = field(default_factory=dict)
-    """Fields of every log line that is written on its behalf."""
+    """Fields of every log line written for this call."""
     requests: list[RequestRecord] = field(default_factory=list)
-    """Those it made, ended ones only."""
+    """Its requests that have ended."""
     given_id: str = ""
-    """The id that its client gave it; then an id of ours is that of the response only."""
+    """The id given by the client; the server's own id is then only the id of the response."""
     refused_field: str = ""
-    """What it was refused for, as its client calls it."""
+    """The field that the call was refused for, in the client's spelling."""
 
     def __post_init__(self) -> None:
-        """A call that was given an id has it from the start."""
+        """Log the given id from the start."""
         if self.given_id:
             self.context["request_id"] = self.given_id
 
     def name(self, request_id: str) -> None:
-        """Its id; the first one counts, where a call makes several requests."""
+        """Set the id of the call. The first id counts if a call makes several requests."""
         self.context.setdefault("response_id" if self.given_id else "request_id", request_id)
 
     def made_by(self, tenant: str) -> None:
-        """Whose call it is, by the name of the API key; empty where there are no keys."""
+        """Set the caller, by the name of the API key; empty if the server has no keys."""
         if tenant:
             self.context["tenant"] = tenant
 
     def refused_for(self, name: str) -> None:
-        """The field that was at fault. The first one counts."""
+        """Set the field at fault. The first one counts."""
         self.refused_field = self.refused_field or (name if _FIELD.fullmatch(name) else OTHER_FIELD)
 
     def finish(self, code: str, now: float) -> None:
-        """Write its line; `code` is an HTTP status or the name of a gRPC code."""
+        """Write the log line; `code` is an HTTP status or the name of a gRPC code."""
         level = logging.DEBUG if self.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
@@ -128,7 +128,7 @@ def _about_requests(requests: list[RequestRecord]) -> dict[str, Any]:
 
 
 def finish_reason(running: Running) -> str:
-    """Why a sequence ended: `stop`, `length`, `error`, or `abort` when its client went away."""
+    """The reason for a sequence's end: `stop`, `length`, `error`, or `abort` if its client went away."""
     finish = running.state.ledger.finish
     if finish is not None:
         return finish.reason.value
@@ -136,10 +136,10 @@ def finish_reason(running: Running) -> str:
 
 
 def given_id(values: Sequence[str]) -> str:
-    """The id that a client gives its call, by the values of its header; empty where there is none.
+    """The id that a client gives its call, from the values of its header; empty if there is none.
 
-    Raises InvalidArgumentError naming the header for several values, and for one that is too long or has
-    other characters than printable ASCII without spaces.
+    Raises InvalidArgumentError naming the header if there are several values, or if the id is too long or has
+    characters other than printable ASCII without spaces.
     """
     if not values:
         return ""
@@ -151,13 +151,13 @@ def given_id(values: Sequence[str]) -> str:
 
 
 def made_by(tenant: str) -> None:
-    """Tell the present call whose it is."""
+    """Set the caller of the current call."""
     if (call := current.get()) is not None:
         call.made_by(tenant)
 
 
 def refused(error: BaseException) -> None:
-    """Tell the present call why it is refused."""
+    """Set the field at fault of the current call."""
     if isinstance(error, InvalidArgumentError) and (call := current.get()) is not None:
         call.refused_for(error.field)
 
@@ -168,7 +168,7 @@ def _rounded(seconds: float) -> float:
 
 @contextlib.contextmanager
 def taking(call: Call) -> Iterator[Call]:
-    """Let everything that this task does know its call."""
+    """Make `call` the current call of this task while the block lasts."""
     current.set(call)
     logs.context.set(call.context)
     try:

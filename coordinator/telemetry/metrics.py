@@ -1,6 +1,6 @@
-"""Turns what an observer is told into plain numbers, which `/metrics` reads when it is asked. Pure.
+"""Counts what observers are notified of; `/metrics` reads the counts. Pure.
 
-Nothing here looks a label up or takes a lock: a round costs a few additions.
+A round costs a few additions: no label lookups and no locks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from coordinator.scheduling.running_sequence import Running
 
 PHASES = ("queue", "prefill", "draft", "verify", "wire", "commit")
-"""Parts of a round; docs/observability.md says what each one is."""
+"""Parts of a round, described in docs/observability.md."""
 ABORT = "abort"
-"""Finish reason of a sequence whose client went away, as vLLM calls it."""
+"""Finish reason of a sequence whose client went away, as in vLLM."""
 
 
 class Metrics:
@@ -33,7 +33,7 @@ class Metrics:
         fast = histogram.FAST_SECONDS
         self.phases = {phase: Histogram(fast) for phase in PHASES}
         self.round_seconds = Histogram(fast)
-        # Looked up once: a round meets each of them.
+        # Looked up once, because every round uses them.
         self._queue, self._prefill, self._draft, self._verify, self._wire, self._commit = (
             self.phases[phase] for phase in PHASES
         )
@@ -59,18 +59,18 @@ class Metrics:
         self.params_n = Histogram((1, 2, 5, 10, 20))
         self.params_max_tokens = Histogram(histogram.TOKENS)
         self.finished: Counter[str] = Counter()
-        """Sequences that ended whole or were left, by finish reason."""
+        """Sequences that were completed or abandoned, by finish reason."""
         self.failed: Counter[str] = Counter()
         """Requests that ended with an error, by gRPC code."""
         self.failovers: Counter[str] = Counter()
         self.block_waits = 0
         self.http_calls: Counter[tuple[str, str, str]] = Counter()
-        """By method, path of the route, status."""
+        """By method, route path and status."""
         self.grpc_calls: Counter[tuple[str, str]] = Counter()
-        """By method, code."""
+        """By method and code."""
 
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
-        """Take a round in."""
+        """Count a round."""
         self.rounds += 1
         self.lookahead_hits += record.hit
         self.rounds_by_draft[record.num_draft] += 1
@@ -78,7 +78,7 @@ class Metrics:
             self.accepted_lengths[record.num_accepted] += 1
             self.by_source[record.proposed_by].record(record)
         verify, waited = record.verify, record.verify_waited
-        # A verification the target began by itself was under way before: what was waited for counts.
+        # A verification that the target began by itself was already running: only the time waited counts.
         spent = min(verify.compute, waited)
         (self._prefill if record.prefills else self._verify).observe(spent)
         queue = min(verify.queue, waited - spent)
@@ -102,10 +102,10 @@ class Metrics:
             self.inter_token.observe_each((record.ended - last) / record.num_tokens, record.num_tokens)
 
     def sequence_ended(self, running: Running, now: float) -> None:
-        """Take a sequence in."""
+        """Count a sequence."""
         ledger = running.state.ledger
         if running.error is not None:
-            return  # told of with its request
+            return  # counted with its request
         self.finished[ABORT if ledger.finish is None else ledger.finish.reason.value] += 1
         first, last, admitted = running.first_token_at, running.last_token_at, running.admitted_at
         if ledger.finish is None or first is None or last is None or admitted is None:
@@ -123,15 +123,15 @@ class Metrics:
         self.request_generation_tokens.observe(generated)
 
     def request_began(self, request: RequestRecord) -> None:
-        """Nothing is known of it yet."""
+        """Nothing is known of the request yet."""
 
     def request_ended(self, request: RequestRecord) -> None:
-        """Take a request in."""
-        # One that another call goes on with has not failed: its client has the answer from there.
+        """Count a request."""
+        # A request that another call resumed has not failed: its client gets the answer from that call.
         if request.error is not None and not isinstance(request.error, CancelledError | StaleEpochError):
             self.failed[code_name(request.error)] += 1
         generation = request.generation
-        # A call that goes on with sequences came after them; they are of the one that it resumes.
+        # A call that resumes sequences arrived after them; they were counted with the first call.
         if generation is not None and generation.choices[0].arrived_at >= request.began:
             sampling = request.call.sampling
             self.params_n.observe(sampling.n)
@@ -143,14 +143,14 @@ class Metrics:
         self.failovers[role] += 1
 
     def blocks_awaited(self) -> None:
-        """Count a wait."""
+        """Count a wait for blocks."""
         self.block_waits += 1
 
     # ---- read ------------------------------------------------------------------------------------
 
     @property
     def prompt_lookups(self) -> int:
-        """Rounds whose proposal was copied from the text so far."""
+        """Rounds whose proposal was copied from the sequence's own text."""
         return self.by_source[PROMPT_LOOKUP].num_rounds
 
     @property

@@ -1,4 +1,4 @@
-"""Each request from its arrival to its end, as observers and log lines are told of it."""
+"""Notifies observers of each request's start and end, and logs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reporting:
-    """Tells observers when requests begin and end."""
+    """Notifies observers when requests begin and end."""
 
     def __init__(self, observers: Sequence[Observer], clock: Clock) -> None:
         self._observers = observers
@@ -28,7 +28,7 @@ class Reporting:
 
     @contextlib.contextmanager
     def observed(self, call: GenerateCall, model: str) -> Iterator[RequestRecord]:
-        """The record of a request that runs for as long as the block does."""
+        """Record a request that runs while the block lasts."""
         of = call_log.current.get()
         operation = call_log.COMPLETION if of is None else of.operation
         request = RequestRecord(call, model, self._clock(), operation, tenant=principal.get().name)
@@ -55,16 +55,16 @@ class Reporting:
                 of.requests.append(request)
 
     def taken_on(self, request: RequestRecord, generation: Generation) -> None:
-        """It was accepted, and its sequences run or wait."""
+        """The request was accepted, and its sequences run or wait."""
         request.generation = generation
         for running in generation.choices:
-            # Of one that is resumed the first call was the earlier one.
+            # A resumed request arrived with its first call.
             running.arrived_at = min(running.arrived_at, request.began)
         if (of := call_log.current.get()) is not None:
             of.name(request.request_id)
 
 
 def _is_whole(request: RequestRecord) -> bool:
-    """True when nothing is left to generate: its client left with everything."""
+    """True if nothing is left to generate, so the client left with the whole answer."""
     generation = request.generation
     return generation is not None and all(machine.state.ledger.ended for machine in generation.machines)

@@ -1,4 +1,4 @@
-"""A line of throughput in the log, now and then: what runs and waits, tokens a second, acceptance, caches."""
+"""A periodic log line: sequences that run and wait, tokens per second, acceptance, cache use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.telemetry import logs
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 1.0
-"""How long workers may take to say how full their caches are; one that takes longer is left out."""
+"""Time limit for workers to report their cache use; later ones are left out of the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
-    """What was counted up to a moment, which is in seconds."""
+    """Counts at one time, which is in seconds."""
 
     at: float
     prompt_tokens: int
@@ -34,7 +34,7 @@ class CounterSnapshot:
 
     @classmethod
     def of(cls, metrics: Metrics, now: float) -> Self:
-        """As they are now."""
+        """The current counts."""
         return cls(
             now,
             metrics.prompt_tokens,
@@ -46,7 +46,7 @@ class CounterSnapshot:
         )
 
     def since(self, before: CounterSnapshot) -> dict[str, float]:
-        """Rates between two moments; those of proposals are left out where there were none."""
+        """Rates between two snapshots. Rates of proposals are left out if there were none."""
         seconds = max(self.at - before.at, 1e-9)
         rates: dict[str, float] = {
             "prompt_tokens_per_s": round((self.prompt_tokens - before.prompt_tokens) / seconds, 1),
@@ -65,25 +65,25 @@ class CounterSnapshot:
 
 
 class Served(Protocol):
-    """What the line is made of; a coordinator has all of it."""
+    """The data of the log line, all of which a coordinator has."""
 
     metrics: Metrics
     dispatcher: Dispatcher
 
     @property
     def links(self) -> Sequence[Link]:
-        """One for each worker."""
+        """One link for each worker."""
 
 
 class Throughput:
-    """Writes the line where something ran since the one before."""
+    """Writes the log line if anything ran since the previous one."""
 
     def __init__(self, coordinator: Served, now: float) -> None:
         self._coordinator = coordinator
         self._before = CounterSnapshot.of(coordinator.metrics, now)
 
     async def write(self, now: float) -> None:
-        """One line of level INFO, or none."""
+        """Write one line of level INFO, or none."""
         coordinator = self._coordinator
         before, self._before = self._before, CounterSnapshot.of(coordinator.metrics, now)
         running, waiting = coordinator.dispatcher.running, coordinator.dispatcher.waiting
@@ -98,7 +98,7 @@ class Throughput:
 
 
 async def _caches(links: Sequence[Link]) -> Mapping[str, float]:
-    """The share in use of the fullest cache of each role, by the name of its field."""
+    """The share in use of the fullest cache of each role, by field name."""
     ready = [link for link in links if link.ready]
     asking = {asyncio.create_task(link.refresh()): link for link in ready}
     if not asking:
@@ -117,9 +117,9 @@ async def _caches(links: Sequence[Link]) -> Mapping[str, float]:
 
 
 async def tell_throughput(coordinator: Served, seconds: float) -> None:
-    """Write the line every so many seconds, until cancelled; 0 writes none.
+    """Write the log line every `seconds` until cancelled; 0 turns it off.
 
-    A failure is logged, and the next line comes all the same.
+    A failure is logged and does not stop later lines.
     """
     throughput = Throughput(coordinator, monotonic())
     while seconds:

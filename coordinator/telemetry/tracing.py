@@ -1,6 +1,6 @@
 """Requests and their rounds as spans. Workers add theirs below the rounds (paceline/telemetry/worker.py).
 
-Names follow OpenTelemetry's conventions for generative AI where there are any, and vLLM's for latencies.
+Names follow OpenTelemetry's conventions for generative AI where they exist, and vLLM's for latencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAMPLING = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "n": "gen_ai.request.choice.count",
 }
-"""Sampling parameters that a span says. Stop strings and biases are the client's text and tokens."""
+"""Sampling parameters in a span. Stop strings and biases are left out: they hold the client's text and tokens."""
 
 
 class Tracer:
@@ -35,10 +35,10 @@ class Tracer:
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._open: dict[str, OpenSpan] = {}
-        """Spans of requests that run, by their traceparent."""
+        """Spans of running requests, by their traceparent."""
 
     def request_began(self, request: RequestRecord) -> None:
-        """Begin its span, in the trace that its client named."""
+        """Begin the request's span, in the client's trace."""
         call = call_log.current.get()
         parent = parse(call.traceparent) if call is not None and call.traceparent else None
         span = self._spans.begin(f"{request.operation} {request.model}".strip(), parent, request.began)
@@ -47,14 +47,14 @@ class Tracer:
             self._open[request.traceparent] = span
 
     def request_ended(self, request: RequestRecord) -> None:
-        """End its span."""
+        """End the request's span."""
         span = self._open.pop(request.traceparent, None)
         if span is not None:
             error = "" if request.error is None else code_name(request.error)
             span.end(request.ended, _about(request), error)
 
     def round_ended(self, running: Running, record: RoundRecord, now: float) -> None:
-        """A span of one round that was committed."""
+        """Add a span for a committed round."""
         if not running.state.params.traceparent:
             return
         attributes: dict[str, Value] = {
@@ -72,7 +72,7 @@ class Tracer:
         self._round(running, record, now, attributes)
 
     def sequence_ended(self, running: Running, now: float) -> None:
-        """A span of the round that it did not come to the end of: workers may have sent theirs below it."""
+        """Add a span for the unfinished round, since workers may have sent spans below it."""
         record = running.state.unfinished
         if record is not None and running.state.params.traceparent:
             error = "" if running.error is None else code_name(running.error)
@@ -90,16 +90,16 @@ class Tracer:
             "paceline.round": record.number,
             **about,
         }
-        # What the target begins by itself begins there before this process knows.
+        # A round that the target begins by itself begins there before this process knows of it.
         began = record.began if record.target_since is None else min(record.began, record.target_since)
         span_id = round_span_id(request, machine.state.sequence_id, record.number)
         self._spans.record("round", request, began, now, attributes, span_id=span_id, error=error)
 
     def worker_lost(self, role: str) -> None:
-        """The rounds tell by their length."""
+        """Nothing: the length of the round's span shows it."""
 
     def blocks_awaited(self) -> None:
-        """The rounds tell by their length."""
+        """Nothing: the length of the round's span shows it."""
 
 
 def _about(request: RequestRecord) -> Attributes:

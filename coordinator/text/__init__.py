@@ -1,1 +1,1 @@
-"""Text and tokens: the vocabulary, incremental detokenising, compiled structures."""
+"""Text and tokens: the vocabulary, incremental detokenisation, compiled structures."""

@@ -1,7 +1,7 @@
-"""Whether a request's structured_outputs can be honoured, found out before anything runs.
+"""Checks that a request's structured_outputs can be followed, before anything runs.
 
-Structures are compiled in a process of its own (paceline/grammar/checks.py): what a hostile one takes is
-bounded, and neither the event loop nor another tenant waits for it.
+Structures are compiled in a separate process (paceline/grammar/checks.py). This bounds the resources of a
+hostile structure and keeps the event loop and other tenants from waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.grammar.process import CompileProcess, StructureVocabulary
 
 
 class Structures:
-    """The check, for one tokenizer, on behalf of whoever calls."""
+    """The check for one tokenizer."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._size = vocabulary.size
@@ -25,7 +25,7 @@ class Structures:
         self._checks = StructureChecks(self.process)
 
     async def check(self, wanted: StructuredOutputs, eos_token_ids: Sequence[int]) -> None:
-        """Refuse what no worker could follow.
+        """Refuse structures that no worker could follow.
 
         Args:
             wanted: the request's.
@@ -33,7 +33,7 @@ class Structures:
 
         Raises:
             InvalidArgumentError: naming the field.
-            ResourceExhaustedError: too many others wait for the same.
+            ResourceExhaustedError: too many other checks wait.
             UnavailableError: the coordinator is stopping.
         """
         await self._checks.check(principal.get().name, self._model(eos_token_ids), wanted)
@@ -41,13 +41,13 @@ class Structures:
     async def check_received(
         self, wanted: StructuredOutputs, eos_token_ids: Sequence[int], received: Sequence[Sequence[int]]
     ) -> None:
-        """Refuse tokens of a client's that no worker would have chosen. Raises as `check`, which is first."""
+        """Refuse a client's tokens that no worker would have chosen. Call `check` first; the errors are its."""
         model = self._model(eos_token_ids)
         if not await self._checks.follows(principal.get().name, model, wanted, received):
             raise InvalidArgumentError("received", "does not keep to the request's structured_outputs")
 
     def close(self) -> None:
-        """End the process at once; whoever waits is refused with UnavailableError. May be repeated."""
+        """End the process at once; waiting checks fail with UnavailableError. May be repeated."""
         self._checks.close()
 
     def _model(self, eos_token_ids: Sequence[int]) -> StructureVocabulary:

@@ -1,4 +1,4 @@
-"""The tokenizer the coordinator needs: text to ids and back, and proof that the workers use the same."""
+"""The coordinator's tokenizer: text to ids and back, and a fingerprint to compare with the workers'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.core.errors import InvalidArgumentError
 from paceline.core.fingerprint import vocabulary_fingerprint
 
 LONG_TEXT = 10_000
-"""Characters, or tokens, from which the tokenizer works in a thread, so that other streams go on."""
+"""Characters or tokens from which the tokenizer works in a thread, so that other streams go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, name: str) -> Vocabulary:
-        """From a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError."""
+        """Load from a folder, a tokenizer.json, or a hub id. Raises InvalidArgumentError."""
         tokenizer = load_tokenizer(name, "tokenizer")
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         return cls(tokenizer, vocabulary_fingerprint(vocabulary), max(vocabulary.values()) + 1)
@@ -38,10 +38,10 @@ class Vocabulary:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids as transformers gives them, by default with the tokenizer's own special tokens.
 
-        For texts that are known to be short, and for `LongTexts`, which bounds the others.
+        For texts known to be short, and for `LongTexts`, which bounds the others.
         """
         if len(text) > LONG_TEXT:
-            # Of a batch, for only then the library lets other threads go on meanwhile.
+            # The library releases the interpreter lock only for a batch.
             (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         else:
             encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -61,9 +61,9 @@ class Vocabulary:
         return [self.tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     def token_text(self, token_id: int) -> str:
-        """One token as it stands inside a text, special tokens included.
+        """The text of one token inside a text, special tokens included.
 
-        Bytes that are no whole character show as U+FFFD.
+        Incomplete characters show as U+FFFD.
         """
         text = self._token_texts.get(token_id)
         if text is None:
@@ -77,7 +77,7 @@ class Vocabulary:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as tokens, as it is at the beginning of a text and after a space, where they differ.
+        """The tokens of each word at the beginning of a text and after a space, if they differ.
 
         Raises InvalidArgumentError.
         """
@@ -93,15 +93,15 @@ class Vocabulary:
         return tuple(found)
 
     def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> StreamDetokenizer:
-        """An incremental decoder for what follows `prompt`."""
+        """An incremental decoder for the tokens after `prompt`."""
         return StreamDetokenizer(self.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 
 
 @lru_cache(maxsize=4)
 def _letter(tokenizer: Tokenizer) -> tuple[tuple[int, ...], str]:
-    """A token and its text, for another one to stand behind: decoders strip the space that begins a text.
+    """A token and its text that can precede another token: decoders strip the space that begins a text.
 
-    Nothing, where no token is a letter alone.
+    Both are empty if no token is a single letter.
     """
     for letter in string.ascii_letters:
         token_id = tokenizer.token_to_id(letter)

@@ -1,4 +1,4 @@
-"""The gate in front of the gRPC face, and the file of keys behind it."""
+"""Authentication of the gRPC API, and the file of API keys."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "/paceline.v1.GenerationService/"
 CHARGED_LATER = frozenset({f"{_SERVICE}Generate", f"{_SERVICE}Cancel"})
-"""Methods for which nothing is taken of a key's rate at the door. To cancel must always be possible, and only
-what is asked tells whether a call begins a request or goes on with one."""
+"""Methods that are not charged to a key's rate on arrival. Cancelling must always be possible, and only the
+request itself shows whether a call begins or resumes one."""
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Asks for a key before anything of a call is read, and tells its handler who calls.
+    """Authenticates each call before its message is read, and passes the caller to the handler.
 
-    Every method is asked for, unknown ones included; only health is open.
+    Every method needs a key, including unknown ones; only the health service is open.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -42,7 +42,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The method's handler, or one that refuses."""
+        """The method's handler, or a handler that refuses the call."""
         if not is_open(handler_call_details.method):
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
@@ -61,7 +61,7 @@ def make_gate(config: CoordinatorConfig) -> Gate:
 
 
 def reload_on_hangup(gate: Gate, config: CoordinatorConfig) -> None:
-    """SIGHUP reads the file of keys again; one that cannot be used changes nothing."""
+    """Reload the file of keys on SIGHUP. A file that cannot be used changes nothing."""
     if not config.api_keys:
         return
 
@@ -79,7 +79,7 @@ def reload_on_hangup(gate: Gate, config: CoordinatorConfig) -> None:
 
 
 def warn_if_open(config: CoordinatorConfig) -> None:
-    """Say so when others than this machine can reach what is not protected."""
+    """Log a warning if other machines can reach an unprotected port."""
     if is_loopback(config.host):
         return
     missing = [

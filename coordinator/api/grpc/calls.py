@@ -1,4 +1,4 @@
-"""Calls of the gRPC face: counted, named in log lines, and told of at their end."""
+"""Counts gRPC calls and logs each one at its end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from paceline.rpc.server.error_guard import refusal
 from paceline.v1 import generation_pb2
 
 PACKAGE = "/paceline."
-"""Health checks and reflection are no calls of clients. Methods that nobody registered, whatever they are
-called, have a name that begins so (safe_server.py)."""
+"""Health checks and reflection are not client calls. All unregistered methods get one name with this prefix
+(safe_server.py)."""
 METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
     for service in generation_pb2.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 )
 UNKNOWN = "unknown"
-"""How calls of other methods are counted."""
+"""Label of all other methods."""
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -39,7 +39,7 @@ Observing = Callable[[Context], AbstractContextManager[None]]
 
 
 class GrpcCallObserver(grpc.aio.ServerInterceptor):
-    """Sees every call of our own services, also those that another interceptor behind it refuses."""
+    """Observes every call of Paceline's own services, including those that a later interceptor refuses."""
 
     def __init__(self, metrics: Metrics, clock: Clock = monotonic) -> None:
         self._metrics = metrics
@@ -55,7 +55,7 @@ class GrpcCallObserver(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith(PACKAGE):
             return handler
-        # What a client makes up is no name of a metric.
+        # Method names invented by clients must not become metric labels.
         name = method.removeprefix("/") if method in METHODS else UNKNOWN
         metadata: Metadata = handler_call_details.invocation_metadata or ()
         given, refused_field = "", ""
@@ -64,10 +64,10 @@ class GrpcCallObserver(grpc.aio.ServerInterceptor):
         except InvalidArgumentError as error:
             handler, refused_field = refusal(error), error.field
         observing = partial(self._observing, name, metadata, given, refused_field)
-        # The shield behind makes all of them take streams.
+        # The error guard behind this interceptor turns all requests into streams.
         kind = f"stream_{'stream' if handler.response_streaming else 'unary'}"
         behaviour = getattr(handler, kind)
-        # One that streams may also be a coroutine, which writes to the context.
+        # A streaming method may also be a coroutine that writes to the context.
         observe = _streaming if inspect.isasyncgenfunction(behaviour) else _single
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         observed: Handler = make(
@@ -127,8 +127,8 @@ def _values(metadata: Metadata, key: str) -> list[str]:
 
 
 def _code_of(context: Context) -> str:
-    """The code a call was aborted with; UNKNOWN, as gRPC says, for an exception of any other kind."""
-    # An integer or a member, whatever its type says; 0 before anything was set.
+    """The code a call was aborted with; UNKNOWN for any other exception, as in gRPC."""
+    # An integer or an enum member, whatever the annotation says; 0 before a code is set.
     code: Any = context.code()
     names = {key: known.name for known in grpc.StatusCode for key in (known, known.value[0])}
     return names[code] if code in names and code else grpc.StatusCode.UNKNOWN.name

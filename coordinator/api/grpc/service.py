@@ -1,4 +1,4 @@
-"""The gRPC face: GenerationService over the coordinator."""
+"""The gRPC API: GenerationService over the coordinator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _STATES = {
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """What the SDK talks to."""
+    """The gRPC service for clients."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._conversations = conversations or Conversations(coordinator, None)
         self._http = http
         self._cutting: set[asyncio.Task[None]] = set()
-        """Calls that end once their clients have read what was sent before."""
+        """Calls that end once their clients have read everything sent before."""
 
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Stream the tokens of one request, round by round."""
+        """Stream the tokens of a request, one message a round."""
         reader: Reader | None = None
         try:
             self._charge(request)
@@ -88,8 +88,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     if commit.finish is not None:
                         yield _finished(generation, commit)
         except (GeneratorExit, asyncio.CancelledError):
-            # Only a client that does not read is there still, and gRPC would not tell it. To one that is gone
-            # nothing can be sent, and gRPC may keep memory for each try.
+            # Only a client that is still connected and does not read gets the error, which gRPC would not
+            # send. Nothing can be sent to a client that is gone, and gRPC may keep memory for each attempt.
             if reader is not None and reader.was_cut:
                 cutting = asyncio.create_task(_cut(context, reader))
                 self._cutting.add(cutting)
@@ -103,9 +103,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             await abort(context, error)
 
     def _charge(self, request: pb.GenerateRequest) -> None:
-        """Before it is validated, which is work, unless it goes on with what is here already.
+        """Charge a call before it is validated, unless it resumes a request.
 
-        What goes on is charged too where it turns out to begin anew. Raises ResourceExhaustedError.
+        A resumption that has to start afresh is charged later. Raises ResourceExhaustedError.
         """
         here = self._coordinator.requests.may_be_resumed(principal.get().name, request.request_id)
         if not (request.resume_from and here):
@@ -195,15 +195,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _deadline(context: Context) -> float:
-    """When the client's patience ends, on the coordinator's clock."""
+    """The client's deadline, on the coordinator's clock."""
     remaining = context.time_remaining()
     return math.inf if remaining is None else monotonic() + remaining
 
 
 async def _send_headers(context: Context) -> None:
-    """Before the first message: with it, as gRPC would, a call cut in the middle of that is told nothing.
+    """Send the headers before the first message: a call that is cut while both are sent gets no status.
 
-    Raises CancelledError where the client is gone, as what is sent later does.
+    Raises CancelledError if the client is gone, as later sends do.
     """
     try:
         await context.send_initial_metadata(())
@@ -214,7 +214,7 @@ async def _send_headers(context: Context) -> None:
 async def _or_abort(
     context: Context, answer: Callable[[RequestT], Awaitable[ResponseT]], request: RequestT
 ) -> ResponseT:
-    """The answer, or the call's end with a status that says why there is none."""
+    """Return the answer, or abort the call with the status of its error."""
     try:
         codec.refuse_unknown_fields(request, "request")
         return await answer(request)
@@ -228,8 +228,8 @@ async def _or_abort(
 
 
 async def _cut(context: Context, reader: Reader) -> None:
-    """Clients resume what ends with UNAVAILABLE: what ended for good is told as it did."""
-    with contextlib.suppress(Exception):  # its client may go meanwhile
+    """End a cut call. Clients retry after UNAVAILABLE, so a request that ended for good gets its own error."""
+    with contextlib.suppress(Exception):  # its client may disconnect meanwhile
         await abort(context, reader.cut_with or UnavailableError(UNREAD))
 
 

@@ -1,6 +1,6 @@
-"""The OpenAI-compatible HTTP API: the same calls as over gRPC, in the words OpenAI's clients know.
+"""The OpenAI-compatible HTTP API: the same calls as gRPC, in OpenAI's terms.
 
-server/     HTTP on a port: connections, heads, bodies, authentication, errors, bytes of answers
-openai/     the endpoints; openai/schema/ validates requests and refuses by name what cannot be honoured
+server/     the HTTP server: connections, heads, bodies, authentication, errors, encoding
+openai/     the endpoints; openai/schema/ validates requests and refuses unsupported parameters by name
 metrics.py  the registry behind /metrics
 """

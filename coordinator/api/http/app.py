@@ -1,4 +1,4 @@
-"""The HTTP face as one ASGI application."""
+"""The HTTP API as one ASGI application."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def make_app(
     demands_certificates: bool = False,
     defaults: SamplingDefaults | None = None,
 ) -> Starlette:
-    """The application; `registry` is what `/metrics` tells of, `gate` whom it serves: None is everybody.
+    """The application. `registry` is the source of `/metrics`; without `gate` every caller is admitted.
 
-    `defaults` are the model's own of sampling parameters, None those of SamplingParams.
+    `defaults` are the model's sampling parameters; None uses those of SamplingParams.
     """
     defaults = defaults or SamplingDefaults()
     conversations = Conversations(coordinator, template)
@@ -82,7 +82,7 @@ async def _openapi(_request: Request) -> Response:
 def make_server(
     coordinator: Coordinator, config: CoordinatorConfig, template: ChatTemplate | None, max_connections: int
 ) -> HttpServer:
-    """The face on its port. Raises InvalidArgumentError for sampling defaults that cannot be honoured."""
+    """The HTTP API on its port. Raises InvalidArgumentError for sampling defaults that cannot be used."""
     defaults = sampling_defaults.load(config)
     demands = config.tls is not None and bool(config.tls.ca)
     app = make_app(

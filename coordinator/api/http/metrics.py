@@ -1,6 +1,6 @@
-"""`/metrics` of the coordinator: vLLM's names under `paceline:`, and what vLLM has no name for.
+"""`/metrics` of the coordinator: vLLM's names under `paceline:`, and own names where vLLM has none.
 
-docs/observability.md says what each one means. Nothing is computed before somebody asks.
+docs/observability.md describes each metric. Values are computed only when they are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value", float, Histogram)
 
 REFRESH_SECONDS = 1.0
-"""Workers are asked for their numbers at most this often, and may take this long to answer."""
+"""Shortest interval between two queries of the workers, and the time limit of a query."""
 WORKER_ROLES = ("target", "draft")
 REASONS = (*(reason.value for reason in FinishReason), ABORT)
 _REQUEST_PARTS = {
@@ -45,20 +45,20 @@ _CACHE_COUNTERS = {
     "prefix_cache_hits": "Those of them that were found there.",
     "num_preemptions": "Sequences whose blocks were taken from them.",
 }
-"""Fields of CacheInfo that count from a worker's start on: also the names of their metrics."""
+"""Fields of CacheInfo that count from a worker's start, which are also the names of their metrics."""
 
 
 class Workers:
-    """Asks workers for their numbers, not more often than they change much."""
+    """Queries workers for their counts, at most once per interval."""
 
     def __init__(self, links: Callable[[], Sequence[Link]], clock: Clock = monotonic) -> None:
-        """`links` gives those that there are now."""
+        """`links` returns the current links."""
         self._links = links
         self._clock = clock
         self._asked_at: float | None = None
 
     async def refresh(self) -> None:
-        """Whoever does not answer in time is told of as it was."""
+        """Query all workers. A worker that does not answer in time keeps its previous counts."""
         now = self._clock()
         if self._asked_at is not None and now - self._asked_at < REFRESH_SECONDS:
             return
@@ -74,13 +74,13 @@ class Workers:
 
 
 class CoordinatorCollector(Collector):
-    """Everything that `/metrics` tells, apart from the process itself."""
+    """All metrics of `/metrics` except those of the process itself."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     def collect(self) -> Iterator[Metric]:
-        """All families, whether or not something happened yet."""
+        """All metric families, including those without samples yet."""
         coordinator = self._coordinator
         make = Families({"model_name": coordinator.known_name})
         yield from self._requests(make, coordinator.metrics)
@@ -259,12 +259,12 @@ def _by_tenant(make: Families, of: TenantMetrics) -> Iterator[Metric]:
 
 
 def _one(value: Value) -> list[tuple[tuple[str, ...], Value]]:
-    """A family's only sample, without labels of its own."""
+    """The only sample of a family without labels of its own."""
     return [((), value)]
 
 
 def make_registry(coordinator: Coordinator) -> CollectorRegistry:
-    """A registry of its own, to which others may add their collectors."""
+    """A separate registry, to which other collectors may be added."""
     registry = CollectorRegistry()
     registry.register(CoordinatorCollector(coordinator))
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""What a request is told that comes while the server stops, or that its end overtakes."""
+"""Answers requests that arrive, or are cancelled, while the server stops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from coordinator.app import Coordinator
 from paceline.core.errors import UnavailableError
 
 ANSWERED: Final = frozenset({"/health", "/ping", "/metrics"})
-"""Paths that tell of the stop themselves."""
+"""Paths that report the shutdown themselves."""
 
 
 class Farewell:
-    """ASGI middleware: while the coordinator stops new requests are answered 503, but for health and metrics.
+    """ASGI middleware: during shutdown, new requests are answered 503, except health and metrics.
 
-    So is a request that came before and is cancelled because the port closes: its body has not come, or it
-    waits for a target, so the coordinator does not wait for it. An answer that has begun cannot be changed.
+    A request that arrived earlier and is cancelled because the port closes is also answered 503: its body has
+    not arrived, or it waits for a target, and the coordinator does not wait for it. An answer that has begun
+    cannot be changed.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

@@ -1,1 +1,1 @@
-"""The endpoints in the shape of the OpenAI API, and those that vLLM adds."""
+"""The endpoints of the OpenAI API, and vLLM's additional ones."""

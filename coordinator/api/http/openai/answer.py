@@ -1,8 +1,8 @@
-"""The answer of a generating endpoint: whole, or as server-sent events; cut short when its client leaves.
+"""The answer of a generating endpoint: complete, or as server-sent events. A disconnect stops the work.
 
-The status line waits for the first token, also where a prompt is told before it, so that whatever goes wrong
-until then has a status of its own. What goes wrong later is the last event of the stream. Only a stream that
-is whole ends with `[DONE]`.
+The status line waits for the first token, even if the prompt is reported before it, so that an error until
+then has its own status. A later error is the last event of the stream. Only a complete stream ends with
+`[DONE]`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ log = logging.getLogger(__name__)
 
 
 class CutError(Exception):
-    """The work was ended from elsewhere while its client was there."""
+    """The work was ended from elsewhere while its client was connected."""
 
 
 class Wording(Protocol):
-    """How an endpoint puts what was generated into OpenAI's words."""
+    """Turns commits into an endpoint's JSON objects."""
 
     def opening(self) -> Sequence[dict[str, Any]]:
-        """The events before those of any commit."""
+        """The events before the first commit."""
 
     def chunks(self, choice: int, commit: Commit) -> Sequence[dict[str, Any]]:
-        """The events for one commit, in order; none where there is nothing to tell."""
+        """The events for one commit, in order; none if the commit has nothing to show."""
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The event after all choices have ended, where the request asks for it."""
+        """The event after all choices have ended, if the request asks for it."""
 
     def whole(self, choices: Sequence[Sequence[Commit]], counts: dict[str, Any]) -> dict[str, Any]:
         """The answer without streaming."""
@@ -57,7 +57,7 @@ class Wording(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An ASGI application that runs the calls of one request and tells of them."""
+    """An ASGI application that runs the calls of one request and sends their answer."""
 
     coordinator: Coordinator
     calls: Sequence[GenerateCall]
@@ -66,14 +66,14 @@ class Answer:
     request_id: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HttpError before anything was sent."""
+        """Raises HttpError if nothing was sent yet."""
         if (call := call_log.current.get()) is not None:
             call.name(self.request_id)
         work = self._stream(send) if self.request.stream else self._whole(scope, receive, send)
         try:
             await until_client_leaves(receive, work)
         except CutError:
-            # A connection that is merely closed waits for what its client does not read.
+            # Closing a connection waits for data that its client does not read, so the connection is aborted.
             if (abort := scope.get("state", {}).get(encoding.ABORT_CONNECTION)) is not None:
                 abort()
                 await _disconnect(receive)
@@ -112,7 +112,7 @@ class Answer:
                 last = encoding.DONE
                 if self.request.include_usage:
                     last = encoding.event(wording.usage_chunk(self._usage(generations))) + last
-                # Before the generations are let go: a stream that runs is drained, not cut.
+                # Before the generations are released: a running stream is drained, not cut.
                 await send(_body(last, more=False))
         except Exception as error:
             known = from_error(error, self.request.names)
@@ -133,7 +133,7 @@ class Answer:
     def _events(
         self, chunks: Sequence[dict[str, Any]], generations: Sequence[Generation], told: int
     ) -> list[bytes]:
-        """With the usage as OpenAI has it, still to come, or `told` tokens so far, those of all choices."""
+        """Encode events, with OpenAI's usage field: null, or `told` tokens of all choices so far."""
         more: dict[str, Any] = {"usage": None} if self.request.include_usage else {}
         if chunks and self.request.tells_usage_so_far:
             more["usage"] = usage_so_far(generations, told)
@@ -151,7 +151,7 @@ class Answer:
 async def _without_tokens(
     parts: AsyncIterator[tuple[int, Commit]],
 ) -> AsyncIterator[tuple[int, Commit]]:
-    """What is told of the prompt, and then the end: the token that the report came with is left out."""
+    """The prompt's report and then the end, without the token that came with the report."""
     async for choice, commit in parts:
         if commit.token_ids:
             yield choice, Commit(0, (), (), "", Finish(FinishReason.LENGTH), commit.choice)
@@ -170,26 +170,25 @@ def _body(content: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 async def until_named(request: Request, coordinator: Coordinator, *, needs_length: bool = False) -> None:
-    """Wait for the first target, if only it can say what the model is called. The body has been read before.
+    """Wait for the first target if only it can give the model's name. Call after reading the body.
 
-    So it is where the request `needs_length`, the model's.
+    The request also waits if it `needs_length`, the model's maximum length.
 
-    Raises UnavailableError if none comes in time, CancelledError when the client goes away, and
-    ResourceExhaustedError when its key's limit is reached.
+    Raises UnavailableError if no target comes in time, CancelledError if the client goes away, and
+    ResourceExhaustedError if the limit of its key is reached.
     """
     if coordinator.has_target if needs_length else coordinator.known_name:
         return
-    # Who waits holds a body. Its sequences are counted once it is known how many they are; until then it
-    # is one.
+    # A waiting request holds a body. It counts as one sequence until the number of its sequences is known.
     with coordinator.gate.holding(principal.get(), 1):
         if not await until_client_leaves(request.receive, coordinator.wait_for_target()):
             raise CancelledError("the client went away")
 
 
 async def until_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, or the part of it that its client stays for. The request's body has been read before.
+    """Do the work until the client leaves. Call after reading the request's body.
 
-    Returns whether the work was done. Raises CutError.
+    Returns True if the work was done. Raises CutError.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(receive))

@@ -58,7 +58,7 @@ class ChatCompletions:
         return wanted.needs_model_length or (has_default and wanted.token_limit is None)
 
     async def _call(self, wanted: ChatRequest, request_id: str) -> GenerateCall:
-        # First what costs nothing; unlike a completion, an answer may fill the model's length by default.
+        # Cheap checks come first. Unlike a completion, an answer may fill the model's length by default.
         sampling = wanted.sampling(
             self._defaults.values, max_tokens=wanted.token_limit, logprobs=wanted.num_logprobs
         )
@@ -95,8 +95,9 @@ class ChatWording:
         (self._generation,) = generations
 
     def opening(self) -> list[dict[str, Any]]:
-        """The events that say whose turn it is, of all choices and in order: clients gather choices in a
-        list, in which a choice needs those before it.
+        """Role events of all choices, in order.
+
+        Clients collect choices in a list, in which a choice needs those before it.
         """
         delta = {"role": "assistant", "content": ""}
         events = [self._event(each, delta) for each in range(len(self._generation.choices))]
@@ -105,14 +106,14 @@ class ChatWording:
         return events
 
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
-        """The event for one commit; none for tokens whose text is not there yet."""
+        """The event for one commit; none for tokens whose text is not complete yet."""
         ids = self._wanted.return_token_ids and commit.token_ids
         if not (commit.text or commit.logprobs or commit.finish or ids):
             return []
         return [self._event(choice, {"content": commit.text} if commit.text else {}, commit)]
 
     def _event(self, choice: int, delta: Mapping[str, Any], commit: Commit | None = None) -> dict[str, Any]:
-        """One of one choice; without a commit it tells of no token."""
+        """One event of a choice; without a commit it reports no token."""
         logprobs, finish = (None, None) if commit is None else (self._told([commit]), commit.finish)
         more = {} if commit is None else self._more(choice, [commit])
         told = {"index": choice, "delta": delta, "logprobs": logprobs, **finish_of(finish), **more}
@@ -142,7 +143,7 @@ class ChatWording:
         if self._wanted.return_token_ids:
             answer["prompt_token_ids"] = list(self._generation.prompt)
         if self._wanted.prompt_logprobs is not None:
-            # The core reports the prompt once, with its first choice.
+            # The core reports the prompt once, with the first choice.
             prompt = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
             answer["prompt_logprobs"] = self._logprobs.prompt(prompt)
         return answer

@@ -57,7 +57,7 @@ class Completions:
             raise from_error(error, wanted.names) from None
 
     async def _tokens(self, wanted: CompletionRequest, call: GenerateCall) -> tuple[int, ...]:
-        """The tokens of a prompt that the request cuts, or wants without special tokens."""
+        """The tokens of a prompt that the request truncates, or wants without special tokens."""
         tokens: Sequence[int] = call.prompt if not isinstance(call.prompt, str) else ()
         if isinstance(call.prompt, str):
             special = wanted.add_special_tokens is not False
@@ -68,10 +68,10 @@ class Completions:
 def calls_of(
     wanted: CompletionRequest, request_id: str, defaults: Mapping[str, Any] | None = None
 ) -> list[GenerateCall]:
-    """One call a prompt; choices are counted through all of them.
+    """One call a prompt. Choices are numbered across all calls.
 
-    `defaults` are of sampling parameters that the request leaves out. Raises InvalidArgumentError naming
-    the core field.
+    `defaults` are for sampling parameters that the request leaves out. Raises InvalidArgumentError naming the
+    core field.
     """
     sampling = wanted.sampling(defaults, **_prompt_report(wanted), **_limit(wanted))
     if wanted.best_of not in (None, sampling.n):
@@ -88,7 +88,7 @@ def calls_of(
 
 
 def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:
-    """With `echo` the log-probabilities are those of the whole text, prompt included."""
+    """With `echo`, log-probabilities cover the whole text, prompt included."""
     if wanted.stream and wanted.prompt_logprobs is not None:
         raise InvalidArgumentError("prompt_logprobs", "cannot be streamed")
     if not wanted.echoes_logprobs:
@@ -102,7 +102,7 @@ def _prompt_report(wanted: CompletionRequest) -> dict[str, int]:
 
 
 def _limit(wanted: CompletionRequest) -> dict[str, int]:
-    """Where nothing is to be generated, one token is: the prompt's report comes with it."""
+    """The prompt's report comes with a token, so one is generated even if none is asked for."""
     if wanted.max_tokens != 0:
         return {}
     if not wanted.echo:
@@ -113,12 +113,12 @@ def _limit(wanted: CompletionRequest) -> dict[str, int]:
 
 
 def check_reports(wanted: CompletionRequest, prompt_logprobs: int | None, num_tokens: int) -> None:
-    """Bound what one answer tells of its prompts.
+    """Limit the prompt reports in one answer.
 
     Args:
         wanted: the request.
-        prompt_logprobs: the likeliest tokens that are told of each.
-        num_tokens: tokens of the prompts of all choices: every choice tells its prompt again.
+        prompt_logprobs: number of likeliest tokens reported at each token.
+        num_tokens: prompt tokens of all choices, since every choice repeats its prompt.
 
     Raises InvalidArgumentError naming the core field.
     """
@@ -137,7 +137,7 @@ def check_reports(wanted: CompletionRequest, prompt_logprobs: int | None, num_to
 
 
 def prompts_of(value: str | list[str] | list[int] | list[list[int]]) -> list[str | tuple[int, ...]]:
-    """The prompts in whichever of OpenAI's four shapes they come."""
+    """The prompts, from any of OpenAI's four shapes."""
     if isinstance(value, str):
         return [value]
     if not value:
@@ -150,7 +150,7 @@ def prompts_of(value: str | list[str] | list[int] | list[list[int]]) -> list[str
 class CompletionWording:
     """Answers as OpenAI's `text_completion` objects.
 
-    Raises InvalidArgumentError if they would tell too much of prompts whose length is known only now.
+    Raises InvalidArgumentError if the reports of prompts whose length is only now known would be too large.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class CompletionWording:
         logprobs: LogprobWriter,
         generations: Sequence[Generation],
     ) -> None:
-        # The parameters are those of a first choice: the report is asked for there, `n` is 1.
+        # Parameters of the first choice, which alone has the report, with `n` = 1.
         reported = generations[0].params.sampling.prompt_logprobs
         check_reports(wanted, reported, sum(len(each.prompt) * len(each.choices) for each in generations))
         self._head = {**head, "object": "text_completion"}
@@ -168,18 +168,19 @@ class CompletionWording:
         self._logprobs = logprobs
         self._generations = generations
         self._told: dict[int, TextOffsets] = {}
-        """Of each choice whose log-probabilities are told in parts: of its prompt, then of what follows."""
+        """Offsets of each choice whose log-probabilities are sent in parts: first the prompt's, then the
+        rest."""
         self._echoes: dict[int, int] = {}
-        """Characters of the prompt that each of them shows."""
+        """Number of prompt characters shown by each choice."""
         self._opened: set[int] = set()
-        """The choices of which an event was made."""
+        """The choices that already have an event."""
 
     def opening(self) -> list[dict[str, Any]]:
-        """Nothing comes before the text."""
+        """No events before the text."""
         return []
 
     def chunks(self, choice: int, commit: Commit) -> list[dict[str, Any]]:
-        """The event for one commit; none for tokens whose text is not there yet."""
+        """The event for one commit; none for tokens whose text is not complete yet."""
         ids = self._wanted.return_token_ids and commit.token_ids
         if not (commit.text or commit.logprobs or commit.prompt_logprobs or commit.finish or ids):
             return []
@@ -195,7 +196,7 @@ class CompletionWording:
         return {**self._head, "choices": [], "usage": counts}
 
     def whole(self, choices: Sequence[Sequence[Commit]], counts: dict[str, Any]) -> dict[str, Any]:
-        """The answer without streaming. Any thread may make it."""
+        """The answer without streaming. May be called from any thread."""
         told: list[dict[str, Any]] = []
         for generation in self._generations:
             own = choices[len(told) : len(told) + len(generation.choices)]
@@ -205,7 +206,7 @@ class CompletionWording:
     def _choices(
         self, first: int, prompt: Sequence[int], choices: Sequence[Sequence[Commit]]
     ) -> list[dict[str, Any]]:
-        """Those of one prompt. The core reports it with the first: all share what is made of it."""
+        """The choices of one prompt. The core reports the prompt with the first choice; all choices share it."""
         report = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
         before: dict[str, list[Any]] = {}
         if self._wanted.echoes_logprobs:
@@ -228,7 +229,7 @@ class CompletionWording:
         return told
 
     def _more(self, index: int, commits: Sequence[Commit]) -> dict[str, Any]:
-        """What a request asks to be told of a choice besides its text."""
+        """Requested details of a choice besides its text."""
         generation = self._generation_of(index)
         return choice_report(self._wanted, generation.machines[index % len(generation.choices)], commits)
 
@@ -236,14 +237,14 @@ class CompletionWording:
         return self._generations[index // len(self._generations[0].choices)]
 
     def _lists(self, index: int, commit: Commit) -> dict[str, list[Any]] | None:
-        """What the next event tells of a choice."""
+        """The log-probabilities in the next event of a choice."""
         if self._wanted.logprobs is None:
             return None
         prompt = self._generation_of(index).prompt
         lists: dict[str, list[Any]] = {}
         first_token = None
         if index not in self._told:
-            # The echo comes first, and whole.
+            # The echo comes first and in one part.
             echo = _echoed(commit)
             self._told[index], self._echoes[index] = self._prompt_offsets(echo), len(echo)
             first_token = prompt[0] if self._wanted.echo else None
@@ -259,7 +260,7 @@ class CompletionWording:
         return lists
 
     def _prompt_offsets(self, echo: str) -> TextOffsets:
-        """Of a prompt. The echo of one that came as text is that text; else it is that of its tokens."""
+        """Offsets within a prompt. The echo is the prompt's text, or the text of its tokens."""
         prompt = self._wanted.prompt
         if self._wanted.changes_prompt or not (isinstance(prompt, str) or isinstance(prompt[0], str)):
             return self._offsets(())
@@ -267,14 +268,14 @@ class CompletionWording:
         return TextOffsets(vocabulary.detokenizer(()), 0, echo, spellings(vocabulary.tokenizer))
 
     def _offsets(self, prompt: Sequence[int], begin: int = 0) -> TextOffsets:
-        """Of what follows a prompt, and begins there in a choice's text."""
+        """Offsets after a prompt; `begin` is the first one in the choice's text."""
         skips = self._wanted.skip_special_tokens is not False
         detokenizer = self._logprobs.vocabulary.detokenizer(prompt, skip_special_tokens=skips)
         return TextOffsets(detokenizer, begin)
 
 
 def _echoed(commit: Commit) -> str:
-    """The prompt's text that a commit shows: it comes without tokens."""
+    """The prompt's text in a commit without tokens."""
     return "" if commit.token_ids else commit.text
 
 
@@ -286,7 +287,7 @@ def _choice(index: int, commits: Sequence[Commit], logprobs: Mapping[str, Any] |
 def choice_report(
     wanted: GenerationRequest, machine: RoundMachine, commits: Sequence[Commit]
 ) -> dict[str, Any]:
-    """What a request asks to be told of a choice besides its text: tokens, and at its end speculation."""
+    """Requested details of a choice besides its text: tokens, and speculation counts at its end."""
     report: dict[str, Any] = {}
     if wanted.return_token_ids:
         report["token_ids"] = [token_id for commit in commits for token_id in commit.token_ids]
@@ -296,7 +297,7 @@ def choice_report(
 
 
 def finish_of(finish: Finish | None) -> dict[str, Any]:
-    """Why a choice ended, if it did; `stop_reason` is the stop string or token id, as with vLLM."""
+    """The reason for a choice's end, if it ended. `stop_reason` is the stop string or token id, as in vLLM."""
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = finish.stop_string if finish.stop_string is not None else finish.stop_token_id

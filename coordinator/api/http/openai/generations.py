@@ -1,4 +1,4 @@
-"""The generations of one HTTP request: taken on together, read together, ended together."""
+"""The generations of one HTTP request: started, read and ended together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.rpc.codec import GenerateCall
 async def generating(
     coordinator: Coordinator, calls: Sequence[GenerateCall]
 ) -> AsyncIterator[list[Generation]]:
-    """All of them or none: their sequences are counted before the first begins. Raises PacelineError."""
+    """Start all generations or none: sequences are counted before the first begins. Raises PacelineError."""
     async with contextlib.AsyncExitStack() as exits:
         sequences = sum(call.sampling.n for call in calls)
         coordinator.dispatcher.check_fits(sequences)
@@ -29,9 +29,9 @@ async def generating(
 async def merged_parts(
     coordinator: Coordinator, generations: Sequence[Generation]
 ) -> AsyncGenerator[tuple[int, Commit], None]:
-    """(choice, commit) as they come, choices counted through all generations; those of one choice in order.
+    """Yield (choice, commit) as they arrive, with choices numbered across all generations.
 
-    Raises the first PacelineError.
+    Commits of one choice stay in order. Raises the first PacelineError.
     """
     streams, first = [], 0
     for generation in generations:

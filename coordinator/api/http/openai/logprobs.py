@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two forms, and the prompt's in vLLM's.
 
-They are of the target's own distribution, before temperature and filters. Bytes of a token that are no whole
-character show as U+FFFD.
+They belong to the target's own distribution, before temperature and filters. Bytes of a token that are not
+whole characters show as U+FFFD.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from coordinator.text.vocabulary import Vocabulary
 from paceline.core.types import TokenLogprobs
 
 LOWEST = -9999.0
-"""What stands for minus infinity, which JSON has not."""
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 @dataclass(slots=True)
 class TextOffsets:
-    """Where the tokens of a text begin in it, in order: behind all that those before them gave out.
+    """Start offsets of a text's tokens, in order. A token starts where the text of the tokens before it ends.
 
-    So special tokens take no room, but where `echo` spells them out, and all tokens of one character begin
-    where it does.
+    Special tokens therefore take no characters, unless `echo` spells them out, and all tokens of one
+    character start where it starts.
     """
 
     detokenizer: Detokenizer
     given: int = 0
-    """Characters of the text so far."""
+    """Number of characters of the text so far."""
     echo: str = ""
-    """The text itself, where it is known as it came. Decoding leaves its special tokens out."""
+    """The original text, if it is known. Decoding leaves out its special tokens."""
     spellings: Mapping[int, re.Pattern[str]] = field(default_factory=dict)
-    """How special tokens stand in it."""
+    """Patterns of special tokens in the original text."""
 
     def push(self, token_id: int) -> int:
-        """Where the next token begins."""
+        """The start offset of the next token."""
         begin = self.given
         self.given += len(self.detokenizer.push(token_id))
-        # The tokenizer may have put it there itself: then the text has it not.
+        # A special token that the tokenizer added is not in the original text.
         if token_id in self.spellings and (spelt := self.spellings[token_id].match(self.echo, begin)):
             self.given = spelt.end()
         return begin
@@ -52,7 +52,7 @@ class TextOffsets:
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> Mapping[int, re.Pattern[str]]:
-    """What text each special token is made of, with the white space that it takes in."""
+    """The text pattern of each special token, including the white space that it absorbs."""
     return {
         token_id: re.compile(
             (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
@@ -64,11 +64,11 @@ def spellings(tokenizer: Tokenizer) -> Mapping[int, re.Pattern[str]]:
 
 @dataclass(frozen=True, slots=True)
 class LogprobWriter:
-    """Names tokens by their texts."""
+    """Formats log-probabilities, with tokens named by their texts."""
 
     vocabulary: Vocabulary
     names_by_id: bool = False
-    """Tokens are named `token_id:N`, as with vLLM, instead of by their texts."""
+    """Name tokens `token_id:N`, as in vLLM, instead of by their texts."""
 
     def completion(
         self, entries: Sequence[TokenLogprobs], offsets: TextOffsets, *, first_token: int | None = None
@@ -77,8 +77,8 @@ class LogprobWriter:
 
         Args:
             entries: one a token, in order.
-            offsets: of the text that they go on with.
-            first_token: the prompt's first token, which nothing precedes, where `entries` go on after it.
+            offsets: offsets of the text that they continue.
+            first_token: the prompt's first token, which has no log-probability, if `entries` begin after it.
         """
         first = [] if first_token is None else [first_token]
         token_ids = [*first, *(entry.token_id for entry in entries)]
@@ -91,7 +91,7 @@ class LogprobWriter:
         }
 
     def _likeliest(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The token itself and the likeliest; of tokens with one text the likelier stands."""
+        """The token itself and the likeliest ones; of tokens with equal text the likelier one is kept."""
         result = {self._text(entry.token_id): _finite(entry.logprob)}
         for token_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True):
             text = self._text(token_id)
@@ -121,7 +121,7 @@ class LogprobWriter:
         }
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-        """One a token of the prompt: token id to what is known. The first has None."""
+        """One entry a prompt token: log-probabilities by token id. The first entry is None."""
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be asked about the server: `/v1/models`, `/health`, `/ping`, `/version`, `/metrics`."""
+"""Information about the server: `/v1/models`, `/health`, `/ping`, `/version`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.telemetry.exposition import encoder
 
 
 class Information:
-    """Endpoints that generate nothing."""
+    """Endpoints that generate no text."""
 
     def __init__(self, coordinator: Coordinator, registry: CollectorRegistry) -> None:
         self._coordinator = coordinator
@@ -28,7 +28,7 @@ class Information:
         self._created = int(time.time())
 
     async def models(self, _request: Request) -> Response:
-        """`GET /v1/models`: the one model."""
+        """`GET /v1/models`: the served model."""
         return JsonResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
@@ -45,14 +45,14 @@ class Information:
             "object": "model",
             "created": self._created,
             "owned_by": "paceline",
-            # What the target has loaded: tools load the tokenizer of that name.
+            # The model that the target has loaded: tools load the tokenizer of that name.
             "root": info.model,
             "parent": None,
             "max_model_len": info.max_model_len,
         }
 
     async def health(self, _request: Request) -> Response:
-        """`GET /health`, and `/ping` as some hosts ask it: 200 while requests are served, else 503."""
+        """`GET /health` and `/ping`, which some hosts use: 200 while requests are served, else 503."""
         if not self._coordinator.accepting:
             raise UnavailableError("not serving: no target worker is there, or the coordinator is stopping")
         return JsonResponse({"status": "serving"})
@@ -62,7 +62,7 @@ class Information:
         return JsonResponse({"version": version("paceline")})
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`: for Prometheus, in its own text format or as OpenMetrics, as `accept` asks."""
+        """`GET /metrics`: Prometheus text or OpenMetrics, as `accept` asks."""
         await self._workers.refresh()
         encode, content_type = encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": content_type})

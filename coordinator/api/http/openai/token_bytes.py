@@ -1,4 +1,4 @@
-"""The bytes of one token, also where they are no whole character."""
+"""The bytes of one token, even if they are not whole characters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from coordinator.text.detokenizer import REPLACEMENT
 from coordinator.text.vocabulary import Vocabulary
 
 _ONE_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
-"""How vocabularies with byte fallback name the token of a byte."""
+"""The name of a byte's token in vocabularies with byte fallback."""
 _SHOWN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS: Final = sorted({*range(0x100)}.difference(_SHOWN))
 BYTES: Final = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): b for i, b in enumerate(_OTHERS)}
-"""Byte-level BPE's alphabet, as GPT-2 has it: printable bytes of Latin-1 as themselves, the others in order
+"""The alphabet of byte-level BPE, as in GPT-2: printable Latin-1 bytes as themselves, the others in order
 from U+0100 on."""
 
 
 def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes | None:
-    """What a token adds to a text in UTF-8; None where only its text with U+FFFD is known."""
+    """The UTF-8 bytes that a token adds to a text; None if only its text with U+FFFD is known."""
     text = vocabulary.token_text(token_id)
     if REPLACEMENT not in text:
         return text.encode()
@@ -30,5 +30,5 @@ def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes | None:
     if not BYTES.keys() >= set(token):
         return None
     raw = bytes(BYTES[character] for character in token)
-    # A vocabulary may have these characters and mean something else by them.
+    # A vocabulary may use these characters with another meaning.
     return raw if raw.decode(errors="replace") == text else None

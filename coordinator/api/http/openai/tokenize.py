@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them."""
+"""`/tokenize` and `/detokenize`, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.core.errors import InvalidArgumentError, PacelineError
 
 
 class Text:
-    """The endpoints."""
+    """The two endpoints."""
 
     def __init__(self, coordinator: Coordinator, conversations: Conversations) -> None:
         self._coordinator = coordinator
@@ -56,7 +56,7 @@ class Text:
         return await self._coordinator.tokenize(wanted.prompt, add_special_tokens=special)
 
     async def detokenize(self, request: Request) -> Response:
-        """Tokens as text, special tokens left out. Raises HttpError."""
+        """Tokens as text, without special tokens. Raises HttpError."""
         wanted = await body.read(request, DetokenizeRequest)
         try:
             check_request_model(wanted.model, self._coordinator.model_name)

@@ -1,4 +1,4 @@
-"""The `usage` of an answer, and what speculation did for it."""
+"""The `usage` of an answer, and the counts of its speculation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.sequence.stats import SpeculationStats
 
 
 def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> dict[str, Any]:
-    """Tokens of one request: each prompt counted once, the completions of all choices together."""
+    """Token counts of one request: each prompt once, and the completions of all choices together."""
     prompt = sum(generation.params.prompt_length for generation in generations)
     return {
         "prompt_tokens": prompt,
@@ -22,12 +22,12 @@ def usage_so_far(generations: Sequence[Generation], completion_tokens: int) -> d
 
 
 def _cached(generations: Sequence[Generation]) -> int:
-    """Tokens of the prompts that the target had cached, each prompt counted with its first choice."""
+    """Prompt tokens that the target had cached, counted with the first choice of each prompt."""
     return sum(generation.machines[0].state.stats.cached_prompt_tokens for generation in generations)
 
 
 def choice_stats(machine: RoundMachine) -> dict[str, Any]:
-    """What speculation did for one choice, as vLLM tells it."""
+    """Speculation counts of one choice, in vLLM's form."""
     stats = machine.state.stats
     return {
         "mean_acceptance_length": stats.mean_acceptance_length,
@@ -41,7 +41,7 @@ def choice_stats(machine: RoundMachine) -> dict[str, Any]:
 
 
 def usage(generations: Sequence[Generation], *, include_speculative_decoding: bool) -> dict[str, Any]:
-    """As `usage_so_far`, at the end, with the tokens of prompts that the target had cached."""
+    """Final token counts: `usage_so_far`, and the prompt tokens that the target had cached."""
     machines = [machine for generation in generations for machine in generation.machines]
     counts = usage_so_far(generations, sum(machine.state.ledger.num_generated for machine in machines))
     counts["prompt_tokens_details"] = {"cached_tokens": _cached(generations)}
@@ -64,7 +64,7 @@ def usage(generations: Sequence[Generation], *, include_speculative_decoding: bo
 
 
 def summed(each: Iterable[SpeculationStats]) -> SpeculationStats:
-    """The counts of several sequences as those of one."""
+    """The sum of several sequences' counts."""
     total = SpeculationStats()
     for stats in each:
         total.num_rounds += stats.num_rounds

@@ -1,1 +1,1 @@
-"""HTTP on a port: connections, heads, bodies, authentication, errors, bytes of answers."""
+"""The HTTP server: connections, heads, bodies, authentication, errors, encoding."""

@@ -1,4 +1,4 @@
-"""A request's body: bounded, in time, JSON, and as its schema says."""
+"""Reads a request's body: limits on size and time, JSON parsing, schema validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.core import limits
 from paceline.core.errors import CancelledError
 
 BODY_SECONDS = 60.0
-"""How long a client may take to send a body."""
+"""Time limit for sending a body."""
 
 _CLOSE = {"connection": "close"}
 
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read(request: Request, model: type[Model]) -> Model:
-    """Raises HttpError naming the field; CancelledError when the client went away."""
+    """Raises HttpError naming the field; CancelledError if the client went away."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _read_bytes(request)
@@ -47,7 +47,7 @@ async def _read_bytes(request: Request) -> bytes:
 
 
 def _check_shape(raw: bytes) -> None:
-    """Refuse what would take long to parse: some bytes of JSON cost a hundred times what others do."""
+    """Refuse JSON that would be slow to parse: some of its bytes cost a hundred times more than others."""
     if _within(raw):
         return
     if not _within(_without_texts(raw)):
@@ -59,7 +59,7 @@ def _check_shape(raw: bytes) -> None:
 
 
 def _without_texts(raw: bytes) -> bytes:
-    """The JSON without what its strings hold: punctuation in a text is no structure."""
+    """The JSON without the content of its strings, whose punctuation is not structure."""
     if raw.count(b'"') > 4 * limits.MAX_JSON_VALUES:
         return raw
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -72,7 +72,7 @@ def _within(raw: bytes) -> bool:
 
 
 def parse(raw: bytes, model: type[Model]) -> Model:
-    """Raises HttpError: 400 for what is no JSON or not as the schema says. A byte order mark may be there."""
+    """Parse the body; a byte order mark is allowed. Raises HttpError 400 for invalid JSON or fields."""
     _check_shape(raw)
     try:
         values = orjson.loads(raw.removeprefix(codecs.BOM_UTF8))

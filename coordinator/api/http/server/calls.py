@@ -1,4 +1,4 @@
-"""Calls of the HTTP face: counted, named in log lines, and told of at their end."""
+"""Counts HTTP calls and logs each one at its end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline.core.clock import Clock, monotonic
 from paceline.core.errors import InvalidArgumentError
 
 OTHER = "other"
-"""The path of what no route serves: a client's own paths are not repeated."""
+"""Path label of calls without a route: a client's own paths are not repeated."""
 LEFT = 499
-"""The status of a call whose client went away before there was one."""
+"""Status of a call whose client went away before the response began."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET = frozenset({"/health", "/ping", "/metrics"})
 
 
 class HttpCallObserver:
-    """ASGI middleware between the handler of defects and the handlers of known errors."""
+    """ASGI middleware between the handler of unexpected errors and the handlers of known errors."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, clock: Clock = monotonic) -> None:
         self._app = app
@@ -29,7 +29,7 @@ class HttpCallObserver:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, and count it when it is over."""
+        """Pass the call on, and count it at its end."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -65,7 +65,7 @@ class HttpCallObserver:
 
 
 def _path(scope: Scope) -> str:
-    """The path of the route that took the call, with the names of its parameters instead of their values."""
+    """The path of the call's route, with parameter names instead of values."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else OTHER
 

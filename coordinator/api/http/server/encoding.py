@@ -12,23 +12,23 @@ from starlette.types import Receive, Scope, Send
 EVENT_STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    # A reverse proxy that gathers events defeats streaming.
+    # A buffering reverse proxy defeats streaming.
     "x-accel-buffering": "no",
 }
 DONE = b"data: [DONE]\n\n"
-"""The last event of a stream that is whole."""
+"""The last event of a complete stream."""
 
 ABORT_CONNECTION = "abort"
-"""In a request's state, where a port serves it: drops the connection with what is not sent yet."""
+"""Key in a request's state, set by the server: drops the connection and its unsent data."""
 WATCH = "watch"
-"""In a request's state, where a port serves it: drops the connection if its client takes nothing any more."""
+"""Key in a request's state, set by the server: drops the connection if its client stops reading."""
 PIECE = 64 * 1024
 
 
 class JsonResponse(Response):
-    """A JSON object as the whole answer.
+    """A JSON object as a complete answer.
 
-    It is sent piece by piece: each waits until the client has taken most of those before it.
+    It is sent in pieces; each piece waits until the client has taken most of those before it.
     """
 
     media_type = "application/json"
@@ -41,12 +41,12 @@ class JsonResponse(Response):
         *,
         took: Callable[[], None] = lambda: None,
     ) -> None:
-        """`took` is called whenever the client has taken something."""
+        """`took` is called whenever the client has taken data."""
         super().__init__(orjson.dumps(content), status, headers)
         self._took = took
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the answer."""
         watch = scope.get("state", {}).get(WATCH, lambda: None)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = bytes(self.body)
@@ -59,5 +59,5 @@ class JsonResponse(Response):
 
 
 def event(content: Any) -> bytes:
-    """One server-sent event. JSON has no raw line ends, so one `data:` line holds it."""
+    """One server-sent event. JSON contains no raw line ends, so one `data:` line holds it."""
     return b"data: " + orjson.dumps(content) + b"\n\n"

@@ -14,8 +14,8 @@
 | DeadlineExceededError | 504 | timeout_error | timeout |
 | anything else | 500 | server_error | internal_error |
 
-What only HTTP knows (an unknown model, path or parameter, a body that is no JSON or too large) is raised as
-an `HttpError` with a more special code.
+Errors specific to HTTP (an unknown model, path or parameter, a body that is too large or not JSON) are raised
+as an `HttpError` with a more specific code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 INVALID = "invalid_request_error"
 RETRY_AFTER_SECONDS = 1
-"""What a client that was refused for lack of room, or of a worker, is told to wait."""
+"""Suggested wait for a client that was refused for lack of capacity or of a worker."""
 
 _ANSWERS: dict[type[errors.PacelineError], tuple[int, str, str]] = {
     errors.InvalidArgumentError: (400, INVALID, "invalid_value"),
@@ -65,7 +65,7 @@ _VALIDATION_CODES = {
 
 
 class HttpError(Exception):
-    """An answer that is an error. The message is safe to show to the client."""
+    """An error answer. Its message is safe to show to the client."""
 
     def __init__(
         self,
@@ -87,30 +87,30 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object, for an answer or an event of a stream."""
+        """The JSON object, for an answer or for an event of a stream."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The complete HTTP response."""
         return encoding.JsonResponse(self.body, self.status, self.headers)
 
 
 def unknown_parameter(name: str) -> HttpError:
-    """A parameter that nobody here knows; ignoring it would change what the caller asked for."""
+    """The error for an unknown parameter. Ignoring it would change what the caller asked for."""
     return HttpError(400, f"{name}: unknown parameter", param=name, code="unknown_parameter")
 
 
 def unsupported_parameter(name: str, why: str = "is not supported by this server") -> HttpError:
-    """A parameter of OpenAI's that cannot be honoured, with a value that would have an effect."""
+    """The error for a parameter of OpenAI's that is not supported, with a value that would have an effect."""
     return HttpError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
 
 
 def from_error(error: BaseException, names: Mapping[str, str] | None = None) -> HttpError:
-    """The answer to any exception. An unexpected one's text stays in the log.
+    """The answer to any exception. The text of an unexpected one stays in the log.
 
     Args:
-        error: what was raised.
-        names: a core field's name to the name it has in this endpoint's request.
+        error: the exception.
+        names: maps a core field to its name in this endpoint's request.
     """
     if isinstance(error, HttpError):
         return error
@@ -129,7 +129,7 @@ def _headers_of(error: errors.PacelineError) -> dict[str, str]:
         case errors.UnauthenticatedError():
             return {"www-authenticate": "Bearer"}
         case NeverFitsError():
-            # Else OpenAI's clients send whatever got 429 again.
+            # Otherwise OpenAI's clients retry every 429.
             return {"x-should-retry": "false"}
         case errors.ResourceExhaustedError(retry_after=float() | int() as seconds):
             return {"retry-after": str(math.ceil(seconds))}
@@ -139,7 +139,7 @@ def _headers_of(error: errors.PacelineError) -> dict[str, str]:
 
 
 def from_validation(error: ValidationError) -> HttpError:
-    """The first field that is not as the schema says. Nothing of what was sent is repeated, but names."""
+    """The first invalid field. The message repeats names, but no values that the client sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = parameter_path(first["loc"]) or None
     code = _VALIDATION_CODES.get(first["type"], "invalid_type")
@@ -150,7 +150,7 @@ def from_validation(error: ValidationError) -> HttpError:
 
 
 def parameter_path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content` for pydantic's location; the tags of alternatives, in <>, are left out."""
+    """A path such as `messages[0].content` for pydantic's location, without tags of alternatives in <>."""
     path = ""
     for step in location:
         if isinstance(step, int):
@@ -169,7 +169,7 @@ async def on_known_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
-    """Handler for what the router refuses: unknown paths and methods."""
+    """Handler for the router's errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     message = f"{error.detail}: {request.method} {request.url.path}"

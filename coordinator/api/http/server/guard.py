@@ -1,4 +1,4 @@
-"""The gate in front of the HTTP face: a client's key, then its certificate, before anything else is read."""
+"""Authentication of the HTTP API: the client's key, then its certificate, before anything else is read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.core.errors import PacelineError
 from paceline.rpc.security.auth import check_call, is_open
 
 NAMES = "certificate_names"
-"""In a request's state: the DNS names of the client's certificate, where the port demands one."""
+"""Key in a request's state: DNS names of the client's certificate, if the port requires one."""
 
 
 class Guard:
-    """ASGI middleware. Every path is asked for a key, unknown ones included; health alone is open."""
+    """ASGI middleware. Every path needs a key, including unknown ones; only the health path is open."""
 
     def __init__(self, app: ASGIApp, gate: Gate, *, demands_certificates: bool) -> None:
         self._app = app
@@ -24,7 +24,7 @@ class Guard:
         self._demands_certificates = demands_certificates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on in its caller's name, or answer 401, 403 or 429."""
+        """Pass a request on with its caller set, or answer 401, 403 or 429."""
         path = scope["path"]
         if not is_open(path):
             try:

@@ -1,7 +1,7 @@
-"""What a request's head must say of whom it is for and where its body ends (RFC 9112, 3.2 and 6).
+"""Checks in a request's head which host it is for and where its body ends (RFC 9112, 3.2 and 6).
 
-A proxy in front may read a head that says two things in one way, and this server in the other: then one
-client's body becomes another one's request. The parser refuses most of such heads; here are the others.
+If a head is ambiguous, a proxy in front and this server may read it differently, and one client's body
+becomes another client's request. The parser refuses most of these heads; this module refuses the rest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _VERSIONS = ("1.0", "1.1")
 
 
 class HeadError(Exception):
-    """A request that is answered 400, and the last of its connection."""
+    """The request is answered 400, and its connection is closed."""
 
 
 def check(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises HeadError. The names of `headers` are in lower case."""
+    """Raises HeadError. Names in `headers` are lower case."""
     if version not in _VERSIONS:
         raise HeadError("its version of HTTP is not 1.0 or 1.1")
     hosts = [value.strip() for name, value in headers if name == b"host"]
@@ -35,7 +35,7 @@ def check(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> N
 
 
 def _host_in(url: bytes) -> bytes | None:
-    """The authority of a target in absolute form; None for the others."""
+    """The authority of a target in absolute form; None for other forms."""
     scheme, found, rest = url.partition(b"://")
     if not found or not scheme.isalpha():
         return None

@@ -1,4 +1,4 @@
-"""The HTTP port: uvicorn in the event loop of the gRPC face, with bounds on what a client may send."""
+"""The HTTP server: uvicorn in the event loop of the gRPC server, with limits on client input."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from paceline.rpc.security.renewal import Renewed
 from paceline.rpc.server.server import host_in_address
 
 HEAD_SECONDS = 10.0
-"""How long a client may take for the request line and headers."""
+"""Time limit for the request line and headers."""
 KEEP_ALIVE_SECONDS = 75
-"""How long a connection may be idle between two requests: longer than common proxies and pools keep one."""
+"""Idle time of a connection between two requests: longer than common proxies and pools keep one open."""
 
 
 _CLOSES = b"connection: close\r\ncontent-length: 0\r\n\r\n"
-"""What follows the status line of an answer that has no body and is the last."""
+"""Headers of a final answer without a body."""
 
 
 class _Flow(FlowControl):
-    """Says when a connection is read again."""
+    """Reports when a connection is read again."""
 
     def __init__(self, transport: asyncio.Transport, read_again: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -52,11 +52,12 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose request heads are bounded in size and time, as in size is all else that is no body
-    (trailers, the lines between chunks), and whose idleness is in time, as is the time in which a client
-    takes nothing of an answer that is made.
+    """A connection with limits on size and time.
 
-    At any time it waits for a head, for its next request, or for an answer that is being made.
+    Request heads are limited in size and time. Trailers and the lines between chunks are limited in size.
+    Idle time is limited, and so is the time in which a client takes none of a finished answer.
+
+    At any time the connection waits for a head, for its next request, or for an answer in progress.
     """
 
     def __init__(self, *args: Any, unread_timeout: float, max_connections: int, **kwargs: Any) -> None:
@@ -67,13 +68,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser: RequestParser = RequestParser(self)
         self._in_head = True
         self._unfinished_bytes = 0
-        """What came of a head, of trailers or of a line between chunks that has no end yet."""
+        """Bytes of an unfinished head, of trailers or of a line between chunks."""
         self._nothing_ended = True
-        """All that is being parsed is of that one."""
+        """True if all bytes being parsed belong to that unfinished part."""
         self._certificate_names: list[str] = []
         self._head_timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None
-        """The request that is being answered; `cycle` is the last one that came, which may wait for it."""
+        """The request that is being answered. `cycle` is the latest request, which may wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self._max_connections:
@@ -92,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._taking is not None:
             self._taking.stop()
         super().connection_lost(exc)
-        # uvicorn tells `cycle` only.
+        # uvicorn notifies only `cycle`.
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
@@ -109,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # No answer depends on trailers, and uvicorn would take them for headers.
+        # No answer depends on trailers, and uvicorn would treat them as headers.
         if self._in_head:
             super().on_header(name, value)
 
@@ -118,11 +119,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """Its line ends here; only trailers follow that of the last chunk."""
+        """The chunk's line ends here. Only trailers follow the line of the last chunk."""
         self._something_ended()
 
     def on_chunk_complete(self) -> None:
-        """Another line follows."""
+        """Another chunk line follows."""
         self._something_ended()
 
     def _something_ended(self) -> None:
@@ -132,24 +133,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._something_ended()
         if self.parser.offers_upgrade:
             return
-        # What this raises the parser takes for its own error: the request is answered 400.
+        # The parser reports an exception raised here as its own, so the request is answered 400.
         request_head.check(self.parser.get_http_version(), self.url, self.headers)
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
         if len(self.pipeline) == 1:
-            # While nothing is read nobody learns that the client has left. What one request more may hold
-            # is bounded by the pause that its body, or another request, makes.
+            # A disconnect is noticed only while the connection is read. Reading pauses at the next body or
+            # request, which bounds the additional data.
             self.flow.resume_reading()
         if not self.pipeline:
             self._answering = self.cycle
 
     def on_response_complete(self) -> None:
         if self.pipeline:
-            # uvicorn begins the one that has waited longest.
+            # uvicorn begins the request that has waited longest.
             self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
-        # While a stream is made its calls see to that: their sequences pause, and end.
+        # While a stream is generated, its calls handle a stalled client: their sequences pause, and end.
         if self._taking is not None:
             self._taking.watch()
 
@@ -165,21 +166,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # The parser has seen `data`: a head that it completed is no longer counted, and of one that begins
-        # behind something else it is not known how much of `data` is its own.
+        # The parser has seen `data`. The bytes of a completed head are no longer counted. If a head begins
+        # after other data, its share of `data` is unknown.
         if self._nothing_ended:
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > limits.MAX_HTTP_HEAD_BYTES:
-                if self._in_head:  # else an answer may be on its way already
+                if self._in_head:  # otherwise an answer may be in progress
                     self.transport.write(STATUS_LINE[431] + _CLOSES)
                 self.transport.close()
                 return
         self._await_request()
 
     def _await_request(self) -> None:
-        """Bound the idle time again: data ends it, also data that begins no request.
+        """Restart the idle timer, which any data stops, even data that begins no request.
 
-        Such are line ends between requests, and the body of a request that was answered without it.
+        Examples are line ends between requests, and the body of a request that was answered without it.
         """
         idle = self.cycle is not None and self.cycle.response_complete and self._head_timer is None
         if idle and self.timeout_keep_alive_task is None:
@@ -192,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        # What is not read cannot come: the time begins anew when it is read again.
+        # Unread data cannot arrive, so the timer restarts when reading resumes.
         if not self.flow.read_paused:
             self.transport.close()
 
@@ -207,14 +208,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _certificate_names(transport: asyncio.BaseTransport) -> list[str]:
-    """The DNS names in the client's certificate, which the handshake has verified; none without one."""
+    """The DNS names in the client's verified certificate; none without one."""
     connection = transport.get_extra_info("ssl_object")
     certificate = connection.getpeercert() if connection is not None else None
     return [name for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to the process, and says when it listens."""
+    """Leaves signals to the process, and reports when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -238,7 +239,7 @@ def _tls_settings(tls: Tls | None) -> dict[str, Any]:
 
 
 def _renewing_context(tls: Tls, _: uvicorn.Config, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """A context of which each handshake takes what the files hold then. `make` reads them."""
+    """A context that gives each handshake the current files. `make` reads them."""
 
     def made(tls: Tls) -> ssl.SSLContext:
         check_files(tls)
@@ -250,12 +251,12 @@ def _renewing_context(tls: Tls, _: uvicorn.Config, make: Callable[[], ssl.SSLCon
         connection.context = renewed.present
 
     context = make()
-    context.sni_callback = take_present  # also for a client that names no server
+    context.sni_callback = take_present  # also called for a client that names no server
     return context
 
 
 class HttpServer:
-    """An ASGI application on a port."""
+    """Serves an ASGI application on a port."""
 
     def __init__(
         self,
@@ -267,9 +268,12 @@ class HttpServer:
         unread_timeout: float = 60.0,
         max_connections: int = limits.MAX_HTTP_CONNECTIONS,
     ) -> None:
-        """Without `tls` plain text. A client is cut that takes nothing of an answer that is made for
-        `unread_timeout` seconds. While `max_connections` are open others are answered 503 and closed.
-        Raises InvalidArgumentError naming the TLS file that cannot be used."""
+        """Serve without TLS if `tls` is None.
+
+        A client that takes none of a finished answer for `unread_timeout` seconds is disconnected. While
+        `max_connections` are open, further connections are answered 503 and closed. Raises
+        InvalidArgumentError naming a TLS file that cannot be used.
+        """
         if tls is not None:
             check_files(tls)
         self._tls = tls
@@ -296,16 +300,19 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """host:port; known after `start`."""
+        """host:port; available after `start`."""
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Bind and serve. Raises UnavailableError when the port is taken, InvalidArgumentError naming a TLS
-        file that cannot be used any more."""
+        """Bind and serve.
+
+        Raises UnavailableError if the port is taken, InvalidArgumentError naming a TLS file that can no
+        longer be used.
+        """
         host = self._host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # As gRPC does, [::] takes IPv4 clients as well.
+            # [::] also accepts IPv4 clients, as in gRPC.
             both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
             listener = socket.create_server((host, self._port), family=family, dualstack_ipv6=both)
         except OSError as error:
@@ -326,7 +333,7 @@ class HttpServer:
             raise UnavailableError(f"cannot serve HTTP on {self.address}") from failure
 
     async def stop(self, seconds: float) -> None:
-        """Refuse connections, and let answers that are being sent end; after `seconds` they are cut."""
+        """Refuse new connections and let answers in progress finish; after `seconds` they are cut."""
         if self._serving is None:
             return
         self._uvicorn.config.timeout_graceful_shutdown = max(1, round(seconds))

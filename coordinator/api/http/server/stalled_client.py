@@ -1,4 +1,4 @@
-"""What a client has taken of the answers on its connection, and what becomes of one that takes nothing."""
+"""Tracks the bytes that a client has taken, and drops a connection whose client stalls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Taking:
-    """A connection's transport that counts what is written, and how much of that has left.
+    """A connection's transport that counts the bytes written and the bytes sent.
 
-    What is written at once is buffered however long it is, and closing a connection waits until all of it has
-    left: for ever, for a client that does not read.
+    A write of any length is buffered at once, and closing a connection waits until the buffer is empty. If
+    the client does not read, that is forever.
     """
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
-        """`seconds`: how long a client may take nothing, once it is watched."""
+        """`seconds`: longest time without progress of a watched client."""
         self._transport = transport
         self._seconds = seconds
         self._written = 0
@@ -24,12 +24,12 @@ class Taking:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send, and count."""
+        """Write the data and count its bytes."""
         self._written += len(data)
         self._transport.write(data)
 
     def watch(self) -> None:
-        """From now on drop the connection when its client takes nothing of what is left for too long."""
+        """From now on, drop the connection if its client takes none of the remaining bytes for too long."""
         if self._timer is None and self._transport.get_write_buffer_size():
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._seconds, self._look_again, self._taken)

@@ -1,1 +1,1 @@
-"""Bodies and parameters of requests: documented, validated, honoured or refused by name."""
+"""Request bodies and parameters: documented, validated, followed or refused by name."""

@@ -52,24 +52,24 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether `logprobs` are those of the prompt as well."""
+        """True if `logprobs` also covers the prompt."""
         return bool(self.echo) and self.logprobs is not None
 
     @property
     def names(self) -> dict[str, str]:
-        """A core field's name to the name it has in this request, where they differ."""
+        """Maps a core field to its name in this request, if the names differ."""
         renamed = self.echoes_logprobs and self.prompt_logprobs is None
         names = super().names | {"text": "prompt"}
         return names | ({"prompt_logprobs": "logprobs"} if renamed else {})
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt is reported and nothing is generated."""
+        """True if the prompt is reported and nothing is generated."""
         return self.max_tokens == 0 and bool(self.echo)
 
     @property
     def changes_prompt(self) -> bool:
-        """Whether the prompt's tokens are not those that the core would make of it."""
+        """True if the prompt's tokens differ from the core's own tokenisation."""
         cut = self.truncate_prompt_tokens is not None or self.truncation_side is not None
         return cut or self.add_special_tokens is False
 
@@ -101,16 +101,16 @@ NothingListed = Annotated[Annotated[list[Any], Field(max_length=0)] | None, Befo
 
 
 class Message(Schema):
-    """One message of a conversation, as the model's chat template sees it."""
+    """One message of a conversation, as passed to the model's chat template."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    # Before the content, which an answer that calls has not: the first that is wrong is what is told.
+    # Before the content, which an answer with tool calls lacks: the first error is the one that is reported.
     tool_calls: NothingListed = None
     function_call: Nothing = None
     content: Content
     name: str | None = None
-    # Members of an answer that clients send back with the conversation, and what they add to it: what the
-    # content says, as an object, and what another server has said.
+    # Members of an answer that clients send back with the conversation, and their additions: the content as
+    # an object, and fields of another server.
     type: Literal["text"] | None = None
     parsed: Any = None
     provider_specific_fields: Any = None
@@ -123,7 +123,7 @@ class Message(Schema):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a chat template may see of it."""
+        """The members visible to a chat template."""
         return self.model_dump(include={"role", "content", "name"}, exclude_none=True)
 
 
@@ -154,7 +154,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def names(self) -> dict[str, str]:
-        """A core field's name to the name it has in this request, where they differ."""
+        """Maps a core field to its name in this request, if the names differ."""
         names = super().names | {"prompt": "messages", "text": "messages", "logprobs": "top_logprobs"}
         return (
             names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
@@ -171,14 +171,14 @@ class ChatRequest(GenerationRequest):
 
     @property
     def num_logprobs(self) -> int | None:
-        """What the core calls `logprobs`. Raises InvalidArgumentError."""
+        """The core's `logprobs`. Raises InvalidArgumentError."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidArgumentError("top_logprobs", "goes with logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens`, or `max_tokens` as it was once called. Raises InvalidArgumentError."""
+        """`max_completion_tokens`, or its older name `max_tokens`. Raises InvalidArgumentError."""
         new, old = self.max_completion_tokens, self.max_tokens
         if None not in (new, old) and new != old:
             raise InvalidArgumentError("max_completion_tokens", f"is {new}, but max_tokens is {old}")

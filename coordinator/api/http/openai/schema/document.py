@@ -1,4 +1,4 @@
-"""The OpenAPI document: requests from their schemas, answers in outline."""
+"""The OpenAPI document: requests from their schemas, and an outline of the answers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _ANSWERS = {
 
 @cache
 def document() -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """The document, in OpenAPI 3.1."""
     _, schemas = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REFERENCE)
     return {
         "openapi": "3.1.0",

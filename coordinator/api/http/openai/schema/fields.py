@@ -1,4 +1,4 @@
-"""What the schemas of requests are made of: fields, their types, and what becomes of unknown members."""
+"""Building blocks of request schemas: fields, their types, and the handling of unknown members."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MAX_LABEL_CHARACTERS = 512
 
 TokenId = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**32 - 1})]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-"""A list is judged by its first bad item: a report on each of a million would take seconds to make."""
+"""Validation of a list stops at the first bad item: errors for a million items would take seconds."""
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)]
 
 
 def told(description: str | None = None, **bounds: Any) -> Any:
-    """A field that may be left out. `bounds` are for the document: the core checks, once for all faces."""
+    """An optional field. `bounds` are for the document only: the core checks them, once for both APIs."""
     return Field(None, description=description, json_schema_extra=bounds or None)
 
 
 def shape_of(value: Any) -> str:
-    """Which alternative of a field a value is meant to be: the tag that its type carries."""
+    """The tag of the alternative that a value is meant to be, from its JSON type."""
     match value:
         case str():
             return "<text>"
@@ -44,7 +44,7 @@ def shape_of(value: Any) -> str:
 
 
 def one_of(message: str) -> Discriminator:
-    """The choice among alternatives that are tagged with what `shape_of` gives."""
+    """A choice between alternatives tagged by `shape_of`."""
     return Discriminator(shape_of, custom_error_type="alternatives", custom_error_message=message)
 
 
@@ -61,10 +61,10 @@ class Schema(BaseModel):
 
 
 class TolerantSchema(Schema):
-    """A request that may also say what is done anyway, in words that other servers know."""
+    """A request that may also set parameters of other servers to values without effect."""
 
     UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = {}
-    """Parameters of other servers without a field here."""
+    """Parameters of other servers that have no field here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +80,7 @@ class TolerantSchema(Schema):
 
     @classmethod
     def _is_harmless(cls, name: str, values: Mapping[str, Any]) -> bool:
-        """Whether an unsupported parameter asks for nothing but what is done anyway."""
+        """True if an unsupported parameter has a value without effect."""
         value = values[name]
         return value is None or any(_same(value, other) for other in cls.UNSUPPORTED[name].harmless)
 
@@ -91,7 +91,7 @@ class TolerantSchema(Schema):
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema)["properties"]
         for name, parameter in cls.UNSUPPORTED.items():
-            # Among numbers of JSON 1 and 1.0 are one, and values of an enum differ.
+            # In JSON the numbers 1 and 1.0 are equal; values of an enum differ.
             values = parameter.harmless
             unlike = [value for index, value in enumerate(values) if value not in values[:index]]
             description = f"Without effect. Other values are refused: {parameter.why}."

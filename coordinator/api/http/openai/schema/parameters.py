@@ -1,7 +1,7 @@
-"""What `/v1/completions` and `/v1/chat/completions` have in common: sampling, streaming, speculation.
+"""Common parameters of `/v1/completions` and `/v1/chat/completions`: sampling, streaming, speculation.
 
-A parameter is honoured or refused with its name. `null` stands for the default, as with OpenAI. Parameters
-of OpenAI's and vLLM's that this server cannot honour are in unsupported.py.
+A parameter is followed or refused by name. `null` stands for the default, as in OpenAI's API. Unsupported
+parameters of OpenAI and vLLM are listed in unsupported.py.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from paceline.v1 import common_pb2
 
 MAX_METADATA_ENTRIES = 16
 PLACEHOLDER_MODELS = ("tgi", "dummy")
-"""What clients of TGI and of the hub send where they know no model's name."""
+"""Sent by clients of TGI and of the hub that know no model name."""
 _VERSION = version("paceline")
-"""Looked up once: it is read from a file."""
+"""Looked up once, because it is read from a file."""
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""What vLLM called a structure before `structured_outputs`."""
+"""vLLM's names for a structure before `structured_outputs`."""
 
 
 def _shape_of_draft_tokens(value: Any) -> str:
@@ -76,7 +76,7 @@ DraftTokens = Annotated[
 
 
 class StreamOptions(Schema):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -84,7 +84,7 @@ class StreamOptions(Schema):
 
 
 class SpeculativeDecoding(Schema):
-    """How to speculate for this request."""
+    """Options of speculation for this request."""
 
     num_speculative_tokens: DraftTokens | None = told(
         "K; 0 switches drafting off, `auto` lets the server choose.",
@@ -100,11 +100,11 @@ def _not_too_low(temperature: float) -> float:
 
 
 Temperature = Annotated[float, AfterValidator(_not_too_low)]
-"""The core refuses those above 0 that it cannot divide by; clients send them for what is nearly greedy."""
+"""The core refuses positive values too small to divide by; clients send them for nearly greedy sampling."""
 
 
 class GenerationRequest(TolerantSchema):
-    """What both endpoints take. A field that is None takes the default of SamplingParams."""
+    """Common fields of both endpoints. A field that is None takes the default of SamplingParams."""
 
     UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = GENERATION
 
@@ -168,7 +168,7 @@ class GenerationRequest(TolerantSchema):
 
     @property
     def names(self) -> dict[str, str]:
-        """A core field's name to the name it has in this request, where they differ."""
+        """Maps a core field to its name in this request, if the names differ."""
         names = {
             "num_speculative_tokens": "speculative_decoding.num_speculative_tokens",
             "acceptance": "speculative_decoding.acceptance",
@@ -178,21 +178,21 @@ class GenerationRequest(TolerantSchema):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last event of a stream is the usage."""
+        """True if the last event of a stream is the usage."""
         options = self.stream_options
         return options is not None and bool(options.include_usage or options.continuous_usage_stats)
 
     @property
     def tells_usage_so_far(self) -> bool:
-        """Whether every event of a stream has it."""
+        """True if every event of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, defaults: Mapping[str, Any] | None = None, **own: Any) -> SamplingParams:
         """The core's parameters. Raises InvalidArgumentError naming the core field.
 
         Args:
-            defaults: of fields that the request leaves out, where they are not those of SamplingParams.
-            own: values that the endpoint gives to core fields.
+            defaults: replace the defaults of SamplingParams for fields that the request leaves out.
+            own: values that the endpoint sets for core fields.
         """
         names = {f.name for f in fields(SamplingParams)} & set(type(self).model_fields)
         given = {name: value for name in names if (value := getattr(self, name)) is not None} | own
@@ -218,14 +218,14 @@ class GenerationRequest(TolerantSchema):
 
     @property
     def _structure_fields(self) -> list[str]:
-        """The fields that ask for a structure."""
+        """The fields that set a structure."""
         text = isinstance(self.response_format, TextFormat)
         names = ("structured_outputs", *_GUIDED, *(() if text else ("response_format",)))
         return [name for name in names if getattr(self, name) is not None]
 
     @property
     def _structure_names(self) -> dict[str, str]:
-        """What the core's fields of a structure are called in this request."""
+        """Maps the core's structure fields to their names in this request."""
         match self._structure_fields:
             case ["response_format"]:
                 assert self.response_format is not None
@@ -236,22 +236,22 @@ class GenerationRequest(TolerantSchema):
 
     @property
     def scores_only(self) -> bool:
-        """Whether the prompt is reported and nothing is generated."""
+        """True if the prompt is reported and nothing is generated."""
         return False
 
     @property
     def needs_model_length(self) -> bool:
-        """Whether only a target can say if the request fits."""
+        """True if only a target can tell whether the request fits."""
         asked = max(self.token_limit or 0, self.min_tokens or 0)
         return self.truncate_prompt_tokens == -1 or asked > limits.MAX_TOKENS
 
     @property
     def token_limit(self) -> int | None:
-        """What the core calls `max_tokens`."""
+        """The core's `max_tokens`."""
         return self.max_tokens
 
     def check_length(self, coordinator: Coordinator) -> None:
-        """Raises ContextLengthError for more tokens than the core can be asked for."""
+        """Raises ContextLengthError if the request exceeds what the core accepts."""
         for name, wanted in (("max_tokens", self.token_limit), ("min_tokens", self.min_tokens)):
             if wanted is not None and wanted > limits.MAX_TOKENS:
                 length = coordinator.target_info().max_model_len
@@ -260,9 +260,9 @@ class GenerationRequest(TolerantSchema):
     def truncated(
         self, prompt: Sequence[int], max_tokens: int | None, coordinator: Coordinator
     ) -> tuple[int, ...]:
-        """What `truncate_prompt_tokens` leaves of a prompt. Raises InvalidArgumentError.
+        """Cut a prompt to `truncate_prompt_tokens`. Raises InvalidArgumentError.
 
-        Where it is -1, a prompt leaves room for `max_tokens`, or for one token.
+        If it is -1, the prompt leaves room for `max_tokens`, or for one token.
         """
         most = self.truncate_prompt_tokens
         if most is None:
@@ -283,14 +283,14 @@ class GenerationRequest(TolerantSchema):
 
 
 def check_model(name: str | None, served: str) -> None:
-    """Raises HttpError with OpenAI's code for a model that is not there."""
+    """Raises HttpError with OpenAI's code if the model is not the served one."""
     if name and name != served:
         message = f"model: this server serves {served} and no other model"
         raise HttpError(404, message, param="model", code="model_not_found")
 
 
 def check_request_model(name: str | None, served: str) -> None:
-    """As `check_model`, for a request's body: clients of TGI that know no model send a word instead."""
+    """Like `check_model`, for a request's body, in which TGI clients without a model name send a placeholder."""
     if name not in PLACEHOLDER_MODELS:
         check_model(name, served)
 
@@ -307,9 +307,9 @@ def _token_bias(values: Mapping[str, float]) -> dict[int, float]:
 
 
 def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) -> dict[str, Any]:
-    """What every object of one answer begins with.
+    """The common members of all objects of one answer.
 
-    Raises HttpError for a model that is not there, InvalidArgumentError for options of no stream.
+    Raises HttpError for a model that is not served, InvalidArgumentError for stream options without a stream.
     """
     served = coordinator.model_name
     check_request_model(wanted.model, served)
@@ -323,12 +323,12 @@ def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) ->
 
 
 def fingerprinted(head: Mapping[str, Any], coordinator: Coordinator) -> dict[str, Any]:
-    """What every object of an answer begins with, once a target is there that answers."""
+    """The common members of an answer's objects, once a target is there to answer."""
     return {**head, "system_fingerprint": fingerprint_of(coordinator.target_info())}
 
 
 def fingerprint_of(info: common_pb2.WorkerInfo) -> str:
-    """OpenAI's `system_fingerprint`: another one where other tokens may follow from the same seed."""
+    """OpenAI's `system_fingerprint`: it changes whenever the same seed may give other tokens."""
     parts = (
         _VERSION,
         info.model,
@@ -341,7 +341,7 @@ def fingerprint_of(info: common_pb2.WorkerInfo) -> str:
 
 
 def writer_of(wanted: GenerationRequest, coordinator: Coordinator) -> LogprobWriter:
-    """What words the log-probabilities of an answer."""
+    """The writer of an answer's log-probabilities."""
     return LogprobWriter(coordinator.vocabulary, names_by_id=bool(wanted.return_tokens_as_token_ids))
 
 
@@ -352,8 +352,10 @@ def make_call(
     speculation: SpeculationParams,
     cache_salt: str | None = None,
 ) -> GenerateCall:
-    """The core's call, through the very message that the gRPC face takes: what is refused there is refused
-    here, with the same words. Raises InvalidArgumentError naming the core field.
+    """The core's call. Raises InvalidArgumentError naming the core field.
+
+    The call goes through the message of the gRPC API, so both APIs refuse the same requests with the same
+    messages.
     """
     call = GenerateCall(request_id, prompt, sampling, speculation, cache_salt or "")
     return generate_request_from_proto(generate_request_to_proto(call))
@@ -366,7 +368,7 @@ def make_calls(
     speculation: SpeculationParams,
     cache_salt: str | None = None,
 ) -> list[GenerateCall]:
-    """As `make_call`, one for each prompt. What they share is checked once: it may name 32,768 tokens."""
+    """Like `make_call`, one call a prompt. Shared fields are checked once: they may name 32,768 tokens."""
     first = make_call(f"{request_id}-0", prompts[0], sampling, speculation, cache_salt)
     calls, plain = [first], SamplingParams()
     for index, prompt in enumerate(prompts[1:], 1):

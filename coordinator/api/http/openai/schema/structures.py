@@ -38,21 +38,21 @@ JsonSchemaValue = Annotated[
 
 
 class JsonObjectFormat(Schema):
-    """Any JSON object; with a value, which TGI takes, JSON that keeps to that schema."""
+    """Any JSON object. With a value, as in TGI, JSON that follows that schema."""
 
     type: Literal["json_object"]
     value: JsonSchemaValue | None = None
 
 
 class JsonFormat(Schema):
-    """TGI's: JSON that keeps to a schema."""
+    """TGI's format: JSON that follows a schema."""
 
     type: Literal["json"]
     value: JsonSchemaValue
 
 
 class RegexFormat(Schema):
-    """TGI's: a text that matches a regular expression."""
+    """TGI's format: text that matches a regular expression."""
 
     type: Literal["regex"]
     value: str
@@ -68,7 +68,7 @@ class JsonSchema(Schema):
 
 
 class JsonSchemaFormat(Schema):
-    """JSON that keeps to a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -104,7 +104,7 @@ class StructuredOutputsBody(Schema):
     disable_any_whitespace: bool | None = None
 
     def value(self) -> StructuredOutputs:
-        """The core's. Raises InvalidArgumentError naming the field."""
+        """The core's structure. Raises InvalidArgumentError naming the field."""
         given = self.model_dump(by_alias=True, exclude_none=True)
         return StructuredOutputs.from_mapping(given)
 
@@ -113,7 +113,7 @@ AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | Rege
 
 
 def structure_of(format_: AnyFormat) -> StructuredOutputs | None:
-    """What a `response_format` asks for; None for text. Raises InvalidArgumentError naming the core field."""
+    """The structure of a `response_format`; None for text. Raises InvalidArgumentError naming the core field."""
     match format_:
         case TextFormat():
             return None
@@ -128,7 +128,7 @@ def structure_of(format_: AnyFormat) -> StructuredOutputs | None:
 
 
 def format_names(format_: AnyFormat) -> dict[str, str]:
-    """What the core's fields are called in a request with this `response_format`."""
+    """Maps the core's fields to their names in a request with this `response_format`."""
     schema = "json_schema.schema" if isinstance(format_, JsonSchemaFormat) else "value"
     return {
         f"{FIELD}.json": f"response_format.{schema}",

@@ -1,7 +1,7 @@
-"""Parameters of OpenAI's, vLLM's and TGI's that this server does not honour, and what to send instead.
+"""Unsupported parameters of OpenAI, vLLM and TGI, and what to send instead.
 
-Each is accepted with the values that ask for what is done anyway, and null always is. Any other value is
-refused with the sentence that stands here.
+Null is always accepted, and so is every value that asks for the normal behaviour. Any other value is refused
+with the sentence given here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """One parameter."""
+    """One unsupported parameter."""
 
     why: str
-    """Said after the parameter's name to a client that asks for something else."""
+    """Follows the parameter's name in the error message."""
     harmless: tuple[Any, ...] = ()
-    """The values that change nothing."""
+    """Values without effect."""
 
 
 _NO_MEDIA: Final = "this server takes text only"
@@ -49,7 +49,7 @@ GENERATION: Final[Mapping[str, Unsupported]] = {
     "vllm_xargs": Unsupported("this server has no extensions", ({},)),
     "watermarking": Unsupported("this server puts in no watermark", (False,)),
 }
-"""Of both generating endpoints."""
+"""Parameters of both generating endpoints."""
 
 COMPLETION: Final[Mapping[str, Unsupported]] = {
     **GENERATION,
@@ -95,4 +95,4 @@ TOKENIZE: Final[Mapping[str, Unsupported]] = {
 }
 
 SWITCHED_OFF_BY: Final[Mapping[str, str]] = {"tools": "tool_choice", "functions": "function_call"}
-"""A chat's parameter, to the one whose value "none" says that nothing of it will be called."""
+"""Maps a chat parameter to the one whose value "none" disables it."""
