@@ -141,7 +141,7 @@ class Gate:
         """
         held, most = self._held.get(caller.name, 0) + sequences, caller.max_sequences
         if most is not None and sequences > most:
-            message = f"this API key allows {most} sequences at a time, and this asks for {sequences}"
+            message = f"this API key allows {most} sequences at a time, and the call needs {sequences}"
             raise NeverFitsError(message)
         if most is not None and held > most:
             message = f"this API key's limit of {most} sequences at a time is reached"

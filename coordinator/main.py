@@ -95,7 +95,7 @@ async def _serve(config: CoordinatorConfig) -> None:
                 await http.stop(0)
         if server.abandoned:
             # Such a coordinator can only be restarted; the exit code reports the failure.
-            raise _failure({"the links to the workers died": work, "readiness could not be told": announcing})
+            raise _failure({"the links to the workers failed": work, "cannot announce readiness": announcing})
     finally:
         work.cancel()
         if spans is not None:
@@ -133,13 +133,13 @@ def _failure(tasks: Mapping[str, asyncio.Task[Any]]) -> InternalError:
             log.error(told, exc_info=error)
             # The system's error, for example of standard output, shows the operator what to fix.
             return InternalError(f"{told}: {error}" if isinstance(error, OSError) else told)
-    raise AssertionError("a server is abandoned when one of them ends")
+    raise AssertionError("the server stops only when one of the tasks has ended")
 
 
 def tell_of_client_certificates(config: CoordinatorConfig) -> None:
     """Log that clients need a certificate: `PACELINE_TLS_CA` may have been meant for a client's command."""
     if config.tls is not None and config.tls.ca:
-        log.info("clients must show a certificate of the authority in %s (tls_ca)", config.tls.ca)
+        log.info("clients must present a certificate of the authority in %s (tls_ca)", config.tls.ca)
 
 
 def _http_face(

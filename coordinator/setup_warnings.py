@@ -21,14 +21,14 @@ def setup_warnings(
         drafts: the admitted drafts.
     """
     shorter = [
-        f"the draft {draft.model} takes sequences of {draft.max_model_len} tokens, the target"
-        f" {target.max_model_len}: it proposes nothing beyond"
+        f"the draft {draft.model} takes up to {draft.max_model_len} tokens, the target"
+        f" {target.max_model_len}: it proposes nothing after that"
         for draft in drafts
         if draft.max_model_len < target.max_model_len
     ]
     idle = [
-        f"num_speculative_tokens is 0: the draft {draft.model} is loaded, and is asked only by requests that"
-        " name a number of their own"
+        f"num_speculative_tokens is 0: the draft {draft.model} is loaded, but used only by requests that"
+        " set a number of their own"
         for draft in drafts
         if num_speculative_tokens == 0
     ]

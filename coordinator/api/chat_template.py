@@ -183,7 +183,7 @@ def _with_end(message: Mapping[str, Any], end: str) -> dict[str, Any]:
     if isinstance(content, str):
         return {**message, "content": content + end}
     if not content:
-        raise InvalidArgumentError("continue_final_message", "the last message has no text to go on with")
+        raise InvalidArgumentError("continue_final_message", "the last message has no text to continue")
     return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + end}]}
 
 

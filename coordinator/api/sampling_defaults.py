@@ -54,8 +54,8 @@ def load(config: CoordinatorConfig) -> SamplingDefaults:
         told["max_tokens"] = defaults.max_tokens
     if told:
         log.info(
-            "HTTP requests that do not say otherwise have %s, from %s of %s; --generation-config none"
-            " takes Paceline's own defaults",
+            "HTTP requests default to %s, from %s of %s; --generation-config none"
+            " uses Paceline's own defaults",
             ", ".join(f"{name} {value}" for name, value in told.items()),
             FILE,
             config.tokenizer,
@@ -79,4 +79,4 @@ def of_file(given: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _refusal(why: str) -> InvalidArgumentError:
-    return InvalidArgumentError("generation_config", f"{FILE}: {why}; `none` does without the file")
+    return InvalidArgumentError("generation_config", f"{FILE}: {why}; `none` ignores the file")

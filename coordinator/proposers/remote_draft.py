@@ -68,7 +68,7 @@ class RemoteDraft(WorkerView):
         return [*opening, self._round(ledger, round_number, num_draft)]
 
     def follow(self, ledger: Ledger, round_number: int, num_draft: int, num_ahead: int) -> DraftRound:
-        """Continue with a worker whose continuation came true; the next ones are to have `num_ahead` tokens."""
+        """Continue with a worker whose continuation came true; request `num_ahead` tokens for the next."""
         return replace(
             self._round(ledger, round_number, num_draft), num_lookahead_tokens=num_ahead, proposal_known=True
         )

@@ -23,7 +23,7 @@ from paceline.v1 import common_pb2
 
 
 class Machines:
-    """Makes round machines from the server's and the request's settings. All machines share one controller."""
+    """Makes round machines from server and request settings. All machines share one controller."""
 
     def __init__(self, config: CoordinatorConfig, vocabulary: Vocabulary) -> None:
         self._config = config

@@ -192,7 +192,7 @@ class Requests:
         if call.resumption is None or not request.call.resumable:
             raise AlreadyExistsError("request_id", "is running already")
         if not request.is_asked_again_by(call):
-            raise AlreadyExistsError("request_id", "is that of a request that asks for something else")
+            raise AlreadyExistsError("request_id", "belongs to a different request")
         resumed = StaleEpochError(RESUMED)
         if not request.agrees_with(call.resumption):
             # The client was served elsewhere meanwhile; the tokens that it has are the valid ones.
@@ -278,7 +278,7 @@ class Requests:
         """End a request for its client, read or held. Raises NotFoundError."""
         request = self._requests.get((principal, request_id))
         if request is None:
-            raise NotFoundError("no such request runs")
+            raise NotFoundError("no such request is running")
         self._end(request, CancelledError("the client cancelled the request"))
 
     def _end(self, request: Request, error: PacelineError) -> None:

@@ -78,12 +78,12 @@ Action = ToTarget | ToDraft | Emit | Fail | WaitForBlocks | TargetHangs
 class Signal(enum.Enum):
     """Events without content."""
 
-    ADMITTED = "it has a place among those that run"
-    DRAFT_READY = "a draft worker is there"
+    ADMITTED = "admitted to run"
+    DRAFT_READY = "a draft worker is available"
     DRAFT_LOST = "the draft worker is gone"
-    TARGET_READY = "a target worker is there"
+    TARGET_READY = "a target worker is available"
     TARGET_LOST = "the target worker is gone"
-    TARGET_LATE = "the target worker is late, but answers others, and stays"
+    TARGET_LATE = "the target worker is late but answers others, and is kept"
     TARGET_LEFT = "the target worker is late, and another one takes the sequence"
     BLOCKS_FREED = "blocks were freed on the target"
     BLOCKS_WANTED = "another sequence waits for blocks"

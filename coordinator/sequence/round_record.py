@@ -40,7 +40,7 @@ class RoundRecord:
     num_accepted: int = 0
     """Number of committed draft tokens; tokens after the sequence's end do not count."""
     num_tokens: int = 0
-    """Number of committed tokens: the accepted ones, and one more unless an accepted token ended the round."""
+    """Number of committed tokens: the accepted ones, plus one unless an accepted token ended the round."""
     draft: Timings | None = None
     """None if the round did not wait for a proposal."""
     draft_waited: float = 0.0

@@ -24,7 +24,7 @@ HYSTERESIS = 0.03
 LEAD = 0.03
 """Drafting must promise at least this share more than plain decoding."""
 READING = 8
-"""While more than one in this many sequences has its prompt read, times are not measured and no trial begins."""
+"""While more than one in this many sequences has its prompt read, no time is measured and no trial begins."""
 STARVED = 64
 """After this many rounds of each sequence without a measurement, rounds beside prompts are measured as well:
 under such a load they are part of every K's cost."""

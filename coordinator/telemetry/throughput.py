@@ -127,4 +127,4 @@ async def tell_throughput(coordinator: Served, seconds: float) -> None:
         try:
             await throughput.write(monotonic())
         except Exception:
-            log.exception("the throughput could not be told")
+            log.exception("cannot report the throughput")

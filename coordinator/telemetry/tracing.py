@@ -26,7 +26,7 @@ _SAMPLING = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "n": "gen_ai.request.choice.count",
 }
-"""Sampling parameters in a span. Stop strings and biases are left out: they hold the client's text and tokens."""
+"""Sampling parameters in a span. Stop strings and biases are left out: they hold the client's text."""
 
 
 class Tracer:

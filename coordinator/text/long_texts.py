@@ -102,7 +102,9 @@ class LongTexts:
         """Run `work` in another thread when its turn comes."""
         turns = self._large if large else self._smaller
         if turns.locked() and large and self._num_waiting >= MAX_WAITING:
-            raise ResourceExhaustedError("too many long texts wait for being tokenised", RETRY_AFTER_SECONDS)
+            raise ResourceExhaustedError(
+                "too many long texts are waiting to be tokenised", RETRY_AFTER_SECONDS
+            )
         self._num_waiting += large
         try:
             await turns.acquire()

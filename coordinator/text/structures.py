@@ -41,10 +41,10 @@ class Structures:
     async def check_received(
         self, wanted: StructuredOutputs, eos_token_ids: Sequence[int], received: Sequence[Sequence[int]]
     ) -> None:
-        """Refuse a client's tokens that no worker would have chosen. Call `check` first; the errors are its."""
+        """Refuse a client's tokens that no worker would have chosen. Call `check` first; same errors."""
         model = self._model(eos_token_ids)
         if not await self._checks.follows(principal.get().name, model, wanted, received):
-            raise InvalidArgumentError("received", "does not keep to the request's structured_outputs")
+            raise InvalidArgumentError("received", "does not follow the request's structured_outputs")
 
     def close(self) -> None:
         """End the process at once; waiting checks fail with UnavailableError. May be repeated."""

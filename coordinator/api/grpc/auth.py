@@ -69,7 +69,7 @@ def reload_on_hangup(gate: Gate, config: CoordinatorConfig) -> None:
         try:
             keys = read_keys(Path(config.api_keys))
         except PacelineError as error:
-            log.error("the API keys stay as they were: %s", error)  # noqa: TRY400 - the message says it all
+            log.error("the API keys are unchanged: %s", error)  # noqa: TRY400 - the message says it all
             return
         gate.replace(keys)
         log.info("%d API keys are in use", len(keys.keys))
@@ -89,5 +89,7 @@ def warn_if_open(config: CoordinatorConfig) -> None:
     ]
     if missing:
         log.warning(
-            "listening on %s without %s: whoever reaches it can use it", config.host, " and ".join(missing)
+            "listening on %s without %s: anyone who can reach it can use it",
+            config.host,
+            " and ".join(missing),
         )

@@ -228,7 +228,7 @@ async def _or_abort(
 
 
 async def _cut(context: Context, reader: Reader) -> None:
-    """End a cut call. Clients retry after UNAVAILABLE, so a request that ended for good gets its own error."""
+    """End a cut call. Clients retry after UNAVAILABLE; a request that ended for good gets its own error."""
     with contextlib.suppress(Exception):  # its client may disconnect meanwhile
         await abort(context, reader.cut_with or UnavailableError(UNREAD))
 

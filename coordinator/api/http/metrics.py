@@ -42,8 +42,8 @@ _REQUEST_PARTS = {
 }
 _CACHE_COUNTERS = {
     "prefix_cache_queries": "Tokens of sequences that begin, or begin again, looked up in a prefix cache.",
-    "prefix_cache_hits": "Those of them that were found there.",
-    "num_preemptions": "Sequences whose blocks were taken from them.",
+    "prefix_cache_hits": "Looked up tokens that were found there.",
+    "num_preemptions": "Sequences that lost their blocks to others.",
 }
 """Fields of CacheInfo that count from a worker's start, which are also the names of their metrics."""
 
@@ -70,7 +70,7 @@ class Workers:
                 task.cancel()
             for task in done:
                 if (error := task.exception()) is not None:
-                    log.warning("a worker could not be asked for its numbers: %s", type(error).__name__)
+                    log.warning("cannot query a worker for its counts: %s", type(error).__name__)
 
 
 class CoordinatorCollector(Collector):
@@ -95,17 +95,17 @@ class CoordinatorCollector(Collector):
 
     def _requests(self, make: Families, of: Metrics) -> Iterator[Metric]:
         dispatcher = self._coordinator.dispatcher
-        yield make.gauge("num_requests_running", "Sequences that generate.", _one(dispatcher.running))
-        yield make.gauge("num_requests_waiting", "Sequences that wait.", _one(dispatcher.waiting))
+        yield make.gauge("num_requests_running", "Sequences that are generating.", _one(dispatcher.running))
+        yield make.gauge("num_requests_waiting", "Sequences that are waiting.", _one(dispatcher.waiting))
         yield make.counter(
             "request_success",
-            "Sequences that ended whole, or were left by their client (abort).",
+            "Sequences that finished, or were abandoned by their client (abort).",
             [([reason], of.finished[reason]) for reason in REASONS],
             ["finished_reason"],
         )
         yield make.counter(
             "request_failure",
-            "Requests that ended with an error, refused ones included.",
+            "Requests that ended with an error, including refused ones.",
             [([code], count) for code, count in sorted(of.failed.items())],
             ["code"],
         )
@@ -145,12 +145,12 @@ class CoordinatorCollector(Collector):
         shown = max(longest, self._coordinator.config.max_num_speculative_tokens)
         for name, text, value in (
             ("rounds", "Rounds that were committed.", of.rounds),
-            ("lookahead_hits", "Rounds whose proposal was there when they began.", of.lookahead_hits),
+            ("lookahead_hits", "Rounds whose proposal was ready when they began.", of.lookahead_hits),
             ("prompt_lookups", "Rounds whose proposal was copied from the text so far.", of.prompt_lookups),
             ("spec_decode_num_drafts", "Rounds with a proposal.", of.num_drafts),
             (
                 "spec_decode_num_draft_tokens",
-                "Draft tokens verified, also behind an end.",
+                "Verified draft tokens, including those after an end.",
                 of.num_draft_tokens,
             ),
             ("spec_decode_num_accepted_tokens", "Draft tokens that were committed.", of.num_accepted_tokens),
@@ -178,13 +178,13 @@ class CoordinatorCollector(Collector):
         chosen = Histogram(range(shown + 1))
         for k, count in enumerate(of.rounds_by_draft[: shown + 1]):
             chosen.observe_each(k, count)
-        yield make.histogram("round_num_draft_tokens", "Draft tokens of a round: the K it had.", _one(chosen))
+        yield make.histogram("round_num_draft_tokens", "Draft tokens of a round (K).", _one(chosen))
 
     def _workers(self, make: Families, of: Metrics) -> Iterator[Metric]:
         links = self._coordinator.links
         yield make.gauge(
             "workers",
-            "Workers that this coordinator was given, by role and state.",
+            "Workers of this coordinator, by role and state.",
             [
                 ([role, state.value], sum(link.role == role and link.state is state for link in links))
                 for role in WORKER_ROLES
@@ -211,7 +211,7 @@ class CoordinatorCollector(Collector):
         labels = ["role", "worker"]
         yield make.gauge(
             "kv_cache_usage_perc",
-            "Share of a worker's KV cache that is in use; 1 is all of it.",
+            "Share of a worker's KV cache in use, from 0 to 1.",
             [
                 ([link.role, link.address], 1 - cache.free_blocks / cache.total_blocks)
                 for link, cache in caches

@@ -118,7 +118,7 @@ async def test_a_coordinator_that_cannot_say_that_it_is_ready_ends(
     monkeypatch.setattr(main, "tune_interpreter", lambda: None)
     config = CoordinatorConfig(targets=("127.0.0.1:1",), tokenizer="embedded:target", port=0, http_port=0)
     async with asyncio.timeout(HANG):
-        with pytest.raises(InternalError, match=r"readiness could not be told: .*no space left"):
+        with pytest.raises(InternalError, match=r"cannot announce readiness: .*no space left"):
             await main._serve(config)
     assert "OSError" in caplog.text
-    assert "the links to the workers died" not in caplog.text
+    assert "the links to the workers failed" not in caplog.text

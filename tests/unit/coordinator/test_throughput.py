@@ -139,4 +139,4 @@ async def test_failure_is_logged_and_the_next_line_comes(
     async with asyncio.timeout(60):
         await again.wait()
     telling.cancel()
-    assert "the throughput could not be told" in caplog.text
+    assert "cannot report the throughput" in caplog.text

@@ -155,7 +155,7 @@ async def test_a_worker_that_cannot_be_asked_is_no_error(caplog: pytest.LogCaptu
             raise ValueError("a defect")
 
     await Workers(lambda: [Broken()]).refresh()  # type: ignore[list-item]
-    assert "could not be asked for its numbers: ValueError" in caplog.text
+    assert "cannot query a worker for its counts: ValueError" in caplog.text
 
 
 def test_workers_are_told_of_by_role(coordinator: Any) -> None:

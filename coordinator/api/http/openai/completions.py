@@ -75,7 +75,9 @@ def calls_of(
     """
     sampling = wanted.sampling(defaults, **_prompt_report(wanted), **_limit(wanted))
     if wanted.best_of not in (None, sampling.n):
-        raise InvalidArgumentError("best_of", f"must be n, which is {sampling.n}: no choice is thrown away")
+        raise InvalidArgumentError(
+            "best_of", f"must be n, which is {sampling.n}: choices are never discarded"
+        )
     prompts = prompts_of(wanted.prompt)
     if len(prompts) * sampling.n > limits.MAX_CHOICES:
         raise InvalidArgumentError(
@@ -106,7 +108,7 @@ def _limit(wanted: CompletionRequest) -> dict[str, int]:
     if wanted.max_tokens != 0:
         return {}
     if not wanted.echo:
-        raise InvalidArgumentError("max_tokens", "must be at least 1; 0 scores a prompt, with echo")
+        raise InvalidArgumentError("max_tokens", "must be at least 1; 0 scores a prompt and requires echo")
     if wanted.min_tokens:
         raise InvalidArgumentError("min_tokens", "must not be greater than max_tokens")
     return {"max_tokens": 1}
@@ -206,7 +208,7 @@ class CompletionWording:
     def _choices(
         self, first: int, prompt: Sequence[int], choices: Sequence[Sequence[Commit]]
     ) -> list[dict[str, Any]]:
-        """The choices of one prompt. The core reports the prompt with the first choice; all choices share it."""
+        """The choices of one prompt. The core reports the prompt with the first one; all share it."""
         report = [entry for commit in choices[0] for entry in commit.prompt_logprobs]
         before: dict[str, list[Any]] = {}
         if self._wanted.echoes_logprobs:
@@ -297,7 +299,7 @@ def choice_report(
 
 
 def finish_of(finish: Finish | None) -> dict[str, Any]:
-    """The reason for a choice's end, if it ended. `stop_reason` is the stop string or token id, as in vLLM."""
+    """The reason for a choice's end, if any. `stop_reason` is the stop string or token id, as in vLLM."""
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     reason = finish.stop_string if finish.stop_string is not None else finish.stop_token_id

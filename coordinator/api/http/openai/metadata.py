@@ -54,7 +54,9 @@ class Information:
     async def health(self, _request: Request) -> Response:
         """`GET /health` and `/ping`, which some hosts use: 200 while requests are served, else 503."""
         if not self._coordinator.accepting:
-            raise UnavailableError("not serving: no target worker is there, or the coordinator is stopping")
+            raise UnavailableError(
+                "not serving: no target worker is available, or the coordinator is stopping"
+            )
         return JsonResponse({"status": "serving"})
 
     async def version(self, _request: Request) -> Response:

@@ -50,7 +50,7 @@ class Text:
         for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             harmless = (None, False) if name == "continue_final_message" else (None,)
             if getattr(wanted, name) not in harmless:
-                raise InvalidArgumentError(name, "goes with messages")
+                raise InvalidArgumentError(name, "requires messages")
         assert wanted.prompt is not None
         special = wanted.add_special_tokens is not False
         return await self._coordinator.tokenize(wanted.prompt, add_special_tokens=special)

@@ -43,7 +43,7 @@ class CompletionRequest(GenerationRequest):
     UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = COMPLETION
 
     prompt: Prompt
-    max_tokens: int | None = told("0 goes with echo.", minimum=0, maximum=limits.MAX_TOKENS)
+    max_tokens: int | None = told("0 requires echo.", minimum=0, maximum=limits.MAX_TOKENS)
     best_of: int | None = told("Only the value of n.")
     logprobs: int | None = told(
         "Likeliest tokens to report at each token.", minimum=0, maximum=limits.MAX_LOGPROBS
@@ -139,15 +139,15 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = told(minimum=1, maximum=limits.MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = told(
-        "Likeliest tokens to report at each token; goes with logprobs=true.",
+        "Likeliest tokens to report at each token; requires logprobs=true.",
         minimum=0,
         maximum=limits.MAX_LOGPROBS,
     )
     add_generation_prompt: bool | None = told("Open the assistant's turn; the default.")
-    continue_final_message: bool | None = told("Go on with the last message instead of a new one.")
+    continue_final_message: bool | None = told("Continue the last message instead of starting a new one.")
     chat_template_kwargs: dict[str, Any] | None = told("Variables of the model's chat template.")
     metadata: Annotated[dict[str, Label], Field(max_length=MAX_METADATA_ENTRIES)] | None = told(
-        "Labels of the caller's: they change nothing, are not kept."
+        "Labels of the caller's, without effect and not stored."
     )
     safety_identifier: Label | None = told("As `user`.")
     prompt_cache_key: Label | None = told("As `user`.")
@@ -173,7 +173,7 @@ class ChatRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """The core's `logprobs`. Raises InvalidArgumentError."""
         if self.top_logprobs and not self.logprobs:
-            raise InvalidArgumentError("top_logprobs", "goes with logprobs=true")
+            raise InvalidArgumentError("top_logprobs", "requires logprobs=true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -193,11 +193,11 @@ class TokenizeRequest(TolerantSchema):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = told("Those the tokenizer adds. Default: for a prompt.")
+    add_special_tokens: bool | None = told("Add the tokenizer's special tokens; the default for a prompt.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = told("Tell the tokens as the vocabulary has them, too.")
+    return_token_strs: bool | None = told("Also return the tokens as written in the vocabulary.")
 
 
 class DetokenizeRequest(Schema):

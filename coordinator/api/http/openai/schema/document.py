@@ -126,7 +126,7 @@ def _question(summary: str, answer: str) -> dict[str, Any]:
         "summary": summary,
         "responses": {
             "200": _content("The answer.", "application/json", _named(answer)),
-            "default": _content("What is wrong.", "application/json", _named("Error")),
+            "default": _content("Description of the error.", "application/json", _named("Error")),
         },
     }
 

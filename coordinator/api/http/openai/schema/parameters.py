@@ -108,7 +108,7 @@ class GenerationRequest(TolerantSchema):
 
     UNSUPPORTED: ClassVar[Mapping[str, Unsupported]] = GENERATION
 
-    model: str | None = told("The served model; null, an empty text, `tgi` and `dummy` take it.")
+    model: str | None = told("The served model, which null, an empty text, `tgi` and `dummy` also select.")
     temperature: Temperature | None = told(
         f"Above 0 and below {limits.MIN_TEMPERATURE} it is raised to that.",
         minimum=0,
@@ -146,24 +146,26 @@ class GenerationRequest(TolerantSchema):
     guided_grammar: str | None = told("As `structured_outputs.grammar`.")
     n: int | None = told("Choices for each prompt.", minimum=1, maximum=limits.MAX_N)
     stream: bool | None = None
-    stream_options: StreamOptions | None = told("Goes with stream=true.")
+    stream_options: StreamOptions | None = told("Requires stream=true.")
     speculative_decoding: SpeculativeDecoding | None = None
     include_speculative_decoding: bool | None = told("Whether usage and choices say what speculation did.")
     skip_special_tokens: bool | None = told("Leave special tokens out of the text; the default.")
-    add_special_tokens: bool | None = told("Put in those that the tokenizer adds: by default not in a chat.")
+    add_special_tokens: bool | None = told(
+        "Add the tokenizer's special tokens; the default except in a chat."
+    )
     truncate_prompt_tokens: int | None = told(
-        "The most tokens of the prompt that are kept; -1 keeps what fits the model's length.",
+        "Keep at most so many tokens of the prompt; -1 keeps as many as fit.",
         minimum=-1,
         maximum=limits.MAX_PROMPT_TOKENS,
     )
-    truncation_side: Literal["left", "right"] | None = told("Which end is cut off; left is the default.")
-    return_token_ids: bool | None = told("Tell the tokens of prompt and choices.")
+    truncation_side: Literal["left", "right"] | None = told("The end to cut off; left is the default.")
+    return_token_ids: bool | None = told("Return the tokens of prompt and choices.")
     return_tokens_as_token_ids: bool | None = told("Name tokens of logprobs `token_id:N`.")
     cache_salt: str | None = told(
         "Requests with different salts never share cached prefixes.",
         maxLength=limits.MAX_CACHE_SALT_CHARACTERS,
     )
-    user: Label | None = told("A label of the caller's: it changes nothing, is not kept.")
+    user: Label | None = told("A label of the caller's, without effect and not stored.")
     session_id: Label | None = told("As `user`.")
 
     @property
@@ -267,7 +269,7 @@ class GenerationRequest(TolerantSchema):
         most = self.truncate_prompt_tokens
         if most is None:
             if self.truncation_side is not None:
-                raise InvalidArgumentError("truncation_side", "goes with truncate_prompt_tokens")
+                raise InvalidArgumentError("truncation_side", "requires truncate_prompt_tokens")
             return tuple(prompt)
         if most == 0 or most < -1:
             raise InvalidArgumentError("truncate_prompt_tokens", f"must be -1 or at least 1, got {most}")
@@ -290,7 +292,7 @@ def check_model(name: str | None, served: str) -> None:
 
 
 def check_request_model(name: str | None, served: str) -> None:
-    """Like `check_model`, for a request's body, in which TGI clients without a model name send a placeholder."""
+    """Like `check_model`, for a request's body: TGI clients without a model name send a placeholder."""
     if name not in PLACEHOLDER_MODELS:
         check_model(name, served)
 
@@ -316,9 +318,9 @@ def head_of(prefix: str, wanted: GenerationRequest, coordinator: Coordinator) ->
     wanted.check_length(coordinator)
     options = wanted.stream_options
     if options is not None and not wanted.stream:
-        raise InvalidArgumentError("stream_options", "goes with stream=true")
+        raise InvalidArgumentError("stream_options", "requires stream=true")
     if options is not None and options.continuous_usage_stats and options.include_usage is False:
-        raise InvalidArgumentError("stream_options.continuous_usage_stats", "goes with include_usage")
+        raise InvalidArgumentError("stream_options.continuous_usage_stats", "requires include_usage")
     return {"id": f"{prefix}-{secrets.token_hex(16)}", "created": int(time.time()), "model": served}
 
 

@@ -64,7 +64,7 @@ class JsonSchema(Schema):
     name: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     description: Annotated[str, Field(max_length=limits.MAX_STRUCTURE_CHARACTERS)] | None = None
-    strict: bool | None = Field(None, description="The schema is kept to whatever is said here.")
+    strict: bool | None = Field(None, description="Without effect: the schema is always followed.")
 
 
 class JsonSchemaFormat(Schema):
@@ -113,7 +113,7 @@ AnyFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | Rege
 
 
 def structure_of(format_: AnyFormat) -> StructuredOutputs | None:
-    """The structure of a `response_format`; None for text. Raises InvalidArgumentError naming the core field."""
+    """A `response_format`'s structure; None for text. Raises InvalidArgumentError naming the core field."""
     match format_:
         case TextFormat():
             return None
